@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -19,13 +19,12 @@ from pipeline.spark.task_runner import Cancellable, TaskRunner
 from tiers.access.open_tier import OpenTier
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import TopicPolicy
-from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
+from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
 from tiers.tasks.deletion.failed_deletions_topic import FailedDeletionsTopic
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
@@ -38,7 +37,6 @@ PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)
 """Pauses between attempts to write a partition's metadata."""
 _SAID_AFTER: Final = 3
 _LOOK_AGAIN_MS: Final = 100
-_MANIFEST_ATTEMPTS: Final = 5
 _CANCEL_AGAIN_S: Final = 1.0
 
 Sleep = Callable[[float], Awaitable[object]]
@@ -151,21 +149,6 @@ async def written(
                 services.say(f"{partition}: writing its metadata failed, and is retried: {failed}")
             await sleep(pause_s)
     raise NotWrittenError(f"{partition}: its metadata cannot be written: {failed}") from failed
-
-
-async def write_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Writes the partition manifest, so that `rebuild` finds the current metadata.
-
-    Raises `RemoteLogError`. In that case the caller must not delete any segment that the stored manifest accepts."""
-    task = PartitionManifestTask(services, partition)
-    for _ in range(_MANIFEST_ATTEMPTS):
-        await until_owned(services, partition)
-        with suppress(OwnershipLostError):
-            await task.check(is_judging=False)
-            await task.run()
-        if task.is_written:
-            return
-    raise RemoteLogError(f"{partition}: its manifest cannot be written")
 
 
 async def tiered_policies(tier: OpenTier) -> Collection[TopicPolicy]:

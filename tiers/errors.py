@@ -40,10 +40,6 @@ class CredentialsRefusedError(RemoteStorageError):
     """The store refuses the credentials, their rights are too few, or there are none. It did nothing."""
 
 
-class ObjectChangedError(RemoteStorageError):
-    """A conditional write found another version of the object than the caller named. The object stays as it is."""
-
-
 class CorruptSegmentError(RemoteStorageError):
     """Stored bytes do not match their checksum or their format. They are never served."""
 

@@ -73,13 +73,13 @@ def _json(line: UsageLine, prices: Prices) -> dict[str, object]:
 
 def _print(report: UsageReport, prices: Prices, ages: dict[str, int]) -> None:
     headings = (
-        *("topic", "partition", "day", "segments", "log", "of it encryption", "indexes", "manifest"),
+        *("topic", "partition", "day", "segments", "log", "of it encryption", "indexes", "facts"),
         *("unfinished", "orphans", "total", "per month", "to write"),
     )
     rows = [
         (
             *(each.topic, each.partition, day_text(each.day), each.segments),
-            *map(size_cell, (each.log_bytes, each.overhead_bytes, each.index_bytes, each.manifest_bytes)),
+            *map(size_cell, (each.log_bytes, each.overhead_bytes, each.index_bytes, each.facts_bytes)),
             *map(size_cell, (each.unfinished_bytes, each.orphan_bytes, each.total_bytes)),
             *(_money(prices.of_month(each.total_bytes)), _money(prices.of_requests(written_objects(each)))),
         )

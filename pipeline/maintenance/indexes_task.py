@@ -112,7 +112,8 @@ async def make_one(
     )
     _, inner = decode_location(segment.custom_metadata)
     key = indexes_key(cluster_id, replace(segment, custom_metadata=inner))
-    data = encode_indexes_object(described, built.indexes)
+    facts = next((each.indexes.facts for each in (later, earlier) if each is not None), b"")
+    data = encode_indexes_object(described, replace(built.indexes, facts=facts))
     await with_retries(lambda: storage.place_of(segment).put_object(key, data))
     if bytes(await with_retries(lambda: storage.fetch_indexes(segment))) != data:
         raise CorruptSegmentError("the store does not return the .indexes object that was written")

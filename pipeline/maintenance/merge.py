@@ -5,8 +5,8 @@
    read them back. The job then writes COPY_SEGMENT_FINISHED: from then on the merged segment answers for the offsets of
    its parts, which all still exist.
 3. When the merged segments have been visible for the grace period, so that no reader still uses the parts, the job
-   writes the manifests and deletes the parts. Right before that, the driver looks whether the store has the merged
-   segments: an executor may have another place at the same path.
+   deletes the parts. Right before that, the driver looks whether the store has the merged segments: an executor may
+   have another place at the same path.
 
 If the job ends early, the owners clean up: they delete an unfinished merged segment, since the parts have its records,
 and a part whose offsets a finished merged segment has. The job never merges segments that are cut, nor
@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.job_services import job_services, run_beside, until_owned, write_manifest, written
+from pipeline.job_services import job_services, run_beside, until_owned, written
 from pipeline.maintenance.merge_plan import MergeGroup, MergeLimits, merged_segment, plan_merges, still_stand
 from pipeline.maintenance.merge_task import MergeTask, MergeTaskResult, run_merge_task
 from pipeline.maintenance.segment_purge import Purge, purge
@@ -36,6 +36,7 @@ from tiers.access.owned_tier import owned_tier
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import InvalidTransitionError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError
+from tiers.metadata.partition_facts import encode_partition_facts
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
@@ -43,6 +44,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.segment_deletion import delete_segment, write_state
+from tiers.tasks.history.stored_facts import facts_of
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 
@@ -120,9 +122,7 @@ async def merge_groups(
         for _ in range(_ATTEMPTS):
             wave = await _merge_wave(services, config, runner, wave, done, replaced, sleep)
         done.failed += [(group, "executors were lost again and again") for group in wave]
-    unnamed = await _write_manifests(services, replaced)
-    kept = [(part, unnamed[part.topic_id_partition]) for part in replaced if part.topic_id_partition in unnamed]
-    replaced = [part for part in replaced if part.topic_id_partition not in unnamed]
+    kept: list[tuple[RemoteLogSegmentMetadata, str]] = []
     if replaced:
         await sleep(max(grace_ms, services.settings.remote_log.visible_after_ms) / 1000)
         lacking = await _lacking(services, done.merged)
@@ -155,23 +155,6 @@ def _has_offsets_of(merged: RemoteLogSegmentMetadata, part: RemoteLogSegmentMeta
     return is_same and merged.start_offset <= part.start_offset <= merged.end_offset
 
 
-async def _write_manifests(
-    services: TaskServices, replaced: Sequence[RemoteLogSegmentMetadata]
-) -> dict[TopicIdPartition, str]:
-    """Returns the partitions whose manifest could not be written, with the reason. Their parts must stay, because the
-    old manifest still accepts them."""
-    troubles: dict[TopicIdPartition, str] = {}
-
-    async def write(partition: TopicIdPartition) -> None:
-        try:
-            await write_manifest(services, partition)
-        except RemoteLogError as error:
-            troubles[partition] = str(error)
-
-    await bounded_gather(list(dict.fromkeys(each.topic_id_partition for each in replaced)), write, _WRITES_AT_ONCE)
-    return troubles
-
-
 async def _merge_wave(
     services: TaskServices,
     config: PipelineConfig,
@@ -189,12 +172,13 @@ async def _merge_wave(
         try:
             if group.partition in done.troubles:
                 raise done.troubles[group.partition]
+            facts = facts_of(services.metadata, services.cluster_id, group.partition, is_proved=False)
             await _announce(services, segment)
         except RemoteLogError as error:
             done.failed.append((group, str(error)))
             done.troubles[group.partition] = error
         else:
-            plan.append(MergeTask(config, services.cluster_id, group, segment))
+            plan.append(MergeTask(config, services.cluster_id, group, segment, encode_partition_facts(facts)))
 
     await bounded_gather(groups, announce, _WRITES_AT_ONCE)
     services.checkpoint("merge-started-written")

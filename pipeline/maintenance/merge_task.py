@@ -41,6 +41,8 @@ class MergeTask:
     cluster_id: str
     group: MergeGroup
     merged: RemoteLogSegmentMetadata
+    facts: bytes = b""
+    """The facts of the partition as of the announcement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,9 @@ async def _run(task: MergeTask) -> MergeTaskResult:
     with scratch_folder("merge") as folder:
         spool = Spool(folder, task.merged.segment_size_bytes * 3, 2)
         try:
-            custom = await merge_segments(storage, open_key_ring(task.config), spool, task.group, task.merged)
+            custom = await merge_segments(
+                storage, open_key_ring(task.config), spool, task.group, task.merged, task.facts
+            )
         except (RemoteLogError, CorruptBatchError, OSError) as error:
             return MergeTaskResult(error=str(error) or repr(error))
         finally:
@@ -84,12 +88,13 @@ async def merge_segments(
     spool: Spool,
     group: MergeGroup,
     merged: RemoteLogSegmentMetadata,
+    facts: bytes = b"",
 ) -> bytes | None:
     """Stores `merged`, reads it back and returns its custom metadata. Raises `RemoteLogError`, `CorruptBatchError`."""
     parts = [await _indexes(storage, part) for part in group.parts]
     _check(parts, key_ring)
     built = await _built(storage, key_ring, spool, group, merged, parts)
-    custom_metadata = await write_objects(storage, spool, key_ring, built, merged)
+    custom_metadata = await write_objects(storage, spool, key_ring, built.with_facts(facts), merged)
     named = replace(merged, custom_metadata=custom_metadata)
     await read_back(storage, named, DEFAULT_RUN_BYTES, key_ring)
     return custom_metadata

@@ -1,23 +1,21 @@
 """`rebuild`: rebuilds lost metadata or lost indexes from the objects that the store still has.
 
-* `rebuild` makes the metadata from the `.indexes` objects and the manifests. Executors list and read; this process
+* `rebuild` makes the metadata from the `.indexes` and `.facts` objects. Executors list and read; this process
   decides and writes, as `tidegate tier rebuild` does. It writes only to a topic that never held a record.
-* `rebuild_indexes` makes `.indexes` objects from the `.log` objects of the segments that the metadata names. Without
-  metadata, it uses the segments that the manifests name. With metadata, the job owns its partitions meanwhile, so that
-  no other process deletes these segments.
+* `rebuild_indexes` makes `.indexes` objects from the `.log` objects of the segments that the metadata names. The job
+  owns its partitions meanwhile, so that no other process deletes these segments.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Iterable, Sequence
 from itertools import groupby
 
-from pipeline.chosen_partitions import chosen_partitions, nothing_chosen
+from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
 from pipeline.job_services import run_beside
 from pipeline.maintenance.indexes_task import IndexesResult, IndexesTask, make_indexes
-from pipeline.maintenance.store_scan import parts_of, planned_rebuild, scan_store
+from pipeline.maintenance.store_scan import parts_of, planned_rebuild
 from pipeline.spark.task_runner import TaskRunner
 from tiers.access.open_tier import (
     OpenTier,
@@ -29,9 +27,8 @@ from tiers.access.open_tier import (
 )
 from tiers.access.owned_tier import owned_tier
 from tiers.access.progress import SILENCE, Progress
-from tiers.metadata.partition_manifest import PartitionManifest
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, after_cuts
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.upkeep.rebuild import Rebuild, RebuildOptions
 from tiers.upkeep.rebuild import rebuild as rebuild_metadata
 
@@ -57,11 +54,8 @@ async def rebuild_indexes(
     Raises `RemoteTierError`, `JobError`."""
     async with tiered_cluster(config, is_new=True) as (_, cluster):
         cluster_id = storage_cluster_id(config, cluster.cluster_id)
-        has_metadata = config.remote_log.metadata_topic in cluster.topics
-    if not has_metadata:
-        return await _indexes_of(
-            config, runner, cluster_id, await _accepted(config, runner, cluster_id, topics), is_applied
-        )
+        if config.remote_log.metadata_topic not in cluster.topics:
+            raise RemoteTierError(f"there is no topic {config.remote_log.metadata_topic}: rebuild the metadata first")
 
     async def chosen(tier: OpenTier) -> Iterable[TopicIdPartition]:
         return chosen_partitions(tier.metadata, topics)
@@ -71,32 +65,6 @@ async def rebuild_indexes(
         await tier.refresh()
         finished = [each for one in await chosen(tier) for each in readable_segments(tier, one)]
         return await _indexes_of(config, runner, cluster_id, finished, is_applied)
-
-
-async def _accepted(
-    config: PipelineConfig, runner: TaskRunner, cluster_id: str, topics: str
-) -> list[RemoteLogSegmentMetadata]:
-    """Returns the segments that the manifests name and whose `.log` object still exists."""
-    found: list[RemoteLogSegmentMetadata] = []
-    scan = await scan_store(config, runner, cluster_id)
-    known = {
-        each.manifest.topic_id_partition.topic
-        for each in scan.partitions.values()
-        if isinstance(each.manifest, PartitionManifest)
-    }
-    if known and not any(re.fullmatch(topics, topic) for topic in known):
-        raise nothing_chosen("topic in the remote tier", topics, known)
-    for partition in scan.partitions.values():
-        manifest = partition.manifest
-        if isinstance(manifest, PartitionManifest) and re.fullmatch(topics, manifest.topic_id_partition.topic):
-            found += [
-                after_cuts(each.metadata(manifest.topic_id_partition), manifest.cuts)
-                for each in manifest.segments
-                if (listed := partition.segments.get(each.id)) is not None and listed.log_bytes is not None
-            ]
-    if not found:
-        raise RemoteTierError(f"there is no topic {config.remote_log.metadata_topic}, and the store has no manifest")
-    return found
 
 
 async def _indexes_of(

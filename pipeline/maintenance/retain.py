@@ -42,7 +42,7 @@ from tiers.tasks.deletion.topic_deletion import (
     end_partition_deletion,
 )
 from tiers.tasks.history.align import require_aligned, require_no_open_cut
-from tiers.tasks.history.stored_manifest import check_stored_manifest
+from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.task_services import TaskServices
 
@@ -172,7 +172,7 @@ async def expire_partitions(
         remote_end = services.metadata.remote_end_offset(partition)
         bounds, before = await aligned(partition)
         require_no_open_cut(services.metadata, partition, before)
-        await check_stored_manifest(services, partition)
+        await FactsTask(services, partition).require_proved()
         task = RLMExpirationTask(services, partition)
         log_start, _ = task.expired(policies[partition], before)
         expired = await task.expire(policies[partition], bounds.leader_epoch, before, 0, remote_end)

@@ -48,7 +48,7 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.object_key import INDEXES_SUFFIX, parse_partition_manifest_key, parse_segment_key
+from tiers.storage.object_key import INDEXES_SUFFIX, parse_facts_key, parse_segment_key
 from tiers.storage.retries import with_retries
 from tiers.upkeep.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
 from tiers.upkeep.resume_notes import note_segment, noted_segments
@@ -236,8 +236,8 @@ async def _of_orphans(
         if orphan.what in (ORPHAN, UPLOAD) and is_young:
             report.young_orphans += 1
             continue
-        key, manifest = parse_segment_key(orphan.key), parse_partition_manifest_key(orphan.key)
-        named = key or manifest
+        key = parse_segment_key(orphan.key)
+        named = key or parse_facts_key(orphan.key)
         topic = None if named is None else topics.get(named.topic_id, str(named.topic_id))
         run = None if key is None else OffsetRun(key.base_offset, key.end_offset)
         findings.append(of_orphan(orphan, topic, None if named is None else named.partition, run))

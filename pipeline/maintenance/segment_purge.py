@@ -2,19 +2,18 @@
 and the driver writes DELETE_SEGMENT_FINISHED for the segments whose objects are gone.
 
 If the purge ends early, the partition's owner goes on with the deletions. Repeating it is harmless.
-The manifests mark the segments as deleted before the first object goes, so that `rebuild` does not restore them.
+The stored facts call the segments dead before the first object goes, so that `rebuild` does not restore them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from pipeline.config import PipelineConfig
-from pipeline.job_services import NotWrittenError, run_beside, until_owned, write_manifest, written
+from pipeline.job_services import NotWrittenError, run_beside, until_owned, written
 from pipeline.spark.task_runner import TaskRunner
 from pipeline.spark.worker import worker
 from tiers.bounded_gather import bounded_gather
@@ -30,6 +29,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.segment_deletion import finish_deletion, write_state
+from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.task_services import TaskServices
 
 SEGMENTS_PER_TASK = 250
@@ -106,11 +106,14 @@ async def purge(
     done = Purge()
 
     async def begin(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
-        begun = by_partition[partition]
+        begun, facts = by_partition[partition], FactsTask(services, partition)
         try:
+            await until_owned(services, partition)
+            await facts.require_proved()
             for segment in begun:
                 await _start(services, segment)
-            await write_manifest(services, partition)
+            await until_owned(services, partition)
+            await facts.store()
             await until_owned(services, partition)
         except RemoteLogError as error:
             done.failed += [(segment, str(error)) for segment in begun]
@@ -148,11 +151,6 @@ async def purge(
             done.deleted.append(segment)
 
     await bounded_gather(named, finish, _WRITES_AT_ONCE)
-    known = set(services.metadata.partitions())
-    for partition in partitions:
-        if partition in known and partition not in over:
-            with suppress(RemoteLogError):  # the stored manifest already marks them as deleted
-                await write_manifest(services, partition)
     return done
 
 

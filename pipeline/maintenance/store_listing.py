@@ -24,7 +24,7 @@ from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import (
     INDEXES_SUFFIX,
     LOG_SUFFIX,
-    parse_partition_manifest_key,
+    parse_facts_key,
     parse_segment_key,
     partition_prefix,
 )
@@ -176,7 +176,7 @@ class _Part:
 
     def add(self, stored: StoredObject) -> None:
         key = parse_segment_key(stored.key)
-        named = key or parse_partition_manifest_key(stored.key)
+        named = key or parse_facts_key(stored.key)
         if named is None or named.cluster_id != self._cluster_id:
             self._result.unknown.append(stored)
             return
@@ -185,7 +185,7 @@ class _Part:
         if key is None:
             line = self._line(named.topic_id, named.partition, None)
             if (named.topic_id, named.partition) in self._partitions:
-                line.manifest_bytes += stored.size_bytes
+                line.facts_bytes += stored.size_bytes
             else:
                 self._as_orphan(line, stored)
             return

@@ -1,7 +1,7 @@
 """`scan_store`: lists and reads a store for `rebuild` on executors. Only the results return to the driver.
 
 Keys begin with hex digits that spread partitions evenly, so there is one listing per first digit. Then executors read
-every `.indexes` object and every manifest, some hundreds per task.
+every `.indexes` and every `.facts` object, some hundreds per task.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pipeline.spark.task_runner import TaskRunner
 from pipeline.spark.worker import worker
 from tiers.access.open_tier import open_key_ring
 from tiers.bounded_gather import bounded_gather
-from tiers.metadata.partition_manifest import PartitionManifest
-from tiers.model.ids import TopicIdPartition
+from tiers.metadata.partition_facts import PartitionFacts
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.object_key import FactsKey
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.retries import with_retries
-from tiers.upkeep.bucket_scan import BucketScan, IndexesKey, read_indexes, read_manifest
+from tiers.upkeep.bucket_scan import BucketScan, IndexesKey, read_facts, read_indexes
 from tiers.upkeep.rebuild import Rebuild, judge_scan
 from tiers.upkeep.rebuild_plan import FoundIndexes
 from tiers.verify.segment_verification import verify_segment
@@ -45,7 +45,7 @@ class ListTask:
 class ReadTask:
     store: TierStore
     indexes: tuple[IndexesKey, ...] = ()
-    manifests: tuple[TopicIdPartition, ...] = ()
+    facts: tuple[FactsKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ReadResult:
     """The results in the order of the task. An object that cannot be read has a sentence with the reason."""
 
     indexes: tuple[FoundIndexes | str, ...]
-    manifests: tuple[PartitionManifest | str, ...]
+    facts: tuple[PartitionFacts | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,8 @@ def read_objects(task: ReadTask) -> ReadResult:
 async def _read(task: ReadTask) -> ReadResult:
     storage = await task.store.opened()
     indexes = await bounded_gather(task.indexes, lambda key: read_indexes(storage, key, with_retries), READS_AT_ONCE)
-    manifests = await bounded_gather(
-        task.manifests, lambda one: read_manifest(storage, task.store.cluster_id, one, with_retries), READS_AT_ONCE
-    )
-    return ReadResult(tuple(indexes), tuple(manifests))
+    facts = await bounded_gather(task.facts, lambda key: read_facts(storage, key, with_retries), READS_AT_ONCE)
+    return ReadResult(tuple(indexes), tuple(facts))
 
 
 def verify_segments(task: VerifyTask) -> list[list[str]]:
@@ -111,21 +109,23 @@ async def scan_store(config: PipelineConfig, runner: TaskRunner, cluster_id: str
             scan.take(stored)
     plan = [
         *(ReadTask(store, indexes=tuple(part)) for part in parts_of(scan.indexes, OBJECTS_PER_TASK)),
-        *(ReadTask(store, manifests=tuple(part)) for part in parts_of(scan.manifests, OBJECTS_PER_TASK)),
+        *(ReadTask(store, facts=tuple(part)) for part in parts_of(scan.facts, OBJECTS_PER_TASK)),
     ]
     for task, result in zip(plan, await run_beside(runner, "reading", plan, read_objects), strict=True):
         for key, found in zip(task.indexes, result.indexes, strict=True):
             scan.put_indexes(key, found)
-        for partition, manifest in zip(task.manifests, result.manifests, strict=True):
-            scan.put_manifest(partition, manifest)
+        for facts_key, facts in zip(task.facts, result.facts, strict=True):
+            scan.put_facts(facts_key, facts)
     return scan
 
 
 async def planned_rebuild(config: PipelineConfig, runner: TaskRunner, cluster_id: str) -> Rebuild:
-    """Plans the rebuild as a single process does (`plan_rebuild`). Segments that no manifest names are read back."""
+    """Plans the rebuild as a single process does (`plan_rebuild`).
+
+    Reads the segments back whose copies may never have been verified."""
     done = judge_scan(await scan_store(config, runner, cluster_id))
-    unnamed = [(plan, segment) for plan in done.plans for segment in plan.unnamed]
-    parts = list(parts_of(unnamed, SEGMENTS_PER_VERIFY_TASK))
+    unsure = [(plan, segment) for plan in done.plans for segment in plan.unsure]
+    parts = list(parts_of(unsure, SEGMENTS_PER_VERIFY_TASK))
     store = TierStore(config, cluster_id)
     tasks = [VerifyTask(store, tuple(segment for _, segment in part)) for part in parts]
     for part, answers in zip(parts, await run_beside(runner, "reading back", tasks, verify_segments), strict=True):

@@ -1,7 +1,7 @@
 """`usage`: the bytes that topics, partitions or days take in the store, the age of their data, and its cost.
 
 If `is_verified` is false, the job adds up what the metadata knows: the logs of the finished segments, without indexes,
-manifests and the tags of encryption. If it is true, executors list the store. The listing has all objects, also
+facts and the tags of encryption. If it is true, executors list the store. The listing has all objects, also
 orphans. If the store is a folder, the result equals that of `du` without temporary files; for a large tier it also
 lacks files that other programs put there.
 """
@@ -31,7 +31,7 @@ _GIB = 1 << 30
 
 LINE_SCHEMA = (
     "topic STRING, topic_id STRING, partition INT, day DATE, segments BIGINT, log_bytes BIGINT, overhead_bytes BIGINT, "
-    "index_bytes BIGINT, manifest_bytes BIGINT, unfinished_bytes BIGINT, orphan_bytes BIGINT, total_bytes BIGINT"
+    "index_bytes BIGINT, facts_bytes BIGINT, unfinished_bytes BIGINT, orphan_bytes BIGINT, total_bytes BIGINT"
 )
 
 
@@ -149,5 +149,5 @@ def _row(line: UsageLine) -> tuple[object, ...]:
         day = None
     return (
         *(line.topic, line.topic_id, line.partition, day, line.segments, line.log_bytes, line.overhead_bytes),
-        *(line.index_bytes, line.manifest_bytes, line.unfinished_bytes, line.orphan_bytes, line.total_bytes),
+        *(line.index_bytes, line.facts_bytes, line.unfinished_bytes, line.orphan_bytes, line.total_bytes),
     )

@@ -31,13 +31,13 @@ class UsageLine:
     log_bytes: int = 0
     overhead_bytes: int = 0
     index_bytes: int = 0
-    manifest_bytes: int = 0
+    facts_bytes: int = 0
     unfinished_bytes: int | None = 0
     orphan_bytes: int | None = 0
 
     @property
     def total_bytes(self) -> int:
-        known = self.log_bytes + self.index_bytes + self.manifest_bytes
+        known = self.log_bytes + self.index_bytes + self.facts_bytes
         return known + (self.unfinished_bytes or 0) + (self.orphan_bytes or 0)
 
     def add(self, other: UsageLine) -> None:
@@ -45,7 +45,7 @@ class UsageLine:
         self.log_bytes += other.log_bytes
         self.overhead_bytes += other.overhead_bytes
         self.index_bytes += other.index_bytes
-        self.manifest_bytes += other.manifest_bytes
+        self.facts_bytes += other.facts_bytes
         self.unfinished_bytes = _sum(self.unfinished_bytes, other.unfinished_bytes)
         self.orphan_bytes = _sum(self.orphan_bytes, other.orphan_bytes)
 

@@ -43,8 +43,8 @@ from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuat
 from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
 from tiers.tasks.history.align import check_lineage, open_cut
 from tiers.tasks.history.cut_task import RLMCutTask
+from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.history.log_gap_task import LogGapTask
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 
@@ -68,7 +68,7 @@ class PartitionOffload:
     partition: TopicIdPartition
     policy: TopicPolicy
     cut: RLMCutTask
-    manifest: PartitionManifestTask
+    facts: FactsTask
     attempts: CopyAttempts
     gaps: LogGapTask
     first_offset: int = -1
@@ -117,15 +117,14 @@ class OffloadCommitter:
 
     def of(self, partition: TopicIdPartition, policy: TopicPolicy) -> PartitionOffload:
         services = self.services
-        manifest = PartitionManifestTask(services, partition)
-        attempts = CopyAttempts(services, partition, manifest.require_stored)
+        facts, attempts = FactsTask(services, partition), CopyAttempts(services, partition)
         return PartitionOffload(
             partition,
             policy,
             RLMCutTask(services, partition),
-            manifest,
+            facts,
             attempts,
-            LogGapTask(services, partition, manifest, attempts),
+            LogGapTask(services, partition, facts, attempts),
         )
 
     async def prepare(self, one: PartitionOffload) -> SegmentContinuation:
@@ -146,10 +145,6 @@ class OffloadCommitter:
             await self.sleep(_AGAIN_MS / 1000)
             bounds, log_start = await self._surveyed(one)
         await self._delete_needless(one, bounds, log_start)
-        if services.metadata.gaps(partition):
-            await one.manifest.run()
-            if not one.manifest.is_written:
-                raise RemoteLogError(f"{partition}: its manifest cannot be written")
         one.next_offset, one.remote_end = start, services.metadata.remote_end_offset(partition)
         one.first_offset = start if one.first_offset < 0 else one.first_offset
         if not one.is_poisoned:
@@ -157,11 +152,12 @@ class OffloadCommitter:
         return await continuation_at(services, partition, start)
 
     async def _surveyed(self, one: PartitionOffload) -> tuple[LocalLogBounds, int | None]:
-        """Compares the metadata with the manifest, and the tier with the leader's log. Raises `RemoteLogError`."""
+        """Compares the metadata with the stored facts, and the tier with the leader's log. Raises `RemoteLogError`."""
         services, partition, timeout_ms = self.services, one.partition, self.services.settings.request_timeout_ms
         await services.metadata.ensure_fresh(partition, 0, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        await one.manifest.check()
+        if not one.facts.is_proved:
+            await one.facts.require_proved()
         is_cut = await one.cut.run(bounds)
         one.copy_epoch = epoch_of_copy(bounds.leader_epoch, services.metadata.cuts(partition))
         if is_cut:
@@ -230,7 +226,7 @@ class OffloadCommitter:
     async def _commit_one(self, one: PartitionOffload, segment: RemoteLogSegmentMetadata) -> None:
         # The executor that wrote and verified the segment may have another place at the same path: a folder whose file
         # system is not mounted on its machine.
-        await one.manifest.require_stored()
+        await self.services.place.require(self.services)
         await check_stored(self.services.storage, segment, self.services.key_ring)
 
         async def write() -> None:
@@ -302,12 +298,11 @@ class OffloadCommitter:
         one.failures += stopped.why not in (Stop.TOO_LARGE, Stop.LONG_HOLE)
 
     async def _end(self, one: PartitionOffload, plan: CopyPlan, result: OffloadResult) -> None:
-        """Writes the manifest, and ends the plan unless an attempt may have objects. Then `collect` works on it."""
+        """Ends the plan unless an attempt may have objects. Then `collect` works on it."""
         attempts = plan.attempts if self.is_speculative else min(plan.attempts, result.attempt + 1)
         begun = [plan.segment_id(tile, attempt) for tile in range(len(plan.tiles)) for attempt in range(attempts)]
         with suppress(RemoteLogMetadataError):
             await self._owned(one.partition)
-            await one.manifest.run()
             if not any(map(self._is_left, begun)):
                 await self._written(one.partition, partial(self.services.metadata.end_copy_plan, plan))
 

@@ -23,6 +23,7 @@ from tiers.access.owned_tier import CLAIM_TIMEOUT_MS
 from tiers.bounded_gather import bounded_gather
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, RemoteLogError
+from tiers.metadata.partition_facts import encode_partition_facts
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
@@ -240,6 +241,7 @@ class OffloadDriver:
                 await self._leader(one)  # may fail, so it runs before the announcement
             epoch = continuation.leader_epochs[-1].epoch if continuation.leader_epochs else 0
             self.under_way[one.partition] = one
+            facts = encode_partition_facts(one.facts.present())
             plan = await self._committer.announce(one, [one.next_offset, *ends], epoch)
         except RemoteLogError as error:
             one.error, one.failures = str(error) or repr(error), one.failures + 1
@@ -252,6 +254,7 @@ class OffloadDriver:
             plan=plan,
             continuation=continuation,
             max_segment_bytes=min(_OVERSIZE * one.policy.segment_bytes, _MAX_TILE_BYTES),
+            facts=facts,
         )
 
     async def _aligned(self, one: PartitionOffload, ends: Sequence[int]) -> list[int]:

@@ -73,6 +73,8 @@ class OffloadTask:
     max_segment_bytes: int
     """A larger tile was estimated too badly. The task gives it up, and the driver plans it again."""
     bytes_per_second: int | None = None
+    facts: bytes = b""
+    """The facts of the partition as of the announcement of the plan."""
 
     def tiles(self, attempt: int) -> list[Tile]:
         plan = self.plan
@@ -270,7 +272,9 @@ class TileCopier:
             txn_index_empty=built.txn_index_empty,
             copy_epoch=self._task.plan.copy_epoch,
         )
-        custom_metadata = await write_objects(self._storage, self._spool, self._key_ring, built, segment)
+        custom_metadata = await write_objects(
+            self._storage, self._spool, self._key_ring, built.with_facts(self._task.facts), segment
+        )
         segment = replace(segment, custom_metadata=custom_metadata)
         try:
             limit_bytes = self._task.config.remote_log.custom_metadata_max_bytes

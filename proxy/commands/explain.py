@@ -1,6 +1,6 @@
 """`tidegate explain`: tells where records are, and why a segment is on the broker, not yet remote, or not yet expired.
 
-It reads the metadata topic and the partition manifest, and asks the leader and the owners' group. It changes nothing.
+It reads the metadata topic and the facts in the store, and asks the leader and the owners' group. It changes nothing.
 The rules and the sentences are those of `tiers/explain`.
 """
 
@@ -41,14 +41,14 @@ from tiers.explain.answers import OffsetAnswer, PartitionAnswer, Place, SegmentA
 from tiers.explain.explain import explain as explain_partition
 from tiers.explain.explain import explain_offset, segment_at_time
 from tiers.explain.facts import PartitionFacts
-from tiers.explain.gathering import StoredManifest, Surroundings, gather, local_offset_at_time, policy_from
+from tiers.explain.gathering import Surroundings, gather, local_offset_at_time, policy_from
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.group.group_members import group_members
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, decode_index
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tasks.history.stored_manifest import read_manifest
+from tiers.tasks.history.stored_facts import StoredFacts, read_stored_facts
 from tiers.texts import moment_text, size_text
 
 _READ_TIMEOUT_MS = 10_000
@@ -135,8 +135,8 @@ async def explain_topic(
         partitions = _partitions(cluster, topic, number, needs_one=offset is not None)
         remarks: list[str] = []
         storage, cluster_id = await _storage(stack, config, cluster, remarks)
-        read = await bounded_gather(partitions, lambda each: _manifest(storage, cluster_id, each), _PARTITIONS_AT_ONCE)
-        manifests = dict(zip(partitions, read, strict=True))
+        read = await bounded_gather(partitions, lambda each: _stored(storage, cluster_id, each), _PARTITIONS_AT_ONCE)
+        stored = dict(zip(partitions, read, strict=True))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-")))
         metadata = await stack.enter_async_context(metadata_to_now(config, client, folder, progress=TERMINAL))
         members = None
@@ -155,6 +155,7 @@ async def explain_topic(
             TIMEOUT_MS,
             tuple(remarks),
             config.shared_digests(),
+            storage,
         )
         own = metadata.topic_tier_config(partitions[0].topic_id)
         policy = policy_from(
@@ -167,7 +168,7 @@ async def explain_topic(
         key_ring = KeyRing() if time_ms is None else open_key_ring(config)
 
         async def of(partition: TopicIdPartition) -> Explained:
-            facts = await gather(around, partition, policy, manifests[partition], time.time_ns() // 1_000_000)
+            facts = await gather(around, partition, policy, stored[partition], time.time_ns() // 1_000_000)
             asked, remark = offset, ""
             if time_ms is not None:
                 asked, remark = await _offset_at(around, storage, key_ring, facts, time_ms)
@@ -201,15 +202,15 @@ async def _storage(
         return None, cluster_id
 
 
-async def _manifest(
+async def _stored(
     storage: RemoteStorageManager | None, cluster_id: str, partition: TopicIdPartition
-) -> StoredManifest:
+) -> StoredFacts | str:
     if storage is None:
-        return StoredManifest(trouble="The partition manifest is not known: the store cannot be used.")
+        return "The facts in the store are not known: the store cannot be used."
     try:
-        return StoredManifest(await read_manifest(storage, cluster_id, partition))
+        return await read_stored_facts(storage, cluster_id, partition)
     except RemoteLogError as error:
-        return StoredManifest(trouble=f"The partition manifest cannot be read: {error}.")
+        return f"The facts in the store cannot be read: {error}."
 
 
 async def _offset_at(

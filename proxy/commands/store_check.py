@@ -109,11 +109,6 @@ def _lines(features: StoreFeatures) -> Iterator[str]:
     yield f"{where}{features.evidence}"
     if not features.has_atomic_creation:
         yield f"{where}warning: two writers can overwrite each other's object: tiering is safe, exports are refused"
-    if not features.has_conditional_writes:
-        yield (
-            f"{where}no conditional writes: the store cannot refuse an outdated write. Tiering is safe, since the owner"
-            " reads a partition manifest back before it trims. You need to do nothing"
-        )
 
 
 async def _unreachable(config: StorageConfig) -> list[str]:

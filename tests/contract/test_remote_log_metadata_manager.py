@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -31,7 +31,7 @@ from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager,
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import RemotePartitionDeleteMetadata
+from tiers.model.segment_metadata import Cut, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
 
@@ -301,16 +301,41 @@ async def test_gaps_are_kept_until_they_end(manager: RemoteLogMetadataManager, p
     assert manager.is_known(partition)
 
 
-async def test_an_operators_word_holds_until_the_owner_ends_it(
+async def test_one_marker_of_a_location_is_announced_and_confirmed(manager: RemoteLogMetadataManager) -> None:
+    assert manager.tier_marker("") is None
+    for marker_id, is_confirmed in ((UUID(int=3), False), (UUID(int=4), True), (UUID(int=3), True)):
+        await manager.put_tier_marker("", marker_id, is_confirmed=is_confirmed)
+        known = manager.tier_marker("")
+        assert known is not None
+        assert known.marker_id == UUID(int=3)
+        assert known.is_confirmed == (is_confirmed and marker_id == known.marker_id)
+    assert manager.partitions() == []
+
+
+async def test_what_was_lost_is_restored_and_what_is_known_stays(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
-    assert manager.acceptance(partition) is None
-    for witness in ("none", "7f", "7f"):
-        await manager.accept(partition, witness)
-        assert manager.acceptance(partition) == witness
-    await manager.end_acceptance(partition)
-    assert manager.acceptance(partition) is None
-    assert not manager.is_known(partition)
+    known, lost = segment(partition, 0, 9), segment(partition, 30, 39)
+    await copied(manager, known)
+    started = replace(known, state=State.COPY_SEGMENT_STARTED)
+    start, trim = LogStart(5, 0, LogStartReason.USER), OffsetAndEpoch(7, 0)
+    for _ in range(2):
+        await manager.restore(
+            partition,
+            segments=[started, lost],
+            cuts=[Cut(1, 35, 0)],
+            gaps=[LogGap(10, 30)],
+            log_starts=[start],
+            local_log_start=trim,
+        )
+        states = {each.segment_id: each.state for each in manager.list_remote_log_segments(partition)}
+        assert states == {
+            known.segment_id: State.COPY_SEGMENT_FINISHED,
+            lost.segment_id: State.COPY_SEGMENT_STARTED,
+        }
+        assert [(cut.leader_epoch, cut.offset) for cut in manager.cuts(partition)] == [(1, 35)]
+        assert (manager.gaps(partition), manager.local_log_start(partition)) == ([LogGap(10, 30)], trim)
+        assert manager.log_starts(partition) == [start]
 
 
 async def test_a_topic_is_missing_until_it_returns_and_its_deletion_is_kept(
@@ -356,7 +381,6 @@ async def test_a_partition_is_deleted_in_order_and_forgotten(
     await manager.put_log_start(partition, LogStart(5, 0, LogStartReason.USER))
     await manager.put_local_log_start(partition, OffsetAndEpoch(70, 0))
     await manager.put_log_gap(partition, LogGap(100, 110), 0)
-    await manager.accept(partition, "7f")
     with pytest.raises(InvalidTransitionError):
         await manager.put_remote_partition_delete_metadata(deletion(DeleteState.DELETE_PARTITION_STARTED))
     for state in DeleteState:
@@ -366,7 +390,6 @@ async def test_a_partition_is_deleted_in_order_and_forgotten(
     assert list(manager.list_remote_log_segments(partition)) == []
     assert (manager.log_start_offset(partition), manager.log_starts(partition)) == (None, [])
     assert (manager.local_log_start(partition), manager.gaps(partition)) == (None, [])
-    assert manager.acceptance(partition) is None
     assert not manager.is_known(partition)
     assert partition not in manager.partitions()
 

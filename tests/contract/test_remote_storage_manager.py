@@ -19,16 +19,14 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.servers.stores import CLUSTER_ID, opened, settings_of
 from tests.support.tiers.waiting import until
 from tiers.errors import (
-    ObjectChangedError,
     RemoteResourceNotFoundError,
     RemoteStorageError,
-    RetriableRemoteStorageError,
 )
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage import arrow, file_system, hdfs
-from tiers.storage.object_key import partition_manifest_key, partition_prefix
-from tiers.storage.remote_storage_manager import ABSENT, LogSegmentData, RemoteStorageManager, VersionedObject
+from tiers.storage.object_key import marker_key, partition_prefix
+from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
 
 PATIENCE_MS = "300000"
 
@@ -36,7 +34,7 @@ PATIENCE_MS = "300000"
 STORES = ["local", "s3", "gcs", "azure", "arrow", "hdfs"]
 LONG_LISTING = {"local": 1005, "s3": 1005, "hdfs": 45}
 """More than a page of what the store answers; pyarrow pages by itself."""
-PROVED = {"s3": (True, True), "local": (True, False), "hdfs": (True, False)}
+PROVED = {"s3", "local", "hdfs"}
 """Whether a store creates atomically, and whether it has conditional writes. The other stores have neither."""
 
 
@@ -200,7 +198,7 @@ async def test_delete_is_idempotent_and_leaves_nothing(storage: RemoteStorageMan
 
 
 async def test_small_objects_are_written_replaced_and_read(storage: RemoteStorageManager, segment: Copied) -> None:
-    key = partition_manifest_key(CLUSTER_ID, segment[0].topic_id_partition)
+    key = marker_key(CLUSTER_ID)
     await storage.put_object(key, b"first")
     await storage.put_object(key, b"second")
     assert await storage.get_object(key) == b"second"
@@ -211,7 +209,7 @@ async def test_small_objects_are_written_replaced_and_read(storage: RemoteStorag
 async def test_a_small_object_is_deleted_once_or_twice(storage: RemoteStorageManager, segment: Copied) -> None:
     metadata, data = segment
     await storage.copy_log_segment_data(metadata, data)
-    key = partition_manifest_key(CLUSTER_ID, metadata.topic_id_partition)
+    key = marker_key(CLUSTER_ID)
     await storage.put_object(key, b"data")
     await storage.delete_object(key)
     await storage.delete_object(key)
@@ -269,55 +267,9 @@ async def test_the_probe_tells_what_a_store_proves_of_concurrent_writers(
     store: str, storage: RemoteStorageManager
 ) -> None:
     (features,) = await storage.probe()
-    proved = (features.has_atomic_creation, features.has_conditional_writes)
-    assert proved == PROVED.get(store, (False, False)), features.evidence
+    assert features.has_atomic_creation == (store in PROVED), features.evidence
     assert features.evidence
     assert await keys(storage) == []
-
-
-async def test_a_version_that_was_replaced_is_not_replaced_again(store: str, storage: RemoteStorageManager) -> None:
-    await storage.probe()
-    is_conditional = PROVED.get(store, (False, False))[1]
-    absent = await storage.get_versioned("manifest")
-    assert absent == VersionedObject(None, ABSENT if is_conditional else None)
-    first = await storage.put_object("manifest", b"first", absent.version)
-    assert await storage.get_versioned("manifest") == VersionedObject(b"first", first)
-    second = await storage.put_object("manifest", b"second", first)
-    assert await storage.get_versioned("manifest") == VersionedObject(b"second", second)
-    if not is_conditional:
-        assert (first, second) == (None, None)
-        with pytest.raises(ValueError, match="no conditional writes"):
-            await storage.put_object("manifest", b"third", "any")
-        return
-    for old in (ABSENT, first):
-        with pytest.raises(ObjectChangedError):
-            await storage.put_object("manifest", b"third", old)
-    # A repeated request finds what the first one wrote.
-    assert await storage.put_object("manifest", b"second", first) == second
-    await storage.delete_object("manifest")
-    with pytest.raises(ObjectChangedError):
-        await storage.put_object("manifest", b"third", second)
-    assert (await storage.get_versioned("manifest")).data is None
-
-
-async def test_one_of_many_writers_replaces_a_version(store: str, storage: RemoteStorageManager) -> None:
-    await storage.probe()
-    before = await storage.put_object("manifest", b"before")
-    won: list[bytes] = []
-
-    async def replace_it(data: bytes) -> None:
-        try:
-            await storage.put_object("manifest", data, before)
-            won.append(data)
-        except (ObjectChangedError, RetriableRemoteStorageError):
-            return
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(8):
-            group.create_task(replace_it(b"writer %d" % number))
-    found = await storage.get_object("manifest")
-    assert len(won) == (1 if before is not None else 8)
-    assert found in won
 
 
 @pytest.mark.parametrize(

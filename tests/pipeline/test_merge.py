@@ -99,7 +99,7 @@ async def test_a_merged_segment_has_the_metadata_that_a_copier_gives(
         (tmp_path / "copied").mkdir()
         [whole, _] = copied(tmp_path / "copied", log, [9, len(log.batches)])
         found = decode_indexes_object(await bench.storage.fetch_indexes(one), one)
-        assert replace(found.indexes, remote_log_index=b"") == replace(whole.indexes, remote_log_index=b"")
+        assert replace(found.indexes, remote_log_index=b"", facts=b"") == replace(whole.indexes, remote_log_index=b"")
         assert bench.finished[0] == (0, whole.end_offset)
         assert (len(done.purge.deleted), done.failed, done.purge.failed) == (3, [], [])
 

@@ -34,8 +34,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadataUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.object_key import partition_manifest_key
-from tiers.storage.remote_storage_manager import Version
+from tiers.storage.object_key import partition_prefix
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +164,6 @@ async def bench_of_two(root: Path, log: WrittenLog) -> AsyncIterator[tuple[JobBe
         mine, bench.partition = bench.partition, replace(bench.partition, partition=1)
         for built in copied(bench.folder / "copied", log, [3, 6, 9, len(log.batches)]):
             await bench.store(built)
-        await bench.write_manifest()
         other, bench.partition = bench.partition, mine
         yield bench, other
 
@@ -223,23 +221,23 @@ async def test_metadata_that_cannot_be_written_ends_its_partition_and_no_other(
         assert await log_bytes(bench) == whole
 
 
-async def test_an_unwritable_manifest_keeps_the_parts_of_its_partition_alone(
+async def test_facts_that_cannot_be_stored_keep_the_parts_of_their_partition(
     root: Path, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench_of_two(root, log) as (bench, other):
-        put, key = bench.storage.put_object, partition_manifest_key("cluster", bench.partition)
+        put, prefix = bench.storage.put_object, partition_prefix("cluster", bench.partition)
 
-        async def refused(name: str, content: bytes, if_match: Version | None = None) -> Version | None:
-            if name == key:
+        async def refused(name: str, content: bytes) -> None:
+            if name.startswith(prefix):
                 raise RemoteStorageError("AccessDenied")
-            return await put(name, content, if_match)
+            await put(name, content)
 
         monkeypatch.setattr(bench.storage, "put_object", refused)
         done = await merged_both(bench, other)
         assert len(done.merged) == 2
         assert {each.topic_id_partition for each in done.purge.deleted} == {other}
         assert [each.topic_id_partition for each, _ in done.purge.failed] == [bench.partition] * 3
-        assert len(bench.finished) == 5
+        assert len(bench.finished) == 2  # the owner goes on with the deletions
         assert all(len(bench.files(each)) == 2 for each in bench.segments)
 
 

@@ -11,22 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.job_services import write_manifest
 from pipeline.maintenance.retain import delete_partitions, expire_partitions
 from pipeline.maintenance.segment_purge import purge
 from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.segments import build_segment
+from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.pipeline.job_bench import CLUSTER_ID, InlineRunner, JobBench
 from tests.support.tiers.workbench import POLICY
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
-from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.deletion.segment_deletion import write_state
+from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.history.stored_facts import read_stored_facts
 
 
 @pytest.fixture
@@ -39,28 +37,27 @@ async def bench(tmp_path: Path) -> AsyncIterator[JobBench]:
         batch = batch_of(start, 10, timestamp=made.wall_ms - 1000 + start)
         made.broker.append(batch)
         await made.store(build_segment(tmp_path / str(start), [batch], base_offset=start))
-    await made.write_manifest()
+    await made.services.place.require(made.services)
     yield made
     await made.close()
 
 
-async def manifest_of(bench: JobBench) -> tuple[int, int]:
-    """Returns how many segments the manifest accepts, and how many it calls dead."""
-    found = decode_partition_manifest(
-        await bench.storage.get_object(partition_manifest_key(CLUSTER_ID, bench.partition))
-    )
-    return len(found.segments), len(found.dead)
+async def dead(bench: JobBench) -> int:
+    """Returns how many segments the stored facts call dead."""
+    facts = (await read_stored_facts(bench.storage, CLUSTER_ID, bench.partition)).joined()
+    assert facts is not None
+    return len(facts.dead)
 
 
-@pytest.mark.parametrize("answers", [[False], [True, False]])
-async def test_a_manifest_is_written_after_an_unconfirmed_ownership(
-    bench: JobBench, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
-) -> None:
-    await write_state(bench.services, bench.segments[0], RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
-    owned = iter(answers)
-    monkeypatch.setattr(bench.metadata, "owns", lambda partition: next(owned, True))
-    await write_manifest(bench.services, bench.partition)
-    assert await manifest_of(bench) == (2, 1)
+async def test_metadata_that_lost_records_purges_nothing(bench: JobBench) -> None:
+    """Only the store knows the last segment."""
+    [first, *_], built = bench.segments, build_segment(bench.folder / "30", [batch_of(30, 10)], base_offset=30)
+    lost = metadata_of(built, bench.partition)
+    await bench.storage.copy_log_segment_data(lost, built.log_segment_data(lost))
+    done = await purge(bench.services, bench.config, InlineRunner(), [first])
+    assert done.deleted == []
+    assert str(lost.segment_id.id) in done.failed[0][1]
+    assert len(bench.files(first)) == 2
 
 
 class StuckRunner(InlineRunner):
@@ -68,7 +65,6 @@ class StuckRunner(InlineRunner):
 
     def __init__(self, bench: JobBench, stuck: Path) -> None:
         self.bench, self.stuck = bench, stuck
-        self.manifests: list[tuple[int, int]] = []
 
     def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
         self.stuck.unlink()
@@ -87,13 +83,13 @@ async def test_refused_deletions_are_published_and_done_by_the_next_run(bench: J
     assert done.deleted == [second]
     assert [segment for segment, _ in done.failed] == [first]
     assert [each.segment for each in bench.failed_deletion_log.published.values()] == [str(first.segment_id.id)]
-    assert await manifest_of(bench) == (1, 2)
+    assert await dead(bench) == 2
     [left, _] = bench.segments
     assert left.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED
     again = await purge(bench.services, bench.config, InlineRunner(), [left])
     assert (again.deleted, again.failed) == ([left], [])
     assert bench.failed_deletion_log.published == {}
-    assert await manifest_of(bench) == (1, 2)
+    assert await dead(bench) == 2
     assert (bench.files(first), bench.files(second)) == ([], [])
 
 
@@ -123,6 +119,9 @@ async def test_nothing_expires_after_the_metadata_lost_records(
     bench: JobBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The total retention may be an earlier one than the recorded one."""
+    facts = FactsTask(bench.services, bench.partition)
+    await facts.require_proved()
+    await facts.store()
 
     async def confirms(partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
         return False
@@ -191,7 +190,7 @@ async def test_a_log_that_diverged_loses_nothing(bench: JobBench) -> None:
     assert len(bench.finished) == 3
 
 
-async def test_all_objects_of_a_deleted_topic_go_and_the_manifest_last(bench: JobBench) -> None:
+async def test_all_objects_of_a_deleted_topic_go_and_the_facts_last(bench: JobBench) -> None:
     [done] = await delete_partitions(bench.services, bench.config, InlineRunner(), [bench.partition])
     assert (done.error, len(done.segments)) == (None, 3)
     assert bench.metadata.partitions() == []
@@ -200,12 +199,12 @@ async def test_all_objects_of_a_deleted_topic_go_and_the_manifest_last(bench: Jo
     assert state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
 
 
-async def test_a_deleted_topic_of_which_anything_stays_keeps_its_manifest(bench: JobBench) -> None:
+async def test_a_deleted_topic_of_which_anything_stays_keeps_its_facts(bench: JobBench) -> None:
     indexes, _ = bench.files(bench.segments[0])
     runner = StuckRunner(bench, indexes)
     [done] = await delete_partitions(bench.services, bench.config, runner, [bench.partition])
     assert done.purge is not None
     assert len(done.purge.failed) == 1
-    assert await manifest_of(bench) == (0, 3)
+    assert await dead(bench) == 3
     [done] = await delete_partitions(bench.services, bench.config, InlineRunner(), [bench.partition])
     assert bench.metadata.partitions() == []

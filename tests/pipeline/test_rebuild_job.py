@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.chosen_partitions import NothingChosenError
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.maintenance.indexes_task import Verdict, make_indexes
 from pipeline.maintenance.rebuild import plan_indexes, rebuild_indexes
@@ -44,17 +43,17 @@ def config_of(bench: CommandBench) -> PipelineConfig:
 async def test_executors_find_what_one_process_finds(bench: CommandBench) -> None:
     for start in (0, 10, 20):
         await bench.tiered(start)
-    await bench.put_manifest()
+    await bench.put_facts()
     unnamed = await bench.stored(30)
-    cut = await bench.stored(50)
+    await bench.stored(50)
     damaged = next(file for file in bench.files() if str(unnamed.segment_id.id) in file.name and file.suffix == ".log")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     one = await plan_rebuild(bench.storage, CLUSTER_ID, bench.ring, 1)
     many = await planned_rebuild(config_of(bench), InlineRunner(), CLUSTER_ID)
     assert many.plans == one.plans
     [plan] = many.plans
-    assert [each.start_offset for each in plan.segments] == [0, 10, 20, 30]
-    assert [str(cut.segment_id.id) in plan.refused[0], "checksum" in plan.refused[1]] == [True, True]
+    assert [each.start_offset for each in plan.segments] == [0, 10, 20, 30, 50]
+    assert plan.unsure == plan.segments[-1:]
 
 
 def made(
@@ -139,20 +138,14 @@ async def test_a_full_disk_of_an_executor_refuses_one_and_ends_no_run(
     assert list(spark.iterdir()) == []
 
 
-async def test_a_pattern_that_fits_no_manifest_is_misuse(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_indexes_need_the_metadata(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
     async def without_metadata(*_: object, **__: object) -> AsyncIterator[tuple[None, SimpleNamespace]]:
         yield None, SimpleNamespace(cluster_id=CLUSTER_ID, topics={})
 
     monkeypatch.setattr("pipeline.maintenance.rebuild.tiered_cluster", without_metadata)
-    config, runner = config_of(bench), InlineRunner()
-    with pytest.raises(RemoteTierError, match="the store has no manifest"):
-        await rebuild_indexes(config, runner, ".*", is_applied=False)
-    await bench.tiered(0)
-    await bench.put_manifest()
-    assert len(await rebuild_indexes(config, runner, "ord.*", is_applied=False)) == 1
-    with pytest.raises(NothingChosenError, match=r"matches 'ordrs'; did you mean orders\?"):
-        await rebuild_indexes(config, runner, "ordrs", is_applied=False)
+    with pytest.raises(RemoteTierError, match="rebuild the metadata first"):
+        await rebuild_indexes(config_of(bench), InlineRunner(), ".*", is_applied=False)
 
 
 def test_only_neighbours_without_a_gap_tell_anything_of_each_other(bench: CommandBench) -> None:

@@ -198,7 +198,7 @@ def test_indexes_that_are_lost_or_damaged_are_made_anew_of_the_log(tiered: Tiere
     for segment in (lost, damaged):
         data = tiered.files(segment)[0].read_bytes()
         found = {int(section): bytes(each) for section, each in decode_sections(data).items()}
-        sections = found.keys() - {Section.METADATA}
+        sections = found.keys() - {Section.METADATA, Section.FACTS}
         assert {each: found[each] for each in sections} == {
             each: written[segment.segment_id.id][each] for each in sections
         }
@@ -262,4 +262,4 @@ def test_segments_beyond_retention_and_of_deleted_topics_are_deleted(tiered: Tie
     assert (of_deleted_topics(), unproved()) == ([len(before) - len(done.segments)], set())
     asyncio.run(retain(tiered.config, InlineRunner(), "", deleted_topics=True, delay_ms=100))
     assert of_deleted_topics() == []
-    assert [each for each in tiered.store.rglob("*") if each.suffix in (".log", ".indexes", ".json")] == []
+    assert [each for each in tiered.store.rglob("*") if each.suffix in (".log", ".indexes", ".facts")] == []

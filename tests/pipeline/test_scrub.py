@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -23,7 +23,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
 from tiers.storage.local import LocalRemoteStorageManager
-from tiers.storage.object_key import SegmentObjectKey, indexes_key, log_key, partition_manifest_key, segment_of_key
+from tiers.storage.object_key import SegmentObjectKey, facts_key, indexes_key, log_key, segment_of_key
 
 META, BATCH, DEEP = ScrubLevel
 Found = tuple[FindingKind, str | None, int | None, int | None]
@@ -55,7 +55,7 @@ async def three(bench: ScrubBench) -> list[RemoteLogSegmentMetadata]:
         if start == 40:
             bench.seal_from_now_on()
         segments.append(await bench.finished(start, [batch_of(start, 10), batch_of(start + 10, 10)], chunk_bytes=1))
-    await bench.put_manifest()
+    await bench.put_facts()
     return segments
 
 
@@ -171,7 +171,8 @@ async def test_objects_without_a_record_are_found_when_they_are_old(bench: Scrub
     assert (found(report), report.deleted_segments, len(bench.files())) == ([], 1, 7)
 
 
-async def test_segments_that_a_manifest_accepts_are_found_and_never_deleted(bench: ScrubBench) -> None:
+async def test_segments_that_the_metadata_lost_are_found_and_never_deleted(bench: ScrubBench) -> None:
+    bench.topics = {PARTITION.topic_id}
     segments = await three(bench)
     bench.forget(segments[2])
     report = await scrubbed(bench, META, grace_ms=0, delete_orphans=True)
@@ -182,7 +183,7 @@ async def test_segments_that_a_manifest_accepts_are_found_and_never_deleted(benc
 async def test_strange_objects_are_found_and_those_of_other_clusters_counted(bench: ScrubBench) -> None:
     await three(bench)
     await bench.storage.put_object("notes.txt", b"mine")
-    await bench.storage.put_object(partition_manifest_key("another", PARTITION), b"{}")
+    await bench.storage.put_object(facts_key("another", PARTITION, 0, 5, UUID(int=1)), b"{}")
     report = await scrubbed(bench, META)
     assert [(each.kind, each.object) for each in report.findings] == [(FindingKind.ORPHAN, "notes.txt")]
     assert report.other_clusters == 1

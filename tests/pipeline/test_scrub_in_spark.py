@@ -25,7 +25,7 @@ from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.tidegate import tidegate_over
 from tests.support.servers.versitygw import VersityGateway
-from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.storage.object_key import parse_segment_key
 
 pytestmark = pytest.mark.integration
 
@@ -49,11 +49,8 @@ class Site:
         return sorted(path for path in self.objects.rglob(f"*{suffix}") if path.is_file())
 
     def is_all_remote(self) -> bool:
-        try:
-            manifests = [decode_partition_manifest(path.read_bytes()) for path in self.files("manifest.json")]
-        except FileNotFoundError:  # the server was about to replace it, or a folder of its own went
-            return False
-        return any(each.segments and each.segments[-1].end_offset == RECORDS - 1 for each in manifests)
+        ends = [parse_segment_key(str(path.relative_to(self.objects))) for path in self.files(".indexes")]
+        return any(each is not None and each.end_offset == RECORDS - 1 for each in ends)
 
 
 @pytest.fixture

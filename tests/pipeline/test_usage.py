@@ -20,7 +20,7 @@ from tests.support.fakes.segments import PARTITION
 from tests.support.pipeline.scrub_bench import ScrubBench, scrub_bench
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.object_key import partition_manifest_key, partition_prefix
+from tiers.storage.object_key import facts_key, partition_prefix
 
 TODAY = 20_000
 
@@ -37,7 +37,7 @@ async def two_days(bench: ScrubBench) -> None:
         if start == 20:
             bench.seal_from_now_on()
         await bench.finished(start, [batch_of(start, 10, timestamp=(TODAY - age) * DAY_MS)])
-    await bench.put_manifest()
+    await bench.put_facts()
 
 
 async def counted(bench: ScrubBench, by: UsageBy, is_verified: bool, topics: str | None = None) -> UsageReport:
@@ -72,7 +72,7 @@ async def test_ages_are_of_the_latest_record(bench: ScrubBench) -> None:
     report = await counted(bench, UsageBy.TOPIC, True)
     ages = report.ages(TODAY)
     assert [name for name, size in ages.items() if size] == ["under 1 d", "under 90 d"]
-    assert sum(ages.values()) == du(bench) - du(bench, "manifest.json")
+    assert sum(ages.values()) == du(bench) - du(bench, ".facts")
     assert report.ages(TODAY + 1000)["365 d and more"] == sum(ages.values())
 
 
@@ -86,8 +86,8 @@ async def test_a_listing_counts_orphans_and_copies_in_progress(bench: ScrubBench
     deleting = await bench.tiered(300)
     await bench.move(deleting, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     other = TopicIdPartition(UUID(int=7), 9)
-    await bench.storage.put_object(partition_manifest_key("cluster", other), b"{}")
-    await bench.storage.put_object(partition_manifest_key("another", other), b"not ours")
+    await bench.storage.put_object(facts_key("cluster", other, 0, 5, UUID(int=1)), b"{}")
+    await bench.storage.put_object(facts_key("another", other, 0, 5, UUID(int=1)), b"not ours")
     lines = (await counted(bench, UsageBy.PARTITION, True)).lines
     assert [(each.topic, each.partition, each.orphan_bytes) for each in lines] == [
         (str(other.topic_id), 9, 2),
@@ -101,7 +101,7 @@ async def test_a_listing_counts_orphans_and_copies_in_progress(bench: ScrubBench
 
 async def test_only_the_topics_that_were_asked_for(bench: ScrubBench) -> None:
     await two_days(bench)
-    await bench.storage.put_object(partition_manifest_key("cluster", TopicIdPartition(UUID(int=7), 9)), b"{}")
+    await bench.storage.put_object(facts_key("cluster", TopicIdPartition(UUID(int=7), 9), 0, 5, UUID(int=1)), b"{}")
     assert len((await counted(bench, UsageBy.TOPIC, True)).lines) == 2
     [line] = (await counted(bench, UsageBy.TOPIC, True, "orders")).lines
     assert line.total_bytes == du(bench) - 2

@@ -37,8 +37,8 @@ from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.segment_deletion import delete_attempts
+from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.history.log_gap_task import LogGapTask
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.retention.trim_task import TrimTask
@@ -66,10 +66,10 @@ class Tasks:
             segment_bytes=200_000,
             segment_ms=0,
         )
-        self.manifest = PartitionManifestTask(self.services, self.partition)
-        self.attempts = CopyAttempts(self.services, self.partition, self.manifest.require_stored)
-        self.copying = RLMCopyTask(self.services, self.partition, self.attempts)
-        self.gaps = LogGapTask(self.services, self.partition, self.manifest, self.attempts)
+        self.facts = FactsTask(self.services, self.partition)
+        self.attempts = CopyAttempts(self.services, self.partition)
+        self.copying = RLMCopyTask(self.services, self.partition, self.attempts, self.facts)
+        self.gaps = LogGapTask(self.services, self.partition, self.facts, self.attempts)
 
     async def bounds(self) -> LocalLogBounds:
         return await self.services.source.bounds(self.partition, TIMEOUT_MS)
@@ -77,7 +77,8 @@ class Tasks:
     async def copy(self) -> None:
         """Runs copy rounds until no more records are ready."""
         while True:
-            await self.manifest.check()
+            if not self.facts.is_proved:
+                await self.facts.require_proved()
             bounds, log_start, remote_end = await self.bounds(), await self.log_start(), self.remote_end
             await self.copying.follow_leader(bounds)
             has_announced = await self.attempts.announce_kept(log_start or 0)
@@ -89,7 +90,6 @@ class Tasks:
             if start is not None and not has_announced:
                 start = self.attempts.start_behind(start, is_urgent=False)
                 more = await self.copying.run(self.policy, bounds, start) or more
-            await self.manifest.run()
             if not more:
                 return
 
@@ -98,9 +98,7 @@ class Tasks:
         return await kept_log_start(services.source, services.metadata, self.partition, TIMEOUT_MS)
 
     async def trim(self) -> int | None:
-        return await TrimTask(self.services, self.partition, self.manifest).run(
-            self.policy, self.copying.local_only_bytes
-        )
+        return await TrimTask(self.services, self.partition).run(self.policy, self.copying.local_only_bytes)
 
     async def expire(self) -> None:
         task = RLMExpirationTask(self.services, self.partition)

@@ -73,4 +73,4 @@ def test_a_damaged_batch_stops_only_the_copy(kafka: KafkaCluster, topic_name: st
         found = records_from(proxy.bootstrap_servers, topic, log_start, len(values) - log_start)
         assert found == numbered(values)[log_start:]
         assert lines_about(proxy, "a stage of a partition works again", f"partition={topic}-0", "stage=copy")
-        assert alarms(proxy, topic, "gap", "metadata-lost", "diverged", "cut", "manifest") == 0
+        assert alarms(proxy, topic, "gap", "metadata-lost", "diverged", "cut") == 0

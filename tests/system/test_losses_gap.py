@@ -97,27 +97,6 @@ def test_a_gap_costs_only_its_own_records(
         assert alarms(proxy, topic_name, "gap") == 1
 
 
-def test_a_gap_without_a_manifest_is_recorded(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
-    """The store has the other copies of the tier, and no segment that the metadata does not know."""
-    site = Site(kafka, tmp_path, topic_name)
-    values = copied(site)
-    values += delete_ahead(kafka, topic_name)
-    gap_end = site.local_log_start()
-    manifests = list((tmp_path / "tier").rglob("manifest.json"))
-    assert manifests
-    for manifest in manifests:
-        manifest.unlink()
-
-    with site.proxy() as proxy:
-        watch = Watch(site, proxy, [0, COPIED // 2, COPIED - 1, COPIED, gap_end - 1, gap_end, len(values) - 1])
-        watch.until(lambda: alarms(proxy, topic_name, "gap") > 0)
-        check_both_sides(proxy, topic_name, values, gap_end)
-        watch.until(lambda: all(manifest.exists() for manifest in manifests))
-        assert site.bounds()["gaps"] == [{"first_offset": COPIED, "next_offset": gap_end}]
-        assert alarms(proxy, topic_name) == 1
-        watch.check()
-
-
 def gaps(proxy: TidegateProcess, topic: str) -> float:
     return proxy.metric("tidegate_remote_log_gaps", topic=topic, partition="0")
 

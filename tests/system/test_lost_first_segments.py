@@ -1,6 +1,6 @@
 """The metadata loses the first segments of a partition, and the broker has removed their records: clients wait.
 
-No manifest names these segments either, so only the store shows that they exist. An operator's word ends the wait.
+Only the store shows that these segments exist. An operator's word ends the wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from tests.support.rigs.record_deletion import delete_records
 from tests.support.rigs.strict_consumer import local_log_end, until_trimmed
 from tests.support.rigs.topic_config_client import alter
 from tests.support.rigs.waiting import until
-from tests.support.servers.faulty_s3 import refuse_manifests, refuse_nothing
 from tests.support.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.versitygw import VersityGateway
@@ -50,7 +49,7 @@ def found(site: Site, deleted: int) -> int:
     create_topic(site.cluster.bootstrap_servers, site.topic)
     with site.proxy() as proxy:
         assert alter(proxy.bootstrap_servers, {site.topic: KEPT_FOR_EVER}) == [0]
-        until(lambda: any(site.tier_folder.rglob("manifest.json")) and site.bounds()["log_start_offset"] == 0)
+        until(lambda: site.bounds()["log_start_offset"] == 0)
         if deleted:
             produce(proxy.bootstrap_servers, site.topic, random_values(deleted))
             until(lambda: site.is_remote_up_to(deleted - 1))
@@ -63,15 +62,13 @@ def found(site: Site, deleted: int) -> int:
 def test_clients_wait_until_an_operator_accepts_the_first_segments(
     broker: KafkaCluster, s3: VersityGateway, topic_name: str, tmp_path: Path, deleted: int
 ) -> None:
-    with site_over_s3(broker, s3, tmp_path, topic_name) as (site, faulty):
+    with site_over_s3(broker, s3, tmp_path, topic_name) as (site, _):
         metadata_end = found(site, deleted)
         end = deleted + RECORDS
         values = random_values(RECORDS)
-        faulty.refuses = refuse_manifests
         with site.alarmed_proxy() as proxy:
             produce(proxy.bootstrap_servers, topic_name, values)
             until(lambda: site.is_remote_up_to(end - 1))
-        faulty.refuses = refuse_nothing
         assert alter(broker.bootstrap_servers, {topic_name: {"retention.ms": "1"}}) == [0]
         until_trimmed(broker, topic_name, end)
         assert alter(broker.bootstrap_servers, {topic_name: {"retention.ms": None}}) == [0]

@@ -24,7 +24,8 @@ from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, delete_topic, produce, random_values
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 from tests.support.servers.versitygw import VersityGateway
-from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
+from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 
 pytestmark = pytest.mark.integration
@@ -75,14 +76,23 @@ class Site:
         paths = [path for path in self.bucket.rglob("*") if path.is_file()]
         return {path: path.read_bytes() for path in paths if "/." not in str(path.relative_to(self.bucket.parent))}
 
-    def manifests(self) -> dict[str, PartitionManifest]:
-        found = [decode_partition_manifest(path.read_bytes()) for path in self.bucket.rglob("manifest.json")]
-        return {each.topic_id_partition.topic: each for each in found}
+    def segments(self, topic: str) -> list[RemoteLogSegmentMetadata]:
+        """The segments of the topic by the `.indexes` objects in the store."""
+        decoded = (decode_indexes_object(path.read_bytes()).metadata for path in self.bucket.rglob("*.indexes"))
+        found = [each for each in decoded if each.topic_id_partition.topic == topic]
+        return sorted(found, key=lambda each: each.start_offset)
 
-    def is_told(self, topic: str) -> bool:
-        """Whether the topic's manifests have all segments."""
-        manifest = self.manifests().get(topic)
-        return manifest is not None and bool(manifest.segments) and manifest.segments[-1].end_offset == RECORDS - 1
+    def facts(self, topic: str) -> list[PartitionFacts]:
+        """The facts of the topic, in objects of their own and with its segments."""
+        alone = [path.read_bytes() for path in self.bucket.rglob("*.facts")]
+        indexes = (decode_indexes_object(path.read_bytes()) for path in self.bucket.rglob("*.indexes"))
+        found = map(decode_partition_facts, [*alone, *(bytes(each.indexes.facts) for each in indexes)])
+        return [each for each in found if each.topic_id_partition.topic == topic]
+
+    def is_stored(self, topic: str) -> bool:
+        """Whether the store has all segments of the topic."""
+        segments = self.segments(topic)
+        return bool(segments) and segments[-1].end_offset == RECORDS - 1
 
     def settings(self) -> Path:
         proxy = self.proxy()
@@ -116,10 +126,10 @@ async def tiered(site: Site, values: Mapping[str, Sequence[bytes]]) -> None:
         with site.proxy() as proxy:
             await asyncio.to_thread(produce, proxy.bootstrap_servers, topic, values[topic])
             await asyncio.to_thread(until_trimmed, site.kafka, topic, RECORDS // 2)
-            await asyncio.to_thread(until, partial(site.is_told, topic))
+            await asyncio.to_thread(until, partial(site.is_stored, topic))
             if topic == site.sealed:
                 await asyncio.to_thread(set_local_retention, proxy.bootstrap_servers, topic)
-                await asyncio.to_thread(until, lambda: bool(site.manifests()[site.sealed].tier_config))
+                await asyncio.to_thread(until, lambda: any(each.tier_config for each in site.facts(site.sealed)))
 
 
 async def test_the_commands_of_an_operator_find_and_repair_damage(
@@ -172,8 +182,8 @@ async def look(site: Site) -> None:
 
 async def break_and_verify(site: Site) -> None:
     for topic in (site.plain, site.sealed):
-        manifest = site.manifests()[topic]
-        topic_id, segment = str(manifest.topic_id_partition.topic_id), manifest.segments[1]
+        segments = site.segments(topic)
+        topic_id, segment = str(segments[1].topic_id_partition.topic_id), segments[1].segment_id
         (log,) = (path for path in site.objects(topic_id, ".log") if str(segment.id) in str(path))
         indexes = log.with_suffix(".indexes")
         chunk = decode_indexes_object(indexes.read_bytes()).chunks()[-1]
@@ -191,7 +201,7 @@ async def break_and_verify(site: Site) -> None:
 
         log.write_bytes(whole)
         code, found = await site.json("verify", topic, "--resume", str(notes))
-        assert (code, found["segments"], found["already_verified"]) == (0, 1, len(manifest.segments) - 1)
+        assert (code, found["segments"], found["already_verified"]) == (0, 1, len(segments) - 1)
 
     content = indexes.read_bytes()
     indexes.unlink()
@@ -201,16 +211,16 @@ async def break_and_verify(site: Site) -> None:
     code, found = await site.json("orphans")
     assert (code, [each["segment"] for each in found["orphans"]]) == (1, [str(segment.id)])
     code, found = await site.json("rebuild")
-    [refused] = [each["refused"] for each in found["partitions"] if each["topic"] == topic]
-    assert (code, "its .indexes object is missing" in refused[0]) == (1, True)
+    [dropped] = [each["dropped"] for each in found["partitions"] if each["topic"] == topic]
+    assert (code, "its copy did not end" in dropped[0]) == (0, True)
     indexes.write_bytes(content)
 
 
 async def leave_orphans(site: Site) -> None:
     assert (await site.run("orphans"))[0] == 0
-    manifest = site.manifests()[site.plain]
-    log = site.objects(str(manifest.topic_id_partition.topic_id), ".log")[0]
-    orphan = log.with_name(log.name.replace(str(manifest.segments[0].id), str(uuid4())))
+    first = site.segments(site.plain)[0]
+    log = site.objects(str(first.topic_id_partition.topic_id), ".log")[0]
+    orphan = log.with_name(log.name.replace(str(first.segment_id.id), str(uuid4())))
     orphan.write_bytes(log.read_bytes())
     async with site.s3.client() as client:  # as if a request was repeated, and the copy ended with the other upload
         await client.create_multipart_upload(Bucket=BUCKET, Key=str(log.relative_to(site.bucket)))
@@ -230,7 +240,7 @@ async def leave_orphans(site: Site) -> None:
 async def change_the_key(site: Site) -> None:
     site.new_key("k2")
     code, found = await site.json("rewrap")
-    segments = site.manifests()[site.sealed].segments
+    segments = site.segments(site.sealed)
     assert (code, found["written"], len(found["segments"])) == (0, False, len(segments))
     assert (await site.json("segments", site.sealed, "--keys"))[1][0]["key"] == "k1"
     code, found = await site.json("rewrap", "--yes")
@@ -266,8 +276,8 @@ async def export_and_import(site: Site) -> None:
 async def begin_without(site: Site) -> None:
     """A proxy without metadata does not create the metadata topic, and does not start with one without records.
 
-    If another program wrote to the topic, the proxy copies no segments beside the existing ones, and keeps the
-    manifests."""
+    If another program wrote to the topic, the proxy copies no segments beside the existing ones, and changes
+    no object."""
     topic, home = site.metadata_topic, site.home
     site.metadata_topic, site.home = f"{site.metadata_topic}-begun", site.home / "begun"
     site.home.mkdir()

@@ -57,7 +57,7 @@ def copied_values(site: Site, proxy: TidegateProcess, count: int) -> list[bytes]
 
 def until_the_read_back_is_refused(faulty: FaultyS3) -> None:
     """Waits until the store has refused a read of the partition, which begins after both objects were written."""
-    until(lambda: any(path.endswith((".log", ".indexes", "manifest.json")) for _, path in faulty.refused))
+    until(lambda: any(path.endswith((".log", ".indexes", "tier.json")) for _, path in faulty.refused))
 
 
 def remove_at_the_broker(cluster: KafkaCluster, topic: str, end: int) -> None:

@@ -46,7 +46,7 @@ _LEFT_AFTER_MS: Final = 60_000
 _ANY_PROXY: Final = "the proxy that the client is connected to, from the store"
 _WITHOUT_STORE: Final = "the proxy that the client is connected to. It answers when the store does, or from its cache"
 _STAGES: Final[Mapping[Question, tuple[str, ...]]] = {
-    Question.ON_BROKER: ("survey", "manifest", "trim"),
+    Question.ON_BROKER: ("survey", "facts", "trim"),
     Question.NOT_REMOTE: ("survey", "gap", "copy"),
     Question.NOT_EXPIRED: ("survey", "expiry", "deletion"),
 }
@@ -302,7 +302,6 @@ class _Explanation:
             facts.now_ms,
             facts.visible_after_ms,
             self._visible_for_ms,
-            self._is_accepted,
         )
         found: dict[RemoteLogSegmentId, Why] = {}
         first_held: RemoteLogSegmentMetadata | None = None
@@ -348,10 +347,6 @@ class _Explanation:
         """Without the owner's own times, the time since the end of the copy stands for them."""
         seen = self._facts.owner.visible_for_ms
         return self._facts.now_ms - segment.event_timestamp_ms if seen is None else seen.get(segment.segment_id)
-
-    def _is_accepted(self, segment: RemoteLogSegmentMetadata) -> bool:
-        accepted, segment_id = self._facts.owner.accepted, segment.segment_id.id
-        return accepted is None or (segment_id in accepted and accepted[segment_id] == segment.cut_at)
 
     @cached_property
     def _not_expired(self) -> Mapping[RemoteLogSegmentId, Why]:

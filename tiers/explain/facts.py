@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from uuid import UUID
 
 from tiers.config.topic_policy import Refusal, TopicPolicy
 from tiers.metadata.log_bounds import next_uncopied, recorded_log_start, unexplained_runs, unexplained_trim
@@ -39,13 +38,11 @@ class LocalFacts:
 class OwnerFacts:
     """What the owner knows. A command that runs beside the owner knows only a part of it.
 
-    `accepted` has the segments of the stored partition manifest, each with its `cut_at`.
     `open_since_ms` is the time at which the owner read the first record of the open segment. `troubles` has the last
     error of each stage that fails, by the stage's name. `doubt` says why the owner may doubt the past, `stopped` why
     the leader's log stops the partition."""
 
     name: str | None = None
-    accepted: Mapping[UUID, int | None] | None = None
     visible_for_ms: Mapping[RemoteLogSegmentId, int] | None = None
     open_since_ms: int | None = None
     troubles: Mapping[str, str] = field(default_factory=dict)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
-from uuid import UUID
 
 from kafka.protocol.consumer import ListOffsetsRequest
 
@@ -17,41 +16,23 @@ from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
-from tiers.errors import BrokerError, LogDivergedError, RemoteLogError, RemoteLogMetadataError
+from tiers.errors import BrokerError, LogDivergedError, RemoteLogError, RemoteStorageError
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of, unknown_offsets
 from tiers.metadata.attempts import copy_failing_since_ms
 from tiers.metadata.log_bounds import recorded_log_start
-from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.metadata.topic.group.assignor import differing
 from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
+from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.history.align import align
 from tiers.tasks.history.stop_check import may_be_in_doubt
+from tiers.tasks.history.stored_facts import StoredFacts
 from tiers.tasks.retention.uncopied_watch import first_uncopied, head_batch
 
 _READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
-
-
-@dataclass(frozen=True, slots=True)
-class StoredManifest:
-    """The partition manifest as the store has it; `content` None: it has none. `trouble`: the store does not answer.
-
-    Read it before the metadata, so that the metadata is not older than the manifest."""
-
-    content: bytes | None = None
-    trouble: str = ""
-
-    def accepted(self) -> Mapping[UUID, int | None] | None:
-        """Returns the accepted segments, each with its `cut_at`. None: they are not known."""
-        if self.trouble:
-            return None
-        try:
-            return {} if self.content is None else decode_partition_manifest(self.content).accepted()
-        except RemoteLogMetadataError:
-            return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +50,8 @@ class Surroundings:
     remarks: tuple[str, ...] = field(default=())
     settings: str = ""
     """Digests of the settings that all proxies need the same."""
+    storage: RemoteStorageManager | None = None
+    """None: the store cannot be used."""
 
 
 def policy_from(
@@ -93,12 +76,14 @@ async def gather(
     around: Surroundings,
     partition: TopicIdPartition,
     policy: TopicPolicy | Refusal | None,
-    manifest: StoredManifest,
+    stored: StoredFacts | str,
     now_ms: int,
 ) -> PartitionFacts:
-    """Asks the leader of the partition, and adds what the metadata knows."""
+    """Asks the leader of the partition, and adds what the metadata knows.
+
+    `stored` was read before the metadata. A text says why the store does not answer."""
     metadata, is_tiered = around.metadata, isinstance(policy, TopicPolicy)
-    remarks = [*around.remarks, *([manifest.trouble] if manifest.trouble else [])]
+    remarks = [*around.remarks, *([stored] if isinstance(stored, str) else [])]
     trouble, local, stopped, doubt = "", None, "", ""
     try:
         local = await _local_facts(around, partition, remarks)
@@ -110,19 +95,21 @@ async def gather(
             remarks.append(
                 f"The leader has other records from offset {parting.offset} on: the owner cuts the tier there."
             )
-        if is_tiered and not manifest.trouble:
+        if is_tiered and around.storage is not None and not isinstance(stored, str):
             is_in_doubt = await may_be_in_doubt(
-                metadata, partition, bounds, log_start, manifest.content, around.cluster_id, around.timeout_ms
+                around.storage, metadata, partition, bounds, log_start, stored, around.timeout_ms
             )
             doubt = "the metadata, the store and the leader do not agree" if is_in_doubt else ""
     except LogDivergedError as error:
         stopped = str(error)
     except BrokerError as error:
         trouble = str(error)
+    except RemoteStorageError as error:
+        remarks.append(f"The facts in the store cannot be read: {error}.")
     since_ms = copy_failing_since_ms(metadata, partition, now_ms)
     if since_ms is not None:
         remarks.append(f"An attempt at the next copy was left {max(0, now_ms - since_ms) // 1000} s ago.")
-    owner = _owner(around, partition, manifest, remarks) if is_tiered else OwnerFacts("")
+    owner = _owner(around, partition, remarks) if is_tiered else OwnerFacts("")
     return facts_of(
         metadata,
         partition,
@@ -134,7 +121,7 @@ async def gather(
         visible_after_ms=around.visible_after_ms,
         cluster_id=around.cluster_id,
         remarks=tuple(remarks),
-        has_store=not manifest.trouble,
+        has_store=not isinstance(stored, str),
     )
 
 
@@ -153,21 +140,18 @@ async def _local_facts(around: Surroundings, partition: TopicIdPartition, remark
     return LocalFacts(bounds, leader.node_id, share_start, uncopied_bytes)
 
 
-def _owner(
-    around: Surroundings, partition: TopicIdPartition, manifest: StoredManifest, remarks: list[str]
-) -> OwnerFacts:
-    accepted = manifest.accepted()
+def _owner(around: Surroundings, partition: TopicIdPartition, remarks: list[str]) -> OwnerFacts:
     if around.members is None:
-        return OwnerFacts(accepted=accepted)
+        return OwnerFacts()
     number = around.metadata.metadata_partition(partition)
     owner = next((each for each in around.members if number in each.metadata_partitions), None)
     if owner is None:
         remarks.append("No running process owns the partition: nothing is copied, trimmed or expired.")
-        return OwnerFacts("", accepted=accepted)
+        return OwnerFacts("")
     if names := differing(around.settings, owner.settings):
         remarks.append(f"The owner has another {names} than this file, so it may not tier the topic as below.")
     unfit = "" if owner.is_fit else "it cannot write its disk or use the store (alarm `unfit`)"
-    return OwnerFacts(owner.name, accepted=accepted, unfit=unfit)
+    return OwnerFacts(owner.name, unfit=unfit)
 
 
 async def local_offset_at_time(

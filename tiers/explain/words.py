@@ -31,7 +31,6 @@ RULES: Final[Mapping[str, str]] = {
     HoldReason.NO_LOCAL_RETENTION: _LOG_RANGE,
     HoldReason.TRIMMING_PAUSED: _LOG_RANGE,
     HoldReason.LOG_START_ABOVE: _LOG_RANGE,
-    HoldReason.NOT_IN_MANIFEST: _LOG_RANGE,
     HoldReason.NOT_VISIBLE: _RULE_1,
     HoldReason.ABOVE_LSO: _RULE_4,
     HoldReason.LOCAL_RETENTION: _LOG_RANGE,
@@ -103,8 +102,6 @@ def sentence_of(hold: Hold, policy: TopicPolicy) -> str:
             return _paused(policy, TierWork.TRIMMING, "trims nothing of the topic")
         case HoldReason.LOG_START_ABOVE:
             return "The log start lies above these records. The owner deletes them on the broker in its next round."
-        case HoldReason.NOT_IN_MANIFEST:
-            return "The partition manifest in the store does not name the segment yet. The owner writes it first."
         case HoldReason.NOT_VISIBLE:
             return (
                 f"The owner trims a segment {duration_text(values['remote.log.visible.after.ms'])} after the end of its"

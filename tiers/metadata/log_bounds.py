@@ -134,8 +134,7 @@ def unexplained_trim(
     `log_start` on begins below its end.
 
     The owner never trims the newest segment, so segments existed below such a trim. The metadata has lost them if the
-    leader confirms both `log_start` and the trim. If an operator accepts the loss, the owner records another trim in
-    its next round. Only the owner can tell whether an acceptance is current."""
+    leader confirms both `log_start` and the trim. If an operator accepts the loss, another trim is recorded."""
     trim = last_trim(metadata, partition)
     if trim is None or trim.offset <= _behind_gaps(metadata, partition, log_start):
         return None

@@ -14,8 +14,8 @@ from uuid import UUID
 
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import (
+    MetadataRecord,
     log_gap_key,
-    operator_acceptance_key,
     topic_deletion_key,
     topic_missing_key,
 )
@@ -37,17 +37,18 @@ from tiers.metadata.written_records import (
     tombstone,
 )
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
+from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
+    Cut,
     CutUpdate,
     LocalLogStartUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
-    OperatorAcceptanceUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
@@ -189,12 +190,40 @@ class RecordBackedMetadataManager(StateBackedReader, ABC):
     async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
         await self._append_as_owner(partition, lambda: [tombstone(log_gap_key(partition, gap.first_offset))])
 
-    async def accept(self, partition: TopicIdPartition, witness: str) -> None:
-        update = OperatorAcceptanceUpdate(partition, self._writer, self._wall_clock_ms(), witness)
-        await self._append(partition, [key_and_value(update)])
+    async def restore(
+        self,
+        partition: TopicIdPartition,
+        *,
+        segments: Sequence[RemoteLogSegmentMetadata] = (),
+        cuts: Sequence[Cut] = (),
+        gaps: Sequence[LogGap] = (),
+        log_starts: Sequence[LogStart] = (),
+        local_log_start: OffsetAndEpoch | None = None,
+    ) -> None:
+        named = partition, self._writer, self._wall_clock_ms()
+        restored: list[MetadataRecord] = [
+            *(CutUpdate(*named, each.leader_epoch, each.offset, each.is_proved) for each in cuts),
+            *(LogGapUpdate(*named, each, UNKNOWN_EPOCH) for each in gaps),
+            *(LogStartOffsetUpdate(*named, each) for each in log_starts),
+            *([] if local_log_start is None else [LocalLogStartUpdate(*named, local_log_start)]),
+        ]
 
-    async def end_acceptance(self, partition: TopicIdPartition) -> None:
-        await self._append_as_owner(partition, lambda: [tombstone(operator_acceptance_key(partition))])
+        def records() -> Sequence[KeyAndValue]:
+            lost = [each for each in segments if self.remote_log_segment_metadata_by_id(each.segment_id) is None]
+            return [key_and_value(each) for each in (*restored, *lost)]
+
+        await self._append_in_turn(partition, records)
+
+    async def put_tier_marker(self, location: str, marker_id: UUID, *, is_confirmed: bool) -> None:
+        now_ms = self._wall_clock_ms()
+        update = TierMarkerUpdate(TIER_PARTITION, self._writer, now_ms, location, marker_id, is_confirmed)
+
+        def records() -> Sequence[KeyAndValue]:
+            known = self.tier_marker(location)
+            is_needed = known is None or (known.marker_id == marker_id and is_confirmed and not known.is_confirmed)
+            return [key_and_value(update)] if is_needed else []
+
+        await self._append_in_turn(TIER_PARTITION, records)
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
         partition = TopicIdPartition(topic_id, 0, topic)

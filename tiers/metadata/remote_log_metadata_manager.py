@@ -57,6 +57,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TierMarkerUpdate,
 )
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment
@@ -179,13 +180,10 @@ class RemoteLogMetadataReader(Protocol):
     def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
         """Returns the recorded gap that holds `offset`; None without one."""
 
-    def acceptance(self, partition: TopicIdPartition) -> str | None:
-        """Returns the witness with which an operator accepted the partition, or None.
+    def tier_marker(self, location: str) -> TierMarkerUpdate | None:
+        """Returns the recorded marker of a location of the store; None without one.
 
-        The witness names the partition manifest that the operator saw (`witness_of`). The operator accepts the records
-        that the metadata and the brokers know as all that is left. The acceptance counts only while the owner finds
-        that manifest. Otherwise it may be an old acceptance, whose end was lost. So only the owner, which asks the
-        store, may act on it. A manager keeps the witness as it is."""
+        It is as fresh as the metadata of `TIER_PARTITION`."""
 
     def is_topic_deleted(self, topic_id: UUID) -> bool:
         """Returns whether the deletion of the topic is proved: a proxy relayed it, or an operator confirmed it."""
@@ -297,11 +295,24 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
         """Removes the record of a gap, for example when the gap lies below the log start."""
 
-    async def accept(self, partition: TopicIdPartition, witness: str) -> None:
-        """Records that an operator accepts the partition: see `acceptance`. Needs no ownership."""
+    async def restore(
+        self,
+        partition: TopicIdPartition,
+        *,
+        segments: Sequence[RemoteLogSegmentMetadata] = (),
+        cuts: Sequence[Cut] = (),
+        gaps: Sequence[LogGap] = (),
+        log_starts: Sequence[LogStart] = (),
+        local_log_start: OffsetAndEpoch | None = None,
+    ) -> None:
+        """Records what an operator found that the metadata had lost. Needs no ownership.
 
-    async def end_acceptance(self, partition: TopicIdPartition) -> None:
-        """Removes the operator's acceptance, when the owner has gone on and does not need it any more."""
+        The segments are COPY_SEGMENT_STARTED. Those that the metadata knows are left out."""
+
+    async def put_tier_marker(self, location: str, marker_id: UUID, *, is_confirmed: bool) -> None:
+        """Records the marker of a location, unless another id is recorded. Needs no ownership.
+
+        All processes make their changes one after the other."""
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
         """Records that the topic was deleted. Needs no ownership."""

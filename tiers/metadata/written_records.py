@@ -22,7 +22,6 @@ from tiers.metadata.records.serde import (
     local_log_start_key,
     log_gap_key,
     log_start_key,
-    operator_acceptance_key,
     segment_keys,
 )
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -108,8 +107,6 @@ def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartition
         written += [tombstone(log_gap_key(partition, gap.first_offset)) for gap in state.gaps(partition)]
         if state.local_log_start(partition) is not None:
             written.append(tombstone(local_log_start_key(partition)))
-        if state.acceptance(partition) is not None:
-            written.append(tombstone(operator_acceptance_key(partition)))
         written.append(tombstone(key_of(metadata)))
     return written
 

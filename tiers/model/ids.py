@@ -33,6 +33,10 @@ class TopicIdPartition:
         return TopicIdPartition(self.topic_id, 0, self.topic)
 
 
+TIER_PARTITION = TopicIdPartition(UUID(int=0), -1)
+"""A partition of no topic. Its metadata partition has the records about the whole tier."""
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentId:
     """The identifier of one attempt to copy one segment. Each attempt has a new `id`, even for the same offsets."""

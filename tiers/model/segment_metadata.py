@@ -245,17 +245,18 @@ class LogGapUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorAcceptanceUpdate:
-    """Tidegate's own record type: an operator confirms that the metadata and the brokers know all remaining records.
+class TierMarkerUpdate:
+    """Tidegate's own record type: the marker object of a location of the store has this id (`TierMarker`).
 
-    An operator's command writes it while the owner doubts the past. The owner then goes on, writes another manifest,
-    and ends the acceptance by a tombstone."""
+    It is announced before the object is written, and confirmed after the object was read back. `topic_id_partition` is
+    `TIER_PARTITION`."""
 
     topic_id_partition: TopicIdPartition
     writer: str
     event_timestamp_ms: int
-    witness: str
-    """The `witness_of` the stored partition manifest that the operator saw."""
+    location: str
+    marker_id: UUID
+    is_confirmed: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protocol.errors import CorruptBatchError
@@ -70,6 +70,10 @@ class BuiltSegment:
     missing_offsets: int
     chunks: tuple[Chunk, ...]
     indexes: SegmentIndexes
+
+    def with_facts(self, facts: bytes) -> BuiltSegment:
+        """Returns the segment with the facts of its partition, as of the announcement of its copy."""
+        return replace(self, indexes=replace(self.indexes, facts=facts))
 
     def log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> LogSegmentData:
         """Returns the data that a storage manager copies. The `.indexes` object includes `metadata`."""

@@ -43,8 +43,6 @@ from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
     StoreFeatures,
-    Version,
-    VersionedObject,
     check_range,
 )
 
@@ -159,13 +157,8 @@ class ChildStorageManager:
         features: Sequence[StoreFeatures] = await self._call("probe")
         return features
 
-    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        version: Version | None = await self._call("put_object", key, data, if_match)
-        return version
-
-    async def get_versioned(self, key: str) -> VersionedObject:
-        found: VersionedObject = await self._call("get_versioned", key)
-        return found
+    async def put_object(self, key: str, data: bytes) -> None:
+        await self._call("put_object", key, data)
 
     async def get_object(self, key: str) -> bytes:
         return bytes(await self._call("get_object", key))

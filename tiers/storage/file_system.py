@@ -30,10 +30,7 @@ from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
     StoreFeatures,
-    Version,
-    VersionedObject,
     check_range,
-    refuse_condition,
 )
 from tiers.storage.settings import read_duration_ms, read_number
 
@@ -193,24 +190,16 @@ class FileSystemRemoteStorageManager:
     async def probe(self) -> Sequence[StoreFeatures]:
         """Returns a constant: the libraries offer no other condition than a move that replaces nothing."""
         if self._files.moves_once:
-            return [StoreFeatures(True, False, "when several processes create one file, one of them succeeds")]
-        return [StoreFeatures(False, False, "the library of this store has no conditional writes")]
+            return [StoreFeatures(True, "when several processes create one file, one of them succeeds")]
+        return [StoreFeatures(False, "the library of this store has no conditional writes")]
 
-    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        refuse_condition(if_match)
+    async def put_object(self, key: str, data: bytes) -> None:
         path = _checked(key)
 
         def put(call: Call[None]) -> None:
             self._write(call, path, len(data), SMALL_OBJECT, lambda: _one_piece(call, data), replace=True)
 
         await self._run(put, writes=True)
-        return None
-
-    async def get_versioned(self, key: str) -> VersionedObject:
-        try:
-            return VersionedObject(await self.get_object(key), None)
-        except RemoteResourceNotFoundError:
-            return VersionedObject(None, None)
 
     async def get_object(self, key: str) -> bytes:
         path = _checked(key)

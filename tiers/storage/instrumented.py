@@ -24,8 +24,6 @@ from tiers.storage.remote_storage_manager import (
     RemoteStorageManager,
     StoredObject,
     StoreFeatures,
-    Version,
-    VersionedObject,
 )
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -150,17 +148,10 @@ class InstrumentedRemoteStorageManager:
         with self._measured("probe"):
             return await self._inner.probe()
 
-    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+    async def put_object(self, key: str, data: bytes) -> None:
         with self._measured("put_object"):
-            version = await self._inner.put_object(key, data, if_match)
+            await self._inner.put_object(key, data)
         self._count_bytes("put_object", len(data))
-        return version
-
-    async def get_versioned(self, key: str) -> VersionedObject:
-        with self._measured("get_object"):
-            found = await self._inner.get_versioned(key)
-        self._count_bytes("get_object", len(found.data or b""))
-        return found
 
     async def get_object(self, key: str) -> bytes:
         with self._measured("get_object"):

@@ -38,8 +38,6 @@ from tiers.storage.remote_storage_manager import (
     StoreFeatures,
     UnfinishedUpload,
     UnfinishedUploads,
-    Version,
-    VersionedObject,
 )
 
 HOME = ""
@@ -203,12 +201,9 @@ class LocatedRemoteStorageManager:
             raise troubles[0]
         return found
 
-    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+    async def put_object(self, key: str, data: bytes) -> None:
         with self.write_breakers.of(HOME):
-            return await (await self._ready(self._home)).put_object(key, data, if_match)
-
-    async def get_versioned(self, key: str) -> VersionedObject:
-        return await (await self._ready(self._home)).get_versioned(key)
+            await (await self._ready(self._home)).put_object(key, data)
 
     async def get_object(self, key: str) -> bytes:
         """Reads an object. Looks for a segment's object in every location, because its key does not name one."""

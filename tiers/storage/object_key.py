@@ -1,12 +1,14 @@
 """Builds and parses the keys of all objects in a store.
 
     <prefix entropy>/<cluster id>/<topic id>/<partition>/<base offset>-<end offset>-<segment uuid>.log | .indexes
-    <prefix entropy>/<cluster id>/<topic id>/<partition>/manifest.json
+    <prefix entropy>/<cluster id>/<topic id>/<partition>/f<leader epoch>-<next offset>-<uuid>.facts
+    <cluster id>/tier.json
 
 * The entropy consists of four hex digits of a hash of (cluster id, topic id, partition). It spreads the partitions over
   the key space of a store.
 * A key names the topic by its id, because a topic that was deleted and created again is another topic.
 * Offsets have 20 digits, so a listing of a partition is in offset order.
+* The keys of facts are in the order of the positions that they name, behind the keys of the segments.
 * Keys are relative to the prefix in the settings of the store.
 * A probe of the store writes `.check-<uuid>` and `.race-<uuid>`, and deletes them again.
 """
@@ -25,7 +27,6 @@ from tiers.model.segment_state import RemoteLogSegmentState
 
 LOG_SUFFIX = ".log"
 INDEXES_SUFFIX = ".indexes"
-_MANIFEST = "manifest.json"
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -34,21 +35,22 @@ _SEGMENT_KEY = re.compile(
     rf"(?P<base>\d{{20}})-(?P<end>\d{{20}})-(?P<segment>{_UUID})(?P<suffix>\.log|\.indexes)"
 )
 
-
-_MANIFEST_KEY = re.compile(
+_FACTS_KEY = re.compile(
     rf"(?P<entropy>[0-9a-f]{{4}})/(?P<cluster>{_CLUSTER_ID.pattern})/(?P<topic>{_UUID})/(?P<partition>\d{{1,10}})/"
-    rf"{re.escape(_MANIFEST)}"
+    rf"f(?P<epoch>\d{{10}})-(?P<offset>\d{{20}})-{_UUID}\.facts"
 )
+_MARKER_KEY = re.compile(rf"({_CLUSTER_ID.pattern})/tier\.json")
 _PROBE_KEY = re.compile(rf"\.(?:check|race)-{_UUID}")
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionManifestKey:
-    """The parts of a partition manifest's key."""
+class FactsKey:
+    """The parts of the key of facts, and the whole key."""
 
     cluster_id: str
     topic_id: UUID
     partition: int
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,13 @@ def partition_prefix(cluster_id: str, partition: TopicIdPartition) -> str:
     return f"{hashlib.sha256(path.encode()).hexdigest()[:4]}/{path}"
 
 
-def partition_manifest_key(cluster_id: str, partition: TopicIdPartition) -> str:
-    return partition_prefix(cluster_id, partition) + _MANIFEST
+def facts_key(cluster_id: str, partition: TopicIdPartition, leader_epoch: int, next_offset: int, uuid: UUID) -> str:
+    """Returns the key of the facts of a partition that name this position of its metadata."""
+    return f"{partition_prefix(cluster_id, partition)}f{max(0, leader_epoch):010d}-{next_offset:020d}-{uuid}.facts"
+
+
+def marker_key(cluster_id: str) -> str:
+    return f"{cluster_id}/tier.json"
 
 
 def log_key(cluster_id: str, metadata: RemoteLogSegmentMetadata) -> str:
@@ -113,14 +120,20 @@ def parse_segment_key(key: str) -> SegmentObjectKey | None:
     return parsed if key.startswith(prefix) else None
 
 
-def parse_partition_manifest_key(key: str) -> PartitionManifestKey | None:
-    """Returns the parts of a partition manifest's key; None for other keys, and for a key with the wrong entropy."""
-    found = _MANIFEST_KEY.fullmatch(key)
+def parse_facts_key(key: str) -> FactsKey | None:
+    """Returns the parts of the key of facts; None for other keys, and for a key with the wrong entropy."""
+    found = _FACTS_KEY.fullmatch(key)
     if found is None:
         return None
-    parsed = PartitionManifestKey(found["cluster"], UUID(found["topic"]), int(found["partition"]))
-    partition = TopicIdPartition(parsed.topic_id, parsed.partition)
-    return parsed if key == partition_manifest_key(parsed.cluster_id, partition) else None
+    parsed = FactsKey(found["cluster"], UUID(found["topic"]), int(found["partition"]), key)
+    prefix = partition_prefix(parsed.cluster_id, TopicIdPartition(parsed.topic_id, parsed.partition))
+    return parsed if key.startswith(prefix) else None
+
+
+def marked_cluster(key: str) -> str | None:
+    """Returns the cluster id in the key of a marker; None for other keys."""
+    found = _MARKER_KEY.fullmatch(key)
+    return None if found is None else found[1]
 
 
 def segment_of_key(key: SegmentObjectKey, custom_metadata: bytes | None) -> RemoteLogSegmentMetadata:

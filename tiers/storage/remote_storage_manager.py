@@ -10,8 +10,7 @@ Third parties may add an implementation. Every implementation follows these rule
 * A missing object raises `RemoteResourceNotFoundError`. A permanent refusal (credentials, bucket) raises
   `RemoteStorageError`. A transient error raises `RetriableRemoteStorageError`. An implementation raises no others.
 * A listing need not show an object right after its write. The copy, read and delete paths never list.
-* A store gives versions of small objects only if conditional writes were proved on it (`probe`). Otherwise every
-  version is None, and `put_object` replaces whatever is there.
+* `put_object` replaces whatever is there.
 """
 
 from __future__ import annotations
@@ -45,41 +44,16 @@ class StoredObject:
     modified_ms: int | None = field(default=None, compare=False)
 
 
-Version = str
-"""What identifies the content of a small object at one moment. Its form is the store's own."""
-ABSENT: Version = ""
-"""The version of an object that does not exist."""
-
-
-@dataclass(frozen=True, slots=True)
-class VersionedObject:
-    """A small object as the store had it at one moment.
-
-    `data` is None if there was no object; `version` is then `ABSENT`. `version` is None if the store has no proved
-    conditional writes."""
-
-    data: bytes | None
-    version: Version | None
-
-
 @dataclass(frozen=True, slots=True)
 class StoreFeatures:
     """What a probe proved about concurrent writers of one key.
 
-    `has_atomic_creation`: of several writers that create one key, exactly one succeeds. `has_conditional_writes`: of
-    several writers that replace one version, exactly one succeeds. `evidence` says in words what the probe found.
-    `location` names the store, if there are several."""
+    `has_atomic_creation`: of several writers that create one key, exactly one succeeds. `evidence` says in words what
+    the probe found. `location` names the store, if there are several."""
 
     has_atomic_creation: bool
-    has_conditional_writes: bool
     evidence: str
     location: str = ""
-
-
-def refuse_condition(if_match: Version | None) -> None:
-    """Raises `ValueError` for a condition, in a store that never gave a version."""
-    if if_match is not None:
-        raise ValueError("this store has no conditional writes, so it gave no version")
 
 
 def check_range(start_position: int, end_position: int | None) -> None:
@@ -131,16 +105,8 @@ class RemoteStorageManager(SegmentReads, Protocol):
         Raises the store's errors when the race has no result. What an earlier probe proved still counts then.
         """
 
-    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        """Writes or replaces a small object (partition manifests). Returns its new version (see `VersionedObject`).
-
-        With `if_match`, it writes only if the object still has that version; `ABSENT` stands for no object. Raises
-        `ObjectChangedError` if the object has another version, unless its content is `data` already: then an earlier
-        request of this call, or another writer, wrote the same.
-        """
-
-    async def get_versioned(self, key: str) -> VersionedObject:
-        """Reads a small object with its version. A missing object is no error."""
+    async def put_object(self, key: str, data: bytes) -> None:
+        """Writes or replaces a small object (the marker of the tier, facts)."""
 
     async def get_object(self, key: str) -> bytes:
         """Reads a small object."""

@@ -26,7 +26,6 @@ class AlarmReason(StrEnum):
     DIVERGED = "diverged"
     FUTURE_TIMESTAMP = "future-timestamp"
     GAP = "gap"
-    MANIFEST = "manifest"
     METADATA_LOST = "metadata-lost"
     RETENTION_DIFFERS = "retention-differs"
     STAGE_FAILING = "stage-failing"

@@ -27,7 +27,6 @@ class HoldReason(StrEnum):
     TRIMMING_PAUSED = "trimming-paused"
     LOG_START_ABOVE = "log-start-above"
     """The log start lies above the local one: expiry removes these records from the broker first."""
-    NOT_IN_MANIFEST = "not-in-manifest"
     NOT_VISIBLE = "not-visible"
     ABOVE_LSO = "above-lso"
     LOCAL_RETENTION = "local-retention"

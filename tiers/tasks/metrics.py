@@ -12,7 +12,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import STATES, AlarmReason, RemoteLogAlarms
 from tiers.tasks.bounds import BOUNDS
 
-STAGES: Final = ("survey", "gap", "copy", "expiry", "manifest", "trim", "deletion")
+STAGES: Final = ("survey", "gap", "copy", "facts", "expiry", "trim", "deletion")
 """The stages of a partition's tasks."""
 TOPIC_KEPT_MS: Final = 3_600_000
 """How long the series of a topic stay after this process copied its last partition, so that a scrape reads them."""

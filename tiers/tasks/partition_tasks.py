@@ -1,20 +1,20 @@
 """`PartitionTasks`: the RLM tasks of one partition, as stages that fail alone (docs/design.md, "Log range").
 
-A round begins with the *survey*, which every stage needs: fresh metadata, the leader's bounds, the partition manifest,
-the leader's history, and the log start. Then each stage does its own work:
+A round begins with the *survey*, which every stage needs: fresh metadata, the leader's bounds, its history, and the log
+start. Then each stage does its own work:
 
 * **gap**: finds where copying continues, and records gaps.
 * **copy**: finishes the attempts that have not ended, and copies.
+* **facts**: compares the metadata with the facts in the store, and stores facts that have changed.
 * **expiry**: moves the log start. It needs the brokers and the metadata alone.
-* **manifest** and **trim**: write the manifest, and trim what the stored manifest accepts.
+* **trim**: trims what was copied.
 * **deletion**: deletes the objects of expired segments, and of attempts that other copies have replaced.
 
-While the owner doubts that the metadata knows all copies, it records no gap, and trims, expires and deletes nothing.
-Copying goes on. While a CUT is not proved, the owner expires and deletes nothing.
+Until the metadata is proved, and while the owner doubts that it knows all copies, the owner records no gap, and trims,
+expires and deletes nothing. Copying goes on. While a CUT is not proved, the owner expires and deletes nothing.
 
-What one stage needs of another: a gap is recorded, and in the manifest, before anything behind it is copied; a segment
-is in the stored manifest before it is trimmed, or replaces another one; the log start is behind a segment before that
-segment is deleted; and no stage works in a leader epoch whose history was not checked.
+What one stage needs of another: a gap is recorded before anything behind it is copied; the log start is behind a
+segment before that segment is deleted; and no stage works in a leader epoch whose history was not checked.
 
 The policy may change at any time, for example when the settings file is read again. A run of a stage takes the policy
 once, at its beginning. Before expiry moves the log start, and before a trim begins, the stage checks that this policy
@@ -41,8 +41,8 @@ from tiers.tasks.copy.copy_task import RLMCopyTask, copy_hold
 from tiers.tasks.deletion.segment_deletion import delete_attempts
 from tiers.tasks.history.align import require_no_open_cut
 from tiers.tasks.history.cut_task import RLMCutTask
+from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.history.log_gap_task import LogGapTask
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import STAGES
 from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
@@ -76,9 +76,9 @@ class PartitionTasks:
         self.partition = topic_id_partition
         self.tenure = tenure
         self.policy = policy
-        self.manifest = PartitionManifestTask(services, topic_id_partition)
-        self.attempts = CopyAttempts(services, topic_id_partition, self.manifest.require_stored)
-        self.copy = RLMCopyTask(services, topic_id_partition, self.attempts)
+        self.facts = FactsTask(services, topic_id_partition)
+        self.attempts = CopyAttempts(services, topic_id_partition)
+        self.copy = RLMCopyTask(services, topic_id_partition, self.attempts, self.facts)
         self.watch = PartitionWatch(services, topic_id_partition)
         self.is_copy_stopped = False
         self.running: dict[str, asyncio.Task[None]] = {}
@@ -86,8 +86,8 @@ class PartitionTasks:
         self.stages = {name: Stage(services, topic_id_partition, name) for name in STAGES}
         self._services = services
         self._cut = RLMCutTask(services, topic_id_partition)
-        self._gaps = LogGapTask(services, topic_id_partition, self.manifest, self.attempts)
-        self._trim = TrimTask(services, topic_id_partition, self.manifest, self._is_in_effect)
+        self._gaps = LogGapTask(services, topic_id_partition, self.facts, self.attempts)
+        self._trim = TrimTask(services, topic_id_partition, self._is_in_effect)
         self._expiration = RLMExpirationTask(services, topic_id_partition, self._is_in_effect)
         self.stopped = ""
         """Why the partition stopped since its last round that went through; empty: it did not."""
@@ -96,7 +96,12 @@ class PartitionTasks:
         self._doubts: dict[str, MetadataLostError] = {}
 
     def _is_in_effect(self, policy: TopicPolicy) -> bool:
-        return policy == self.policy and not self._doubts
+        return policy == self.policy and self._may_remove
+
+    @property
+    def _may_remove(self) -> bool:
+        """Whether the metadata is proved, and the owner has no doubt that it knows all copies."""
+        return self.facts.is_proved and not self._doubts
 
     @property
     def doubt(self) -> str:
@@ -137,13 +142,15 @@ class PartitionTasks:
         surveyed = await self.stages["survey"].run(self.survey)
         if surveyed is None:
             return
+        if self.facts.is_check_due and not self.stages["facts"].is_postponed:
+            await self.stages["facts"].run(self.prove)
+        self._show_doubt("facts", self.facts.doubt)
         start = None
         # While a copy is in progress, the remote end is behind, and the records of the copy look like a gap.
         is_copying = "copy" in self.running
         gap = self.stages["gap"]
         if not (is_copying or gap.is_postponed):
             start = await gap.run(partial(self.copy_start, surveyed))
-        is_gap_known = not is_copying and gap.failures == 0
         if self.stages["expiry"].is_due and not self._has_stopped:
             surveyed = await self.stages["expiry"].run(partial(self.expire, surveyed)) or surveyed
         if self._has_stopped:
@@ -151,8 +158,6 @@ class PartitionTasks:
         self.stopped = ""
         self._show_divergence(self._unproved(surveyed.log_start))
         launch(surveyed, start)
-        if is_gap_known:
-            await self.stages["survey"].run(partial(self.manifest.end_acceptance, is_settled=not self._doubts))
         self.watch.measure()
 
     @property
@@ -171,7 +176,6 @@ class PartitionTasks:
         await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         await self.watch.look(self.policy, bounds, self.copy)
-        await self._check_manifest()
         compared_end = services.metadata.remote_end_offset(partition)
         if await self._cut.run(bounds, self.end_work):
             self.copy.start_over()
@@ -185,13 +189,10 @@ class PartitionTasks:
         self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start)
         return Surveyed(bounds, log_start, compared_end)
 
-    async def _check_manifest(self) -> None:
-        try:
-            await self.manifest.check()
-        except MetadataLostError as error:
-            self._show_doubt("manifest", error)
-        else:
-            self._show_doubt("manifest", None)
+    async def prove(self) -> None:
+        """Compares the metadata with the facts in the store."""
+        await self.facts.check()
+        self._show_doubt("facts", self.facts.doubt)
 
     async def copy_start(self, surveyed: Surveyed) -> int | None:
         """Returns where copying continues. Records gaps and ends them, also while the partition is not copied.
@@ -207,16 +208,13 @@ class PartitionTasks:
     async def copy_segments(self, surveyed: Surveyed, start: int | None) -> bool:
         """Finishes attempts, and copies the segments that are ready. Returns True when more are ready.
 
-        Attempts are finished whatever the policy is. The manifest has a new gap before the owner copies any record
-        behind that gap."""
+        Attempts are finished whatever the policy is."""
         if self.is_copy_stopped:
             return False
-        bounds, log_start, metadata = surveyed.bounds, surveyed.log_start, self._services.metadata
+        bounds, log_start = surveyed.bounds, surveyed.log_start
         if await self.attempts.run(bounds, log_start):
             return True  # the next round finds where copying continues
         if start is None or not self.is_copied:
-            return False
-        if metadata.gaps(self.partition) and not (self._doubts or await self.manifest.run()):
             return False
         start = self.attempts.start_behind(start, is_urgent=self.watch.is_retention_half_used)
         return await self.copy.run(self.policy, bounds, start)
@@ -249,7 +247,7 @@ class PartitionTasks:
 
     async def expire(self, surveyed: Surveyed) -> Surveyed:
         """Moves the log start, and applies it to the broker. Returns what the survey would find now."""
-        if self._doubts or self._unproved(surveyed.log_start):
+        if not self._may_remove or self._unproved(surveyed.log_start):
             return surveyed
         log_start = await self._expiration.run(
             self.policy, surveyed.bounds, surveyed.log_start, self.copy.local_only_bytes, surveyed.remote_end
@@ -257,18 +255,13 @@ class PartitionTasks:
         return replace(surveyed, log_start=log_start)
 
     async def run_trim(self, surveyed: Surveyed) -> None:
-        """Writes the manifest, and trims what the stored manifest accepts, which may be an older one."""
-        if self.stages["manifest"].is_due:
-            await self.stages["manifest"].run(self.write_manifest)
+        """Stores the facts if they have changed, and trims what was copied."""
+        if self.stages["facts"].is_due:
+            await self.stages["facts"].run(self.facts.run)
         await self.stages["trim"].run(partial(self.trim, surveyed))
 
-    async def write_manifest(self) -> None:
-        """Writes the manifest, unless the owner doubts the past: `rebuild` needs it then. Raises the store's errors."""
-        if not self._doubts and not await self.manifest.run() and self.manifest.error is not None:
-            raise self.manifest.error
-
     async def trim(self, surveyed: Surveyed) -> None:
-        if not self._doubts:  # a trim may also write the manifest again
+        if self._may_remove:
             await self._trim.run(self.policy, self.copy.local_only_bytes, surveyed.bounds.leader_epoch)
 
     async def run_deletion(self, surveyed: Surveyed) -> None:
@@ -278,17 +271,15 @@ class PartitionTasks:
         """Deletes the objects of segments that expired, and of attempts that other copies have replaced.
 
         While expiring is paused, no copied segment is deleted."""
-        if self._doubts or self._unproved(surveyed.log_start):
+        if not self._may_remove or self._unproved(surveyed.log_start):
             return
         needless = await self.attempts.give_up(surveyed.bounds, surveyed.log_start or 0)
         await delete_attempts(self._services, self.partition, needless, self._may_delete)
         if TierWork.EXPIRING not in self.policy.paused:
-            await self._expiration.delete(
-                self.policy, surveyed.log_start, self.manifest.has_accepted, self.manifest.confirm, self._may_delete
-            )
+            await self._expiration.delete(self.policy, surveyed.log_start, self._may_delete)
 
     def _may_delete(self) -> bool:
-        return not self._doubts
+        return self._may_remove
 
     def _show_doubt(self, about: str, error: MetadataLostError | None) -> None:
         """Begins or ends a doubt about the past, and shows the alarm once while there is any."""

@@ -147,16 +147,6 @@ class RemoteLogManager:
         """Returns the alarms of this process about partitions and topics that are raised now."""
         return list(self._services.metrics.alarms.active())
 
-    def accepted(self, partition: TopicIdPartition) -> Mapping[UUID, int | None] | None:
-        """Returns the segments that the stored manifest accepts, each with its `cut_at`.
-
-        None if this process does not own the partition."""
-        tasks = self._managed.get(partition)
-        if tasks is None:
-            return None
-        segments = self._services.metadata.list_remote_log_segments(partition)
-        return {each.segment_id.id: each.cut_at for each in segments if tasks.manifest.has_accepted(each)}
-
     async def _keep_topics(self) -> None:
         services, settings = self._services, self._services.settings
         unread = self._lasting("the tiered topics could not be read", "the tiered topics can be read again")

@@ -20,7 +20,7 @@ from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
-from tiers.tasks.history.store_place import StorePlace
+from tiers.tasks.history.tier_place import TierPlace
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
 TIER_SETTINGS_MAX_AGE_MS: Final = 10_000
@@ -114,7 +114,7 @@ class TaskServices:
     key_ring: KeyRing = field(default_factory=KeyRing)
     """The keys with which new segments are encrypted, if there are any."""
     failed_deletions: FailedDeletions = field(default_factory=FailedDeletions)
-    place: StorePlace = field(default_factory=StorePlace)
+    place: TierPlace = field(default_factory=TierPlace)
     local_indexes: LocalIndexWriter = field(default_factory=NoLocalIndexes)
     copy_quota: RateQuota = field(default_factory=lambda: RateQuota(None, QuotaWindow(), monotonic_ms))
     """The quota for all copying of this process. It may change at any time."""

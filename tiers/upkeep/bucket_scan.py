@@ -1,8 +1,8 @@
 """`BucketScan` collects the objects that a store holds of one cluster's tier, by partition, for `rebuild`.
 
-The scan lists the store once. Then it reads every `.indexes` object and every partition manifest, but no `.log` object.
-A caller may also list and read by itself: it passes each listed object to `take`, and each object that it read to
-`put_indexes` or `put_manifest`.
+The scan lists the store once. Then it reads every `.indexes` and every `.facts` object, but no `.log` object. A caller
+may also list and read by itself: it passes each listed object to `take`, and each object that it read to `put_indexes`
+or `put_facts`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from uuid import UUID
 
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import CorruptSegmentError, RemoteLogMetadataError, RemoteResourceNotFoundError
-from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
+from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts
 from tiers.model.ids import TopicIdPartition
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (
     LOG_SUFFIX,
+    FactsKey,
     SegmentObjectKey,
-    parse_partition_manifest_key,
+    marked_cluster,
+    parse_facts_key,
     parse_segment_key,
-    partition_manifest_key,
     segment_of_key,
 )
 from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
@@ -45,22 +46,25 @@ class BucketScan:
         self.partitions: dict[tuple[UUID, int], FoundPartition] = {}
         self.other_clusters: set[str] = set()
         self.indexes: list[IndexesKey] = []
-        """The `.indexes` objects to read. `manifests` has the partitions whose manifests are to be read."""
-        self.manifests: list[TopicIdPartition] = []
+        """The `.indexes` objects to read. `facts` has the `.facts` objects to read."""
+        self.facts: list[FactsKey] = []
 
     def take(self, stored: StoredObject) -> None:
         """Takes one object of the listing. The caller passes every object."""
-        segment, manifest = parse_segment_key(stored.key), parse_partition_manifest_key(stored.key)
-        named = segment or manifest
+        segment, facts = parse_segment_key(stored.key), parse_facts_key(stored.key)
+        named = segment or facts
         if named is None:
+            if marked_cluster(stored.key) not in (None, self.cluster_id):
+                self.other_clusters.add(str(marked_cluster(stored.key)))
             return
         if named.cluster_id != self.cluster_id:
             self.other_clusters.add(named.cluster_id)
             return
         place = named.topic_id, named.partition
         found = self.partitions.setdefault(place, FoundPartition(TopicIdPartition(*place)))
+        if facts is not None:
+            self.facts.append(facts)
         if segment is None:
-            self.manifests.append(found.topic_id_partition)
             return
         one = found.segments.setdefault(segment.segment_uuid, FoundSegment(segment.base_offset, segment.end_offset))
         if segment.suffix == LOG_SUFFIX:
@@ -72,15 +76,15 @@ class BucketScan:
         key = read.key
         self.partitions[key.topic_id, key.partition].segments[key.segment_uuid].indexes = found
 
-    def put_manifest(self, partition: TopicIdPartition, found: PartitionManifest | str) -> None:
-        self.partitions[partition.topic_id, partition.partition].manifest = found
+    def put_facts(self, read: FactsKey, found: PartitionFacts | str) -> None:
+        self.partitions[read.topic_id, read.partition].facts.append(found)
 
     async def list(self, storage: RemoteStorageManager, on_object: Callable[[int], None] = lambda count: None) -> int:
         """Lists the store, and returns how many objects have to be read."""
         async for stored in storage.list_objects(""):
             on_object(1)
             self.take(stored)
-        return len(self.indexes) + len(self.manifests)
+        return len(self.indexes) + len(self.facts)
 
     async def read(
         self,
@@ -94,30 +98,36 @@ class BucketScan:
         `with_retries` repeats a read that may succeed later. Raises `RemoteStorageError` when the store does not
         answer."""
 
-        async def one(read: TopicIdPartition | IndexesKey) -> None:
-            if isinstance(read, TopicIdPartition):
-                self.put_manifest(read, await read_manifest(storage, self.cluster_id, read, with_retries))
+        async def one(read: FactsKey | IndexesKey) -> None:
+            if isinstance(read, FactsKey):
+                self.put_facts(read, await read_facts(storage, read, with_retries))
             else:
                 self.put_indexes(read, await read_indexes(storage, read, with_retries))
 
-        reads: Iterable[TopicIdPartition | IndexesKey] = chain(self.manifests, self.indexes)
+        reads: Iterable[FactsKey | IndexesKey] = chain(self.facts, self.indexes)
         await bounded_gather(reads, one, at_once, lambda: on_object(1))
 
 
-async def read_manifest(
-    storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition, with_retries: Persistently
-) -> PartitionManifest | str:
-    """Returns the manifest, or an explanation when it is unreadable. Raises `RemoteStorageError`.
+async def read_facts(storage: RemoteStorageManager, read: FactsKey, with_retries: Persistently) -> PartitionFacts | str:
+    """Returns the facts, or an explanation when they are unreadable. Raises `RemoteStorageError`.
 
     The error means that the store does not answer."""
-    key = partition_manifest_key(cluster_id, partition)
     try:
-        manifest = decode_partition_manifest(await with_retries(lambda: storage.get_object(key)))
-    except (RemoteLogMetadataError, RemoteResourceNotFoundError) as error:
+        facts = _decoded(await with_retries(lambda: storage.get_object(read.key)))
+    except RemoteResourceNotFoundError as error:
         return str(error)
-    if manifest.topic_id_partition == partition and manifest.cluster_id == cluster_id:
-        return manifest
-    return "the manifest belongs to another partition or cluster"
+    if isinstance(facts, str):
+        return facts
+    named = facts.cluster_id, facts.topic_id_partition.topic_id, facts.topic_id_partition.partition
+    is_own = named == (read.cluster_id, read.topic_id, read.partition)
+    return facts if is_own else "the facts belong to another partition or cluster"
+
+
+def _decoded(data: bytes | memoryview) -> PartitionFacts | str:
+    try:
+        return decode_partition_facts(data)
+    except RemoteLogMetadataError as error:
+        return str(error)
 
 
 async def read_indexes(
@@ -131,9 +141,11 @@ async def read_indexes(
         decoded = decode_indexes_object(await with_retries(lambda: storage.fetch_indexes(named)), named)
     except (CorruptSegmentError, RemoteResourceNotFoundError) as error:
         return str(error)
+    facts = _decoded(decoded.indexes.facts) if decoded.indexes.facts else None
     chunks = decoded.chunks()
     return FoundIndexes(
         replace(decoded.metadata, custom_metadata=read.custom_metadata),
         content_of(chunks),
         sum(each.stored_bytes for each in chunks),
+        None if isinstance(facts, str) else facts,
     )

@@ -3,11 +3,9 @@
 `find_orphans` lists the store first and reads the metadata afterwards. COPY_SEGMENT_STARTED is committed before the
 first object is written (docs/design.md, safety rule 3), so a copy in progress never looks orphaned. Nothing is deleted
 automatically. The objects of a deleted segment that the metadata keeps are not reported: the owner deletes them once
-more. An object is deletable if it is older than a grace period and no partition manifest names it. If a
-manifest names an object that the metadata lacks, metadata was lost, and `rebuild` restores it. A manifest is written
-before the first copy. So if the cluster has the topic and the store has no manifest of the partition, the manifest was
-lost, and no object of the partition is deletable (docs/design.md, safety rule 5). Neither is any if the metadata topic
-does not reach the position that the manifest names: it lost records, and one of them may have named the object.
+more. An object is deletable if it is older than a grace period, unless the metadata lost records: the stored facts name
+a position that the metadata topic does not reach, or a whole segment lies behind the last known one (docs/design.md,
+safety rule 5). `rebuild` restores such metadata.
 
 Probes of the store are in progress all the time, so their objects are reported only when they are old.
 
@@ -22,8 +20,6 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, readable_segments
-from tiers.errors import RemoteLogMetadataError, RemoteResourceNotFoundError
-from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -34,18 +30,19 @@ from tiers.storage.object_key import (
     indexes_key,
     is_probe_key,
     log_key,
-    parse_partition_manifest_key,
+    marked_cluster,
+    parse_facts_key,
     parse_segment_key,
-    partition_manifest_key,
     segment_of_key,
 )
 from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
 from tiers.storage.retries import with_retries
+from tiers.tasks.history.stored_facts import lost_reason, read_stored_facts
 
-ORPHAN, NAMED, MANIFEST, UNKNOWN, MISSING, UPLOAD = (
+ORPHAN, LOST, FACTS, UNKNOWN, MISSING, UPLOAD = (
     "no record names it",
-    "a partition manifest names it: was metadata lost?",
-    "the manifest of a partition without metadata",
+    "the metadata of its partition lost records",
+    "the facts of a partition without metadata",
     "not an object of the tier",
     "a record names it, but it is not in the store",
     "an unfinished upload",
@@ -106,9 +103,12 @@ async def judge_orphans(
     kept = {segment.segment_id.id for segment in tier.metadata.deleted_segments()}
     report = OrphanReport([])
     for stored in listed:
-        key, manifest = parse_segment_key(stored.key), parse_partition_manifest_key(stored.key)
-        named = key or manifest
-        if named is None:
+        key, facts = parse_segment_key(stored.key), parse_facts_key(stored.key)
+        named = key or facts
+        marked = marked_cluster(stored.key)
+        if marked is not None:
+            report.other_clusters += marked != tier.cluster_id
+        elif named is None:
             if _is_old(stored.modified_ms, older_than_ms, grace_ms) or not is_probe_key(stored.key):
                 report.orphans.append(_line(stored, UNKNOWN))
         elif named.cluster_id != tier.cluster_id:
@@ -117,9 +117,9 @@ async def judge_orphans(
             if not _is_known(tier, key) and key.segment_uuid not in kept:
                 is_old = _is_old(stored.modified_ms, older_than_ms, grace_ms)
                 report.orphans.append(_line(stored, ORPHAN, key, is_old))
-        elif not await _is_expected(tier, TopicIdPartition(named.topic_id, named.partition), known):
-            report.orphans.append(_line(stored, MANIFEST))
-    report.orphans = _as_one(await _without_the_accepted(tier, report.orphans))
+        elif TopicIdPartition(named.topic_id, named.partition) not in known:
+            report.orphans.append(_line(stored, FACTS))
+    report.orphans = _as_one(await _without_the_lost(tier, report.orphans))
     for upload in uploads:
         key = parse_segment_key(upload.key)
         if key is not None and key.cluster_id != tier.cluster_id:
@@ -166,58 +166,27 @@ def _leaves_uploads(tier: OpenTier, key: SegmentObjectKey) -> bool:
     return known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
-async def _without_the_accepted(tier: OpenTier, orphans: list[Orphan]) -> list[Orphan]:
-    """Marks the objects that a partition manifest names. They are not deletable.
+async def _without_the_lost(tier: OpenTier, orphans: list[Orphan]) -> list[Orphan]:
+    """Keeps the objects of partitions whose metadata lost records from being deletable: the lost ones may name them.
 
-    If a manifest is malformed, or missing although the topic exists, no object of its partition is deletable. The same
-    holds if it shows that the metadata lost records. Raises `BrokerError`, and the errors of the store.
-    """
-    accepted: dict[TopicIdPartition, frozenset[str] | None] = {}
+    Raises `BrokerError`, and the errors of the store."""
+    reasons: dict[TopicIdPartition, str] = {}
     judged = []
     for orphan in orphans:
         key = parse_segment_key(orphan.key)
         if key is not None:
             partition = TopicIdPartition(key.topic_id, key.partition)
-            if partition not in accepted:
-                accepted[partition] = await _accepted(tier, partition)
-            names = accepted[partition]
-            if names is None or str(key.segment_uuid) in names:
-                orphan = replace(orphan, what=ORPHAN if names is None else NAMED, deletable=False)
+            if partition not in reasons and partition.topic_id in tier.cluster.topics_by_id:
+                reasons[partition] = await _lost(tier, partition)
+            if reasons.get(partition):
+                orphan = replace(orphan, what=LOST, deletable=False)
         judged.append(orphan)
     return judged
 
 
-async def _is_expected(tier: OpenTier, partition: TopicIdPartition, known: set[TopicIdPartition]) -> bool:
-    """Whether a partition may have a manifest: the metadata knows it, or it was never copied.
-
-    The owner writes the manifest before the first copy, and `rebuild` finds no metadata in such a one."""
-    if partition in known:
-        return True
-    if partition.topic_id not in tier.cluster.topics_by_id:
-        return False
-    try:
-        manifest = await _manifest(tier, partition)
-    except (RemoteResourceNotFoundError, RemoteLogMetadataError):
-        return False
-    return not (manifest.segments or manifest.dead or manifest.gaps)
-
-
-async def _manifest(tier: OpenTier, partition: TopicIdPartition) -> PartitionManifest:
-    """Raises `RemoteResourceNotFoundError`, `RemoteLogMetadataError`, and the other errors of the store."""
-    key = partition_manifest_key(tier.cluster_id, partition)
-    return decode_partition_manifest(await with_retries(lambda: tier.storage.get_object(key)))
-
-
-async def _accepted(tier: OpenTier, partition: TopicIdPartition) -> frozenset[str] | None:
-    try:
-        manifest = await _manifest(tier, partition)
-    except RemoteResourceNotFoundError:
-        return None if partition.topic_id in tier.cluster.topics_by_id else frozenset()
-    except RemoteLogMetadataError:
-        return None
-    if not await tier.metadata.confirms(partition, manifest.position, TIMEOUT_MS):
-        return None  # the metadata lost records, perhaps of a segment that is newer than the manifest
-    return frozenset(str(each.id) for each in manifest.segments)
+async def _lost(tier: OpenTier, partition: TopicIdPartition) -> str:
+    stored = await with_retries(lambda: read_stored_facts(tier.storage, tier.cluster_id, partition))
+    return await lost_reason(tier.storage, tier.metadata, partition, stored, TIMEOUT_MS)
 
 
 def _as_one(orphans: list[Orphan]) -> list[Orphan]:

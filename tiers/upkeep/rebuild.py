@@ -10,15 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
 from uuid import UUID
 
-from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, open_storage, storage_cluster_id, tiered_cluster
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, storage_cluster_id, tiered_cluster
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.config.tier_config import TierConfig
-from tiers.errors import RemoteStorageError
-from tiers.metadata.partition_manifest import PartitionManifest
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
@@ -27,16 +24,13 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
-from tiers.storage.remote_storage_manager import RemoteStorageManager, VersionedObject
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
-from tiers.tasks.history.stored_manifest import manifest_of, overwrite_manifest, read_manifest, readable_manifest
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.importing import WRITER, records_read, refuse_beside_owners, write_all
 from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition, records_of, tier_configs_of
 from tiers.verify.segment_verification import verify_segment
 
-_MANIFESTS_AT_ONCE = 16
 PlanOfStore = Callable[[str], Awaitable["Rebuild"]]
 """Makes a plan from the objects with the given cluster id."""
 
@@ -88,8 +82,7 @@ async def rebuild(
         remote_log = config.remote_log.model_copy(update={"metadata_topic": options.into})
         config = config.model_copy(update={"remote_log": remote_log})
     async with tiered_cluster(config, is_new=True) as (client, cluster):
-        own_cluster_id = storage_cluster_id(config, cluster.cluster_id)
-        cluster_id = options.cluster_id or own_cluster_id
+        cluster_id = options.cluster_id or storage_cluster_id(config, cluster.cluster_id)
         if options.is_applied:
             # Owners would change what the plan is made of. Those of the topic that `into` replaces count as well.
             await refuse_beside_owners(client, topics)
@@ -109,23 +102,15 @@ async def rebuild(
             raise RemoteTierError(f"topic {done.topic} is not empty: delete it, or name another topic by --into")
         if options.is_applied and (options.skip_undecided or not done.undecided):
             wanted = [each for each in done.plans if not each.refused]
-            manifests: list[PartitionManifest] = []
-
-            def check(metadata: TopicBasedRemoteLogMetadataManager) -> None:
-                _check_written(metadata, wanted)
-                if cluster_id == own_cluster_id:  # another cluster's owners keep its manifests
-                    manifests.extend(manifests_of(wanted, metadata, cluster_id))
-
             await refuse_beside_owners(client, topics)
-            if cluster_id == own_cluster_id:
-                async with open_storage(config, cluster_id) as storage:
-                    await check_manifests(storage, cluster_id, wanted)
             await write_all(
-                config, client, lambda metadata: list(_records(wanted)), check, into_empty=True, progress=progress
+                config,
+                client,
+                lambda metadata: list(_records(wanted)),
+                lambda metadata: _check_written(metadata, wanted),
+                into_empty=True,
+                progress=progress,
             )
-            if manifests:
-                async with open_storage(config, cluster_id) as storage:
-                    await write_manifests(storage, manifests, wanted)
             done.written = True
         return done
 
@@ -140,7 +125,7 @@ async def plan_rebuild(
 ) -> Rebuild:
     """Makes a plan from the objects of the store.
 
-    Verifies each segment that no manifest names, because its copy may never have been verified.
+    Reads the segments back whose copies may never have been verified.
     """
     scan = BucketScan(cluster_id)
     with progress.bar("objects listed", None) as advance:
@@ -151,16 +136,16 @@ async def plan_rebuild(
     for plan in done.plans:
 
         async def check(number: int, plan: PartitionPlan = plan) -> None:
-            segment = plan.unnamed[number]
+            segment = plan.unsure[number]
             damages = await verify_segment(storage, segment, ring if ring.keys else None)
             plan.refused += [f"segment {segment.segment_id.id}: {each.what}" for each in damages]
 
-        await bounded_gather(range(len(plan.unnamed)), check, at_once)
+        await bounded_gather(range(len(plan.unsure)), check, at_once)
     return done
 
 
 def judge_scan(scan: BucketScan) -> Rebuild:
-    """Makes a plan from a finished scan. The caller must still verify the segments that no manifest names."""
+    """Makes a plan from a finished scan. The caller must still read the unsure segments back."""
     plans = [plan_partition(found) for found in scan.partitions.values()]
     plans.sort(key=lambda each: (each.topic_id_partition.topic, each.topic_id_partition.partition))
     return Rebuild("", plans, sorted(scan.other_clusters), 0)
@@ -185,8 +170,10 @@ async def compare(done: Rebuild, metadata: RemoteLogMetadataManager) -> None:
     for plan in done.plans:
         lacking = _lacking(plan, metadata)
         for partition, position in plan.positions:
-            if position.topic_id == metadata.position(partition).topic_id:
-                lacking += not await metadata.confirms(partition, position, TIMEOUT_MS)
+            is_of_topic = position.topic_id == metadata.position(partition).topic_id
+            if is_of_topic and not await metadata.confirms(partition, position, TIMEOUT_MS):
+                lacking += 1
+                break
         done.lacking[plan.topic_id_partition] = lacking
 
 
@@ -201,7 +188,7 @@ def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataManager) -> int:
             lacking += (known.custom_metadata, known.cut_at) != (wanted.custom_metadata, wanted.cut_at)
     log_start = max((start.offset for start in metadata.log_starts(partition)), default=-1)
     local_log_start = metadata.local_log_start(partition)
-    lacking += plan.log_start is not None and plan.log_start.offset > log_start
+    lacking += plan.log_start_offset > log_start >= 0 or (log_start < 0 and bool(plan.log_starts))
     lacking += plan.local_log_start is not None and (
         local_log_start is None or local_log_start.offset < plan.local_log_start.offset
     )
@@ -209,7 +196,8 @@ def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataManager) -> int:
     lacking += sum(gap not in gaps and gap.next_offset > log_start for gap in plan.gaps)
     known_cuts = {(cut.leader_epoch, cut.offset) for cut in metadata.cuts(partition)}
     lacking += sum((cut.leader_epoch, cut.offset) not in known_cuts for cut in plan.cuts)
-    lacking += bool(plan.tier_config) and not metadata.topic_tier_config(partition.topic_id)
+    has_settings = any(True for _ in tier_configs_of([plan], WRITER, 0))
+    lacking += has_settings and not metadata.topic_tier_config(partition.topic_id)
     return lacking
 
 
@@ -219,63 +207,6 @@ def _records(plans: Sequence[PartitionPlan]) -> Iterator[tuple[TopicIdPartition,
         yield update.topic_id_partition, [key_and_value(update)]
     for plan in plans:
         yield plan.topic_id_partition, records_of(plan, WRITER, now_ms)
-
-
-def manifests_of(
-    plans: Iterable[PartitionPlan], metadata: RemoteLogMetadataManager, cluster_id: str
-) -> list[PartitionManifest]:
-    """Returns the manifests that name the new metadata topic and how far it was written.
-
-    The owners compare this position with the topic before they record a gap. The manifests in the store name the old
-    topic, and an owner that finds a gap in its first round would stop the partition for that. A partition without a
-    manifest gets none: its owner must not take the rebuilt metadata for a witness of itself."""
-    return [manifest_of(metadata, cluster_id, plan.topic_id_partition) for plan in plans if plan.has_manifest]
-
-
-async def check_manifests(storage: RemoteStorageManager, cluster_id: str, plans: Iterable[PartitionPlan]) -> None:
-    """Raises `RemoteTierError` if the store has another manifest than one of the plans was made of.
-
-    An owner wrote it meanwhile. The plan lacks what that owner has copied, and what users have deleted since."""
-
-    async def check(plan: PartitionPlan) -> None:
-        _check_unchanged(plan, await read_manifest(storage, cluster_id, plan.topic_id_partition))
-
-    await bounded_gather(plans, check, _MANIFESTS_AT_ONCE)
-
-
-def _check_unchanged(plan: PartitionPlan, stored: bytes | None) -> None:
-    if readable_manifest(stored) != plan.manifest:
-        raise RemoteTierError(
-            f"the manifest of {plan.topic_id_partition} was replaced since the store was read: a process still owns the"
-            " partition, perhaps with another metadata topic. Stop every `tidegate serve` of this cluster, delete the"
-            " new metadata topic if there is one, and try again"
-        )
-
-
-async def write_manifests(
-    storage: RemoteStorageManager, manifests: Sequence[PartitionManifest], plans: Iterable[PartitionPlan]
-) -> None:
-    """Raises `RemoteTierError`. The metadata is written before, from `plans`.
-
-    A manifest that reflects a later offset of the same metadata topic stays: an owner that runs already wrote it."""
-    planned = {each.topic_id_partition: each for each in plans}
-
-    async def decide(manifest: PartitionManifest, stored: VersionedObject) -> PartitionManifest | None:
-        other = readable_manifest(stored.data)
-        if other is not None and other.is_later_than(manifest.position):
-            return None
-        _check_unchanged(planned[manifest.topic_id_partition], stored.data)
-        return manifest
-
-    for manifest in manifests:
-        partition = manifest.topic_id_partition
-        try:
-            await overwrite_manifest(storage, manifest.cluster_id, partition, partial(decide, manifest))
-        except RemoteStorageError as error:
-            raise RemoteTierError(
-                f"the metadata was written, but the manifest of {partition} was not: delete the new metadata topic,"
-                f" and try again: {error}"
-            ) from error
 
 
 def _check_written(metadata: TopicBasedRemoteLogMetadataManager, plans: Sequence[PartitionPlan]) -> None:
@@ -289,7 +220,7 @@ def _check_written(metadata: TopicBasedRemoteLogMetadataManager, plans: Sequence
                 wanted.cut_at,
             ):
                 raise RemoteTierError(f"the metadata of {partition} does not read back as it was written")
-        written_starts = {start.offset for start in metadata.log_starts(partition)}
-        is_start_written = plan.log_start is None or plan.log_start.offset in written_starts
+        written_starts = {start.offset for start in metadata.recorded_log_starts(partition)}
+        is_start_written = all(start.offset in written_starts for start in plan.log_starts)
         if known or not is_start_written or metadata.gaps(partition) != sorted(plan.gaps):
             raise RemoteTierError(f"the metadata of {partition} does not read back as it was written")

@@ -20,8 +20,6 @@ from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
     StoreFeatures,
-    Version,
-    VersionedObject,
     check_range,
 )
 from tiers.storage.settings import read_settings
@@ -67,18 +65,11 @@ class TapeRemoteStorageManager:
         return True
 
     async def probe(self) -> Sequence[StoreFeatures]:
-        return [StoreFeatures(False, False, "a tape has no conditions")]
+        return [StoreFeatures(False, "a tape has no conditions")]
 
-    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        """Replaces the object. `if_match` is None, because `get_versioned` gives no version."""
+    async def put_object(self, key: str, data: bytes) -> None:
+        """Replaces the object."""
         self._write(self._folder / key.replace("/", "%2F"), data)
-        return None
-
-    async def get_versioned(self, key: str) -> VersionedObject:
-        try:
-            return VersionedObject(await self.get_object(key), None)
-        except RemoteResourceNotFoundError:
-            return VersionedObject(None, None)
 
     async def get_object(self, key: str) -> bytes:
         try:

@@ -86,14 +86,6 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         "Start the later release on this machine. If the disk damaged the files, remove them.",
     ),
     Alarm(
-        "manifest-damaged",
-        Kind.EVENT,
-        ("a partition manifest cannot be read",),
-        "The manifest in the store is damaged.",
-        "Nothing: the owner writes it again.",
-        "Find out who wrote to the bucket.",
-    ),
-    Alarm(
         "indexes-damaged",
         Kind.EVENT,
         ("the newest segment's indexes cannot be read",),

@@ -84,16 +84,12 @@ STATES: Final[tuple[Alarm, ...]] = (
         Kind.TOPIC,
         ("a stage of a partition keeps failing",),
         "A stage of the partition's tasks has failed for 45 s. The fields `stage` and `error` say which and why.",
-        (
-            "That stage alone. The stage `survey` (metadata, bounds, manifest, history) stops all stages of the "
-            "partition."
-        ),
+        ("That stage alone. The stage `survey` (metadata, bounds, history) stops all stages of the partition."),
         (
             "Correct the reason. The stage is tried again by itself. If `trim` fails because a copied segment cannot "
             "be read, the brokers still have its records: mount or restore the store, or restore the key, and run "
-            "`tidegate tier verify`. If `survey` fails because the store has nothing of the partitions that were "
-            "copied, mount it or correct `[storage]`. If the store lost them, accept them with `tidegate tier "
-            "accept`."
+            "`tidegate tier verify`. If a stage fails because the store lacks the marker `tier.json`, mount it or "
+            "correct `[storage]`. If the store has lost the marker, `tidegate tier accept` writes it again."
         ),
     ),
     Alarm(
@@ -128,9 +124,8 @@ STATES: Final[tuple[Alarm, ...]] = (
         Kind.TOPIC,
         ("the metadata of a partition was lost",),
         (
-            "The metadata topic lost records of the partition or the topic's tier settings. Or records are in neither "
-            "tier, and it is not proved that they were never copied. Or the store has neither the manifest nor the "
-            "oldest segments of the partition: `[storage]` may name another place than that of the other proxies."
+            "The metadata topic lost records of the partition or the topic's tier settings, by what the store has. Or "
+            "records are in neither tier, and it is not proved that they were never copied."
         ),
         "Trimming, expiration and deletion of the partition. Copying goes on.",
         'See "A partition stops" in [operations.md](operations.md).',
@@ -148,17 +143,6 @@ STATES: Final[tuple[Alarm, ...]] = (
             "trimming, and DeleteRecords of clients."
         ),
         'See "A partition stops" in [operations.md](operations.md).',
-    ),
-    Alarm(
-        "manifest",
-        Kind.TOPIC,
-        ("a partition manifest cannot be written or read",),
-        "The store refuses the manifest, or does not answer.",
-        (
-            "Trimming of the segments that no stored manifest accepts. If the manifest cannot be read, all trimming "
-            "of the partition."
-        ),
-        "Correct the store: its rights, its quota, its connection. The owner tries again.",
     ),
     Alarm(
         "clock-skew",

@@ -162,7 +162,6 @@ async def explained(
     open_since_ms = None if report is None else report.open_since_ms
     owner = OwnerFacts(
         name="this proxy" if metadata.owns(partition) else None,
-        accepted=running.manager.accepted(partition),
         visible_for_ms={segment_id: mono_ms - seen_ms for segment_id, seen_ms in seen if seen_ms is not None},
         open_since_ms=None if open_since_ms is None else now_ms - (mono_ms - open_since_ms),
         troubles={} if report is None else {each.name: each.error for each in report.stages if each.failures},

@@ -19,7 +19,7 @@ from tiers.errors import BrokerError, OffsetGapError, RemoteLogError, RetriableR
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead
 from tiers.segment.segment_encryption import KeyRing
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.tasks.history.facts_task import FactsTask
 
 SILENT = replace(PARTITION, partition=1)
 FAR = 2**31 + 1000
@@ -82,13 +82,13 @@ async def test_a_store_is_asked_again_as_often_before_a_wave_as_after_it(
     await driver.survey()
     asked = 0
 
-    async def silent_at_first(manifest: PartitionManifestTask, *arguments: object) -> None:
+    async def silent_at_first(facts: FactsTask, *arguments: object) -> None:
         nonlocal asked
         asked += 1
         if asked <= 2 * failures:
             raise RetriableRemoteStorageError("no answer in 30 s")
 
-    monkeypatch.setattr(PartitionManifestTask, "check", silent_at_first)
+    monkeypatch.setattr(FactsTask, "check", silent_at_first)
     tasks = await driver.next_wave()
     assert len(tasks) == (2 if failures < 3 else 0)
     assert [one.is_over for one in driver.partitions] == [not tasks] * 2

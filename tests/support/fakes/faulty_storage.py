@@ -13,8 +13,6 @@ from tiers.storage.remote_storage_manager import (
     RemoteStorageManager,
     StoredObject,
     StoreFeatures,
-    Version,
-    VersionedObject,
 )
 
 
@@ -88,11 +86,8 @@ class FaultyStorage:
     async def probe(self) -> Sequence[StoreFeatures]:
         return await self.inner.probe()
 
-    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        return await self.inner.put_object(key, data, if_match)
-
-    async def get_versioned(self, key: str) -> VersionedObject:
-        return await self.inner.get_versioned(key)
+    async def put_object(self, key: str, data: bytes) -> None:
+        await self.inner.put_object(key, data)
 
     async def get_object(self, key: str) -> bytes:
         return await self.inner.get_object(key)

@@ -19,13 +19,14 @@ from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMe
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition, MetadataStatus
 from tiers.metadata.tenure import Tenure
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     Cut,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TierMarkerUpdate,
     leader_epoch_at,
 )
 from tiers.model.segment_state import (
@@ -57,6 +58,7 @@ class InMemoryRemoteLogMetadataManager:
     skew_ms: int = 0
     true_skew_ms: int | None = None
     """The result of a new measurement. None: the same as before."""
+    markers: dict[str, TierMarkerUpdate] = field(default_factory=dict)
     segments: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     deleted: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     begin_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
@@ -414,13 +416,36 @@ class InMemoryRemoteLogMetadataManager:
         self._write(partition)
         self.recorded_gaps.get(partition, {}).pop(gap.first_offset, None)
 
-    async def accept(self, partition: TopicIdPartition, witness: str) -> None:
-        self._write_anybodys()
-        self.accepted[partition] = witness
+    async def restore(
+        self,
+        partition: TopicIdPartition,
+        *,
+        segments: Sequence[RemoteLogSegmentMetadata] = (),
+        cuts: Sequence[Cut] = (),
+        gaps: Sequence[LogGap] = (),
+        log_starts: Sequence[LogStart] = (),
+        local_log_start: OffsetAndEpoch | None = None,
+    ) -> None:
+        for cut in cuts:
+            await self.put_cut(partition, cut.leader_epoch, cut.offset, is_proved=cut.is_proved)
+        for gap in gaps:
+            await self.put_log_gap(partition, gap, -1)
+        for start in log_starts:
+            await self.put_log_start(partition, start)
+        if local_log_start is not None:
+            await self.put_local_log_start(partition, local_log_start)
+        for segment in segments:
+            if self.remote_log_segment_metadata_by_id(segment.segment_id) is None:
+                await self.add_remote_log_segment_metadata(segment)
 
-    async def end_acceptance(self, partition: TopicIdPartition) -> None:
-        self._write(partition)
-        self.accepted.pop(partition, None)
+    def tier_marker(self, location: str) -> TierMarkerUpdate | None:
+        return self.markers.get(location)
+
+    async def put_tier_marker(self, location: str, marker_id: UUID, *, is_confirmed: bool) -> None:
+        self._write_anybodys()
+        known = self.markers.get(location)
+        if known is None or known.marker_id == marker_id:
+            self.markers[location] = TierMarkerUpdate(TIER_PARTITION, "", 0, location, marker_id, is_confirmed)
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
         self._write_anybodys()
@@ -445,7 +470,8 @@ class InMemoryRemoteLogMetadataManager:
 
     async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
         is_confirmed = self.is_position_confirmed and partition not in self.unconfirmed
-        return is_confirmed and position.topic_id == self.position(partition).topic_id
+        reached = self.position(partition)
+        return is_confirmed and position.topic_id == reached.topic_id and position.next_offset <= reached.next_offset
 
     async def change_topic_tier_config(
         self,

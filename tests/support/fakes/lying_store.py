@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +17,6 @@ from tiers.storage.remote_storage_manager import (
     RemoteStorageManager,
     StoredObject,
     StoreFeatures,
-    Version,
-    VersionedObject,
 )
 
 _STALL_S = 0.05
@@ -104,23 +101,10 @@ class LyingStore:
         await self._before()
         return await self._inner.probe()
 
-    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+    async def put_object(self, key: str, data: bytes) -> None:
         await self._before()
-        kept = data[: len(data) // 2] if self.lie is Lie.TRUNCATES else data
-        version = await self._inner.put_object(key, kept, if_match)
+        await self._inner.put_object(key, data[: len(data) // 2] if self.lie is Lie.TRUNCATES else data)
         await self._after()
-        return version
-
-    async def get_versioned(self, key: str) -> VersionedObject:
-        try:
-            await self._before_a_read()
-        except RemoteResourceNotFoundError:
-            return VersionedObject(None, None)
-        found = await self._inner.get_versioned(key)
-        await self._after()
-        if found.data is not None and self.lie is Lie.TRUNCATES:
-            return replace(found, data=found.data[: len(found.data) // 2])
-        return found
 
     async def get_object(self, key: str) -> bytes:
         await self._before_a_read()

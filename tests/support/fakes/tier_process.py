@@ -79,16 +79,16 @@ class SteppedManager(RemoteLogManager):
         surveyed = await managed.survey()
         if surveyed is None:
             return True
+        if managed.facts.is_check_due:
+            await managed.prove()
         start = await managed.copy_start(surveyed)
         if not managed.doubt:
             surveyed = await managed.expire(surveyed)
         more = await managed.copy_segments(surveyed, start)
         if not managed.doubt:
-            await managed.manifest.run()
             await managed.trim(surveyed)
             await managed.delete(surveyed)
-            await managed.manifest.run()
-        await managed.manifest.end_acceptance()
+            await managed.facts.run()
         return more
 
     def give_up(self) -> None:

@@ -33,7 +33,6 @@ from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
 from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
@@ -131,9 +130,6 @@ class JobBench:
         assert found is not None
         return found
 
-    async def write_manifest(self) -> None:
-        await PartitionManifestTask(self.services, self.partition).run()
-
     @property
     def segments(self) -> list[RemoteLogSegmentMetadata]:
         return list(self.metadata.list_remote_log_segments(self.partition))
@@ -153,9 +149,7 @@ class JobBench:
         """The rounds of an owner of the partition, much later."""
         bounds = await self.broker.bounds(self.partition, 1000)
         log_start = await kept_log_start(self.broker, self.metadata, self.partition, 1000)
-        attempts = CopyAttempts(
-            self.services, self.partition, PartitionManifestTask(self.services, self.partition).require_stored
-        )
+        attempts = CopyAttempts(self.services, self.partition)
         for _ in range(2):
             self.now_ms += 60_000
             await attempts.run(bounds, log_start)
@@ -164,4 +158,3 @@ class JobBench:
         task = RLMExpirationTask(self.services, self.partition)
         remote_end = self.services.metadata.remote_end_offset(self.partition)
         await task.delete(policy, await task.run(policy, bounds, log_start, 0, remote_end))
-        await self.write_manifest()

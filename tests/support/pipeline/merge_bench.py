@@ -37,7 +37,6 @@ async def bench_of(
         try:
             for built in copied(folder / "copied", log, ends, named=named):
                 await bench.store(built)
-            await bench.write_manifest()
             yield bench
         finally:
             await bench.close()

@@ -16,14 +16,12 @@ from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import OpenTier
 from tiers.broker.cluster_metadata import ClusterMetadata, TopicMetadata
-from tiers.metadata.partition_manifest import encode_partition_manifest
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager
-from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.history.stored_manifest import manifest_of
+from tiers.tasks.history.stored_facts import facts_of, put_facts
 
 CLUSTER_ID = "cluster"
 
@@ -72,9 +70,8 @@ class CommandBench:
         await self.rlmm.update_remote_log_segment_metadata(update)
         return replace(metadata, state=state)
 
-    async def put_manifest(self) -> None:
-        manifest = encode_partition_manifest(manifest_of(self.rlmm, CLUSTER_ID, PARTITION))
-        await self.storage.put_object(partition_manifest_key(CLUSTER_ID, PARTITION), manifest)
+    async def put_facts(self) -> str:
+        return await put_facts(self.storage, facts_of(self.rlmm, CLUSTER_ID, PARTITION))
 
     def files(self) -> list[Path]:
         return sorted(path for path in self.root.rglob("*") if path.is_file())

@@ -30,7 +30,7 @@ from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
 from tests.support.servers.producing import until_decided
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
-from tiers.storage.object_key import parse_partition_manifest_key, parse_segment_key
+from tiers.storage.object_key import parse_facts_key, parse_segment_key
 
 TIMEOUT_S = 300.0
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = range(-1, -6, -1)
@@ -219,14 +219,14 @@ def expect_no_remote_segments(partition: int = 0) -> Action:
 
 
 def expect_no_objects() -> Action:
-    """Expects no objects of any partition, including parts of segments and manifests."""
+    """Expects no objects of any partition, including parts of segments and facts."""
 
     def act(stage: Stage) -> None:
         tier = stage.home / "tier"
 
         def objects() -> list[str]:
             names = [str(path.relative_to(tier)) for path in tier.rglob("*.*")]
-            keys = {name: parse_segment_key(name) or parse_partition_manifest_key(name) for name in names}
+            keys = {name: parse_segment_key(name) or parse_facts_key(name) for name in names}
             topic_id = stage.topic_ids[stage.topic]
             return [name for name, key in keys.items() if key is not None and key.topic_id == topic_id]
 

@@ -91,9 +91,8 @@ class Tiers:
         segments = await self.segments()
         assert {one.state for one in segments} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
         paths = [path for path in self.options.remote_folder.rglob("*") if path.is_file()]
-        # A kill may leave the temporary file of a manifest. The store removes it after a day.
-        objects = [path for path in paths if not (path.parent.name == ".tmp" and path.name.startswith("object."))]
-        assert len(objects) == 2 * len(segments) + 1, objects  # two objects per segment, and the manifest
+        objects = [path for path in paths if path.suffix in (".log", ".indexes") and path.parent.name != ".tmp"]
+        assert len(objects) == 2 * len(segments), objects
         assert list(self.options.spool_folder.iterdir()) == []
 
     async def is_settled(self) -> bool:

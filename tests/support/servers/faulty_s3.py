@@ -52,10 +52,6 @@ class RefuseReadsOfTheNextSegment:
         return self._has_begun and method in {"GET", "HEAD", "DELETE"}
 
 
-def refuse_manifests(method: str, path: str) -> bool:
-    return method == "PUT" and path.endswith("manifest.json")
-
-
 class FaultyS3:
     """A context manager.
 

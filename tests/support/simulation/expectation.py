@@ -130,7 +130,7 @@ class ExpectedPartition:
         self.has_own_total, self.retentions = True, [Retention(-1, -1)]
 
     def lose_own_total(self) -> None:
-        """The metadata may have lost the total, and no manifest has it. The brokers' retention is the total again."""
+        """The metadata may have lost the total, and no facts have it. The brokers' retention is the total again."""
         self.has_own_total, self.retentions = False, self._of_brokers
 
     def _epoch_at(self, offset: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -19,16 +20,18 @@ from tests.support.simulation.loop import VirtualLoop
 from tests.support.simulation.replica_log import ABORT, Batch
 from tests.support.simulation.store import SimStore
 from tests.support.simulation.truth import MetadataTruth, Place, TrueSegment
-from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.errors import RemoteLogError
+from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogStart, OffsetAndEpoch
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (
     indexes_key,
     log_key,
-    parse_partition_manifest_key,
+    parse_facts_key,
     parse_segment_key,
-    partition_manifest_key,
+    partition_prefix,
 )
 
 UNAVAILABLE = frozenset(
@@ -53,7 +56,7 @@ _LISTED_WITHIN_S = 5.0
 _CONFIRMED_WITHIN_S = 2.001
 """Processes count whole milliseconds."""
 
-_manifest = lru_cache(maxsize=64)(decode_partition_manifest)
+_facts = lru_cache(maxsize=64)(decode_partition_facts)
 
 
 class Violation(Exception):
@@ -216,31 +219,32 @@ class Oracle:
         return stored is not None and indexes is not None and batch.data in stored.data
 
     def _putting(self, key: str, client: str, data: bytes) -> None:
-        if parse_partition_manifest_key(key) is not None:
-            self._replacing_manifest(key, client, data)
-            self._burying(client, data)
+        if parse_facts_key(key) is not None:
+            self._calling_dead(client, data)
+            if key in self.store.objects:
+                self.fail(f"{client} replaces {key}")
         parsed = parse_segment_key(key)
         if parsed is not None and parsed.segment_uuid not in self.truth.segments:
             self.fail(f"{client} writes {key}, whose segment has no record")
 
-    def _replacing_manifest(self, key: str, client: str, data: bytes) -> None:
-        """Where conditional writes are proved, no manifest replaces one that reflects later metadata."""
-        stored = self.store.objects.get(key)
-        if stored is None or not self.store.has_conditional_writes or self.truth.lost_records:
-            return
-        before, after = _manifest(stored.data), _manifest(data)
-        if before.is_later_than(after.position):
-            self.fail(
-                f"{client} replaces a manifest that reflects metadata offset {before.position.next_offset} by one of"
-                f" {after.position.next_offset}"
-            )
-
-    def _burying(self, client: str, data: bytes) -> None:
-        """`rebuild` restores no dead segment. So a manifest calls none dead that may still be accepted."""
-        for dead in _manifest(data).dead:
+    def _calling_dead(self, client: str, data: bytes) -> None:
+        """`rebuild` restores no dead segment. So no facts call one dead that may still be finished."""
+        for dead in _facts(data).dead:
             segment = self.truth.segments.get(dead)
             if segment is not None and not segment.is_deleted:
-                self.fail(f"{client} writes a manifest that calls {dead} dead, whose segment has no DELETE record")
+                self.fail(f"{client} stores facts that call {dead} dead, whose segment has no DELETE record")
+
+    def _stored_facts(self, partition: SimPartition) -> list[PartitionFacts]:
+        """Returns the facts in the `.facts` and `.indexes` objects of the partition that can be read."""
+        found: list[PartitionFacts] = []
+        prefix = partition_prefix(CLUSTER_ID, TopicIdPartition(partition.topic.topic_id, partition.index))
+        for key, stored in self.store.objects.items():
+            with suppress(RemoteLogError):
+                if key.startswith(prefix) and key.endswith(".facts"):
+                    found.append(_facts(stored.data))
+                elif key.startswith(prefix) and key.endswith(".indexes"):
+                    found.append(_facts(bytes(decode_indexes_object(stored.data).indexes.facts)))
+        return found
 
     def _started(self, segment: TrueSegment) -> None:
         """A segment that is in progress during a rebalance is copied once, by the owner that began it."""
@@ -330,11 +334,9 @@ class Oracle:
                 )
 
     def metadata_is_lost(self) -> None:
-        """A total that the owner has not written into a manifest yet may be lost."""
+        """A total that the owner has not stored with any facts yet may be lost."""
         for partition, expected in self.expected.items():
-            place = TopicIdPartition(partition.topic.topic_id, partition.index)
-            stored = self.store.objects.get(partition_manifest_key(CLUSTER_ID, place))
-            if expected.has_own_total and not (stored and _manifest(stored.data).tier_config):
+            if expected.has_own_total and not any(each.tier_config for each in self._stored_facts(partition)):
                 expected.lose_own_total()
 
     def _total_recorded(self, topic_id: UUID) -> None:

@@ -17,7 +17,6 @@ from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteResourceNot
 from tiers.fitness import Fitness
 from tiers.log import broker_log
 from tiers.metadata import log_history
-from tiers.metadata.partition_manifest import encode_partition_manifest
 from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
 from tiers.metadata.topic import follower
 from tiers.metadata.topic.follower import MetadataFollower
@@ -32,15 +31,15 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.collected_batches import CollectedBatches
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
-from tiers.storage.object_key import partition_manifest_key
 from tiers.tasks.copy import copy_attempts
 from tiers.tasks.deletion import segment_deletion
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.missing_topics import MissingTopics
-from tiers.tasks.history import align, cut_task, partition_manifest
+from tiers.tasks.history import align, cut_task, facts_task
+from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.history.log_gap_task import LogGapTask
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
-from tiers.tasks.history.stored_manifest import manifest_of
+from tiers.tasks.history.stored_facts import facts_of
+from tiers.tasks.history.tier_place import TierPlace
 from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.retention import expiration_task, trim_task
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
@@ -90,8 +89,7 @@ def _ignores_divergence(stack: ExitStack) -> None:
 
 
 def _takes_any_store(stack: ExitStack) -> None:
-    _replace(stack, PartitionManifestTask, "_check_place", _nothing)
-    _replace(stack, PartitionManifestTask, "require_stored", _nothing)
+    _replace(stack, TierPlace, "require", _nothing)
 
 
 def _deletes_void(stack: ExitStack) -> None:
@@ -168,21 +166,20 @@ def _hole_moves_log_start(stack: ExitStack) -> None:
 
 
 def _forgets_lost_metadata(stack: ExitStack) -> None:
-    """Neither the follower nor the witnesses notice that the metadata topic lost its tail."""
+    """Neither the follower nor the stored facts show that the metadata topic lost its tail."""
     _replace(stack, LostRecords, "check", lambda self, *arguments, **options: False)
     _replace(stack, LostRecords, "check_lineage", lambda self, *arguments: False)
-    _replace(stack, PartitionManifestTask, "check_gap", _nothing)
-    _replace(stack, partition_manifest, "refuse_to_forget", _nothing)
-    _replace(stack, partition_manifest, "check_positions", _nothing)
-    _replace(stack, PartitionManifestTask, "has_unknown", _nothing)
+    _replace(stack, FactsTask, "check_gap", _nothing)
+    _replace(stack, facts_task, "lost_reason", _nothing)
+    _replace(stack, FactsTask, "has_unknown", _nothing)
     _replace(stack, LogGapTask, "_check_trim", _nothing)
 
 
 def _buries_copies(stack: ExitStack) -> None:
-    original = manifest_of
+    original = facts_of
 
-    def manifest(metadata: Any, cluster_id: str, partition: Any) -> Any:
-        made = original(metadata, cluster_id, partition)
+    def facts(metadata: Any, cluster_id: str, partition: Any, *arguments: Any, **options: Any) -> Any:
+        made = original(metadata, cluster_id, partition, *arguments, **options)
         started = {
             one.segment_id.id
             for one in metadata.list_remote_log_segments(partition)
@@ -190,7 +187,7 @@ def _buries_copies(stack: ExitStack) -> None:
         }
         return replace(made, dead=tuple(sorted(started.union(made.dead))))
 
-    _replace(stack, partition_manifest, "manifest_of", manifest)
+    _replace(stack, facts_task, "facts_of", facts)
 
 
 def _foreign_log_start(stack: ExitStack) -> None:
@@ -338,17 +335,10 @@ def _stages_fail_together(stack: ExitStack) -> None:
     _replace(stack, PartitionTasks, "waits_ms", waits)
 
 
-def _overwrites_any_manifest(stack: ExitStack) -> None:
-    """An owner replaces the manifest without reading it."""
-    module: Any = partition_manifest
-
-    async def overwrite(storage: Any, cluster_id: str, partition: Any, decide: Any) -> Any:
-        manifest = await decide(None)
-        key = partition_manifest_key(cluster_id, partition)
-        await storage.put_object(key, encode_partition_manifest(manifest))
-        return manifest
-
-    _replace(stack, module, "overwrite_manifest", overwrite)
+def _stores_no_facts(stack: ExitStack) -> None:
+    """What users have deleted, and the gaps, are in the metadata alone."""
+    _replace(stack, FactsTask, "for_copy", lambda self, segment_id: b"")
+    _replace(stack, FactsTask, "run", _nothing)
 
 
 def _forgets_at_once(stack: ExitStack) -> None:
@@ -361,8 +351,9 @@ def _forgets_at_once(stack: ExitStack) -> None:
     _replace(stack, DeletedSegmentsTask, "_forget", forget)
 
 
-def _restores_what_is_named(stack: ExitStack) -> None:
-    _replace(stack, rebuild_plan, "_take_unnamed", lambda *arguments: None)
+def _restores_all_but_the_last(stack: ExitStack) -> None:
+    original = rebuild_plan._take
+    _replace(stack, rebuild_plan, "_take", lambda plan, candidates: original(plan, candidates[:-1]))
 
 
 PLANTED: Mapping[str, PlantedBug] = {
@@ -382,7 +373,7 @@ PLANTED: Mapping[str, PlantedBug] = {
         _forgets_lost_metadata,
         ("metadata-tail-lost", "power-cut", "old-copy", "rolling-upgrade", "compaction"),
     ),
-    "buries-copies": PlantedBug("rule 5", "calls a copy in progress dead in the manifest", _buries_copies),
+    "buries-copies": PlantedBug("rule 5", "calls a copy in progress dead in the facts", _buries_copies),
     "foreign-log-start": PlantedBug(
         "rule 5",
         "applies a log start of another history (loss 3)",
@@ -418,16 +409,13 @@ PLANTED: Mapping[str, PlantedBug] = {
         "log range", "stops trims and expiry while copying fails", _stages_fail_together,
         ("unreadable-batch", "retention"),
     ),
-    "overwrites-manifest": PlantedBug(
-        "objects", "replaces the manifest of a newer owner", _overwrites_any_manifest,
-        ("store-late-puts", "retention")
-    ),
+    "stores-no-facts": PlantedBug("objects", "stores no facts with its copies or alone", _stores_no_facts),
     "forgets-at-once": PlantedBug(
         "objects", "leaves the objects that come after a deletion", _forgets_at_once,
         ("store-late-puts", "retention"),
     ),
-    "restores-the-named": PlantedBug(
-        "objects", "restores no segment that is newer than the manifest", _restores_what_is_named
+    "restores-too-little": PlantedBug(
+        "objects", "does not restore the last segment", _restores_all_but_the_last
     ),
     "takes-any-store": PlantedBug(
         "rule 4", "takes an empty folder for the store", _takes_any_store, ("store-unmounted", "rebalance")

@@ -128,7 +128,7 @@ async def check_rebuild(sim: Simulation, *, is_settled: bool = False) -> None:
     """If all metadata was lost now, `rebuild` would restore every segment with records that only the store has.
 
     This holds at any moment of a run, not only after the faults have ended.
-    Or it refuses the partition: the manifest is older than the newest segments, so an operator has to decide. Or it
+    Or it refuses the partition: an operator has to decide between two contents. Or it
     leaves a segment out, and tells that it lies below the log start: a user deleted the records while they were
     copied. They stay deleted, as they are before the metadata is lost. The restored log start and gaps hide no record
     that must be kept.
@@ -149,7 +149,8 @@ async def check_rebuild(sim: Simulation, *, is_settled: bool = False) -> None:
         if plan.refused:
             continue
         log_start = plan.log_start_offset
-        is_applied = plan.log_start is not None and not sim.oracle.may_be_of_another_history(partition, plan.log_start)
+        latest = max(plan.log_starts, key=lambda start: (start.leader_epoch, start.offset), default=None)
+        is_applied = latest is not None and not sim.oracle.may_be_of_another_history(partition, latest)
         skipped = [(0, log_start)] if is_applied else []
         for first, end in [*skipped, *((gap.first_offset, gap.next_offset) for gap in plan.gaps)]:
             for batch in expected.lacking(first, end, sim.wall_ms()):

@@ -142,7 +142,7 @@ _CHECKS = (
         "True", "an attempt continues its neighbours", _HISTORIES_OF_ATTEMPTS,
     ),
     _without(
-        "copy/copy_attempts:CopyAttempts._read_back", "await self._check_place()", "pass",
+        "copy/copy_attempts:CopyAttempts._read_back", "await self._services.place.require(self._services)", "pass",
         "the place that has the objects is the tier's", _OTHER_PLACES,
     ),
     _without(
@@ -210,41 +210,15 @@ _CHECKS = (
         "if now_ms - self._seen.setdefault(hole.first_offset, now_ms) < services.settings.gap_alarm_ms:", "if False:",
         "a hole stays for a while", ("delete-records", "slow-link", "lost-answers", "metadata-cut", "pause"),
     ),
-    _returns("history/unknown_segments:_is_whole", "False", "no unknown segment in a hole", _LOST_METADATA),
-    # The manifest
+    _returns("history/stored_facts:_reads_whole", "False", "no unknown segment in a hole", _LOST_METADATA),
+    # The facts and the marker
     _returns(
-        "history/partition_manifest:PartitionManifestTask.check_gap", "None", "no record of a gap was copied",
-        _LOST_METADATA,
+        "history/facts_task:FactsTask.check_gap", "None", "no record of a gap was copied", _LOST_METADATA,
     ),
-    _returns(
-        "history/partition_manifest:PartitionManifestTask.confirm", "True", "the store has this owner's manifest",
-        (*_OTHER_PLACES, "store-late-puts"),
-    ),
-    _returns(
-        "history/partition_manifest:PartitionManifestTask.require_stored", "None", "the same before a copy counts",
-        _OTHER_PLACES,
-    ),
-    _returns(
-        "history/partition_manifest:PartitionManifestTask.has_accepted", "True", "the manifest has what is trimmed",
-        (*_LOST_METADATA, "store-refuses-writes"),
-    ),
-    _returns(
-        "history/partition_manifest:PartitionManifestTask._check_place", "None", "the store is the place of the tier",
-        _OTHER_PLACES,
-    ),
-    _returns(
-        "history/partition_manifest:PartitionManifestTask._judge", "None", "a manifest that may be replaced",
-        _OTHER_OWNERS,
-    ),
-    _returns(
-        "history/partition_manifest:PartitionManifestTask._restore", "None", "the stored manifest is written again",
-        _OTHER_OWNERS,
-    ),
-    _returns("history/stored_manifest:check_positions", "None", "the metadata reaches its positions", _LOST_METADATA),
-    _returns("history/stored_manifest:refuse_to_forget", "None", "the metadata knows each segment", _LOST_METADATA),
-    _returns("history/stored_manifest:check_stored_manifest", "None", "both before a tier is deleted", _LOST_METADATA),
-    _returns("history/stop_check:lacks_settings", "False", "an import lacks settings", _LOST_METADATA),
-    _returns("history/store_place:StorePlace.check", "True", "the store has other partitions", _OTHER_PLACES),
+    _returns("history/stored_facts:lost_reason", "''", "the metadata knows all copies", _LOST_METADATA),
+    _returns("history/stored_facts:lost_positions", "[]", "the metadata reaches its positions", _LOST_METADATA),
+    _returns("history/stored_facts:_lacks_settings", "False", "an import lacks settings", _LOST_METADATA),
+    _returns("history/tier_place:TierPlace.require", "None", "the store is the place of the tier", _OTHER_PLACES),
     # Trims
     _returns(
         "retention/trim_task:TrimTask._has_present_settings", "True", "the settings are those of the policy", _SETTINGS
@@ -290,10 +264,6 @@ _CHECKS = (
     _returns(
         "retention/expiration_task:RLMExpirationTask._trouble_without", "None", "the store has the other copies",
         (*_STORES, "crash", "lost-answers"),
-    ),
-    _without(
-        "retention/expiration_task:RLMExpirationTask._superseded", "all(map(is_accepted, answering))", "True",
-        "the manifest has the other copies", _OTHER_OWNERS,
     ),
     _without(
         "retention/expiration_task:RLMExpirationTask._superseded",
@@ -353,32 +323,23 @@ _CHECKS = (
         _SETTINGS,
     ),
     _without(
-        "partition_tasks:PartitionTasks._is_in_effect", "not self._doubts", "True", "no doubt begins meanwhile",
+        "partition_tasks:PartitionTasks._is_in_effect", "self._may_remove", "True", "no doubt begins meanwhile",
         _LOST_METADATA,
     ),
     _without(
-        "partition_tasks:PartitionTasks.expire", "if self._doubts or", "if", "nothing expires in doubt",
+        "partition_tasks:PartitionTasks.expire", "if not self._may_remove or", "if", "nothing expires in doubt",
         _LOST_METADATA,
     ),
     _without(
-        "partition_tasks:PartitionTasks.trim", "if not self._doubts:", "if True:", "no trim in doubt", _LOST_METADATA
+        "partition_tasks:PartitionTasks.trim", "if self._may_remove:", "if True:", "no trim in doubt", _LOST_METADATA
     ),
     _without(
-        "partition_tasks:PartitionTasks.delete", "if self._doubts or", "if", "no deletion in doubt",
+        "partition_tasks:PartitionTasks.delete", "if not self._may_remove or", "if", "no deletion in doubt",
         _LOST_METADATA,
-    ),
-    _without(
-        "partition_tasks:PartitionTasks.write_manifest", "if not self._doubts and", "if",
-        "the manifest stays in doubt", _LOST_METADATA,
     ),
     _without(
         "partition_tasks:PartitionTasks.survey", "if bounds.leader_epoch != checked_epoch:", "if False:",
         "one leader through the survey", _OTHER_HISTORIES,
-    ),
-    _without(
-        "partition_tasks:PartitionTasks.copy_segments",
-        "if metadata.gaps(self.partition) and not (self._doubts or await self.manifest.run()):", "if False:",
-        "the manifest has a gap before the copies behind it", (*_LOST_METADATA, "store-refuses-writes"),
     ),
 )  # fmt: skip
 

@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.support.simulation.loop import VirtualLoop, current_process
-from tiers.errors import ObjectChangedError, RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiers.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
 from tiers.storage.remote_storage_manager import (
-    ABSENT,
     LogSegmentData,
     StoredObject,
     StoreFeatures,
-    Version,
-    VersionedObject,
     check_range,
 )
 
@@ -41,7 +38,6 @@ class _Object:
     visible_at_s: float
     """When others than the writer see the object."""
     writer: str
-    version: int
 
 
 class SimStore:
@@ -49,9 +45,6 @@ class SimStore:
         self.loop = loop
         self.rng = rng
         self.objects: dict[str, _Object] = {}
-        self._versions = 0
-        self.has_conditional_writes = True
-        """Whether writers see versions of small objects. It is set before the first request."""
         self.is_down = False
         self.error_rate = 0.0
         self.lost_rate = 0.0
@@ -165,35 +158,13 @@ class SimStore:
             return  # the objects of a segment are created, and never replaced
         if objects is self.objects:
             self.on_put(key, name, data)
-        # A manifest that the store damaged stops its partition until an operator decides, so manifests stay whole.
         if self.truncate_rate and parse_segment_key(key) is not None and self.rng.random() < self.truncate_rate:
             data = data[: len(data) // 2]
         late_s = self.rng.uniform(0, self.late_ms / 1000) if self.late_ms and key not in objects else 0
         known = objects.get(key)
         visible_at_s = self.loop.time() + late_s if known is None else known.visible_at_s
-        self._versions += 1
-        objects[key] = _Object(data, visible_at_s, name, self._versions)
+        objects[key] = _Object(data, visible_at_s, name)
         self.on_served("PUT", key, name)
-
-    def version_of(self, key: str, name: str) -> Version | None:
-        """Returns the version that a conditional write compares. It shows an object to everyone at once."""
-        if not self.has_conditional_writes:
-            return None
-        found = self.seen_by(name).get(key)
-        return ABSENT if found is None else str(found.version)
-
-    def put_if(self, key: str, data: bytes, name: str, if_match: Version | None) -> Version | None:
-        known, version = self.seen_by(name).get(key), self.version_of(key, name)
-        if if_match is not None and version != if_match and (known is None or known.data != data):
-            raise ObjectChangedError(f"{key} has version {version!r}, not {if_match!r}")
-        self.put(key, data, name)
-        return self.version_of(key, name)
-
-    def get_versioned(self, key: str, name: str) -> VersionedObject:
-        try:
-            return VersionedObject(self.get(key, name), self.version_of(key, name))
-        except RemoteResourceNotFoundError:
-            return VersionedObject(None, ABSENT if self.has_conditional_writes else None)
 
     def delete(self, key: str, name: str) -> None:
         self._check("DELETE", key)
@@ -273,17 +244,11 @@ class SimStorage:
         await self._store.call(self._name, lambda: self._store.delete(key, self._name))
 
     async def probe(self) -> Sequence[StoreFeatures]:
-        proved = self._store.has_conditional_writes
-        return await self._store.call(self._name, lambda: [StoreFeatures(proved, proved, "simulated")])
+        return await self._store.call(self._name, lambda: [StoreFeatures(True, "simulated")])
 
-    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        # The first manifest is never late: without one, an operator decides about copies that did not end.
-        delay_s = self._store.put_delay_s() if key in self._store.objects else 0.0
-        put = partial(self._store.put_if, key, data, self._name, if_match)
-        return await self._store.call(self._name, put, delay_s)
-
-    async def get_versioned(self, key: str) -> VersionedObject:
-        return await self._store.call(self._name, lambda: self._store.get_versioned(key, self._name))
+    async def put_object(self, key: str, data: bytes) -> None:
+        put = partial(self._store.put, key, data, self._name)
+        await self._store.call(self._name, put, self._store.put_delay_s())
 
     async def get_object(self, key: str) -> bytes:
         return await self._store.call(self._name, lambda: self._store.get(key, self._name))

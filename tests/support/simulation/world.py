@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.simulation.clients import SimClient
-from tests.support.simulation.cluster import SimCluster, SimPartition, SimTopic
+from tests.support.simulation.cluster import CLUSTER_ID, SimCluster, SimPartition, SimTopic
 from tests.support.simulation.compaction import compact
 from tests.support.simulation.environment import WALL_START_MS
 from tests.support.simulation.expectation import Retention
@@ -18,7 +18,7 @@ from tests.support.simulation.process import SimMachine
 from tests.support.simulation.releases import write_new_record
 from tests.support.simulation.store import SimStore
 from tiers.model.ids import TopicIdPartition
-from tiers.storage.object_key import parse_partition_manifest_key
+from tiers.storage.object_key import marker_key
 
 METADATA_TOPIC = "__remote_log_metadata"
 MAX_CLOCK_SKEW_MS = 60_000
@@ -70,12 +70,11 @@ class World:
         return partitions[which % len(partitions)]
 
     def has_proved_place(self) -> bool:
-        """Whether the store has all partition manifests and a copy, and no process has another folder in its place.
+        """Whether the store has the marker and a copy, and no process has another folder in its place.
 
-        While nothing was ever copied, nothing proves a place (docs/design.md, safety rule 5)."""
-        known = sum(parse_partition_manifest_key(key) is not None for key in self.store.objects)
+        Before the marker is confirmed, nothing proves a place (docs/design.md, safety rule 5)."""
         has_copy = any(one.finished_at_s is not None for one in self.oracle.truth.segments.values())
-        return not self.store.unmounted and has_copy and known == len(self.oracle.expected)
+        return not self.store.unmounted and has_copy and marker_key(CLUSTER_ID) in self.store.objects
 
     def cut_off_for_long(self, machine: SimMachine, lasts_s: float) -> None:
         links = {(machine.name, node) for node in self.cluster.brokers}

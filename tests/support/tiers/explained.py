@@ -8,7 +8,6 @@ from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.config.topic_policy import Refusal, TopicPolicy
 from tiers.explain.answers import PartitionAnswer, Question, Why
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
-from tiers.model.segment_state import RemoteLogSegmentState
 
 
 async def facts_for(bench: Workbench, policy: TopicPolicy | Refusal | None) -> PartitionFacts:
@@ -27,11 +26,6 @@ async def facts_for(bench: Workbench, policy: TopicPolicy | Refusal | None) -> P
         ),
         owner=OwnerFacts(
             "tidegate-1",
-            accepted={
-                each.segment_id.id: each.cut_at
-                for each in bench.segments
-                if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED and bench.manifest_task.has_accepted(each)
-            },
             visible_for_ms={key: bench.now_ms - value for key, value in seen.items() if value is not None},
         ),
         visible_after_ms=bench.services.settings.remote_log.visible_after_ms,

@@ -31,13 +31,13 @@ from tests.support.written_log import WrittenLog
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, Retention, TotalRetention
 from tiers.errors import LogDivergedError, RemoteLogError, RetriableRemoteStorageError
-from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.object_key import indexes_key, log_key, partition_manifest_key
+from tiers.storage.object_key import indexes_key, log_key
 from tiers.tasks.bounds import violated_bounds
+from tiers.tasks.history.stored_facts import read_stored_facts
 
 NAMES = ("a", "b")
 FIRST_POLICY = replace(POLICY, local_retention_bytes=600, retention_bytes=4000)
@@ -477,11 +477,11 @@ class Tier(RuleBasedStateMachine):
         stored = {path for path in paths if path.endswith((".log", ".indexes"))}
         assert named <= stored
         if segments:
-            key = partition_manifest_key("cluster", PARTITION)
-            manifest = decode_partition_manifest((self.root / "remote" / key).read_bytes())
-            assert {each.id for each in manifest.segments} == {one.segment_id.id for one in segments}
-            assert manifest.log_start == next(iter(metadata.log_starts(PARTITION)), None)
-            assert manifest.gaps == tuple(metadata.gaps(PARTITION))
+            stored_facts = await read_stored_facts(self.processes[NAMES[0]].store, "cluster", PARTITION)
+            facts = stored_facts.joined()
+            assert facts is not None
+            assert set(metadata.cuts(PARTITION)) <= set(facts.cuts)
+            assert set(metadata.gaps(PARTITION)) <= set(facts.gaps)
         cut_off = {key("cluster", one) for one in others for key in (log_key, indexes_key)}
         assert stored - cut_off == named or self.may_have_orphans
         await self.follower.store_kept()

@@ -12,25 +12,26 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.fakes.record_batches import batch_of
 from tiers.config.topic_policy import TopicPolicy
-from tiers.errors import RemoteLogError, RemoteResourceNotFoundError
+from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import kept_log_start
-from tiers.metadata.partition_manifest import witness_of
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
-from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.object_key import marked_cluster
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
 from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
 from tiers.tasks.deletion.segment_deletion import delete_attempts
+from tiers.tasks.history.acceptance import accept_what_is_left
 from tiers.tasks.history.cut_task import RLMCutTask
+from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.history.log_gap_task import LogGapTask
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.retention.trim_task import TrimTask
@@ -93,12 +94,12 @@ class Workbench:
         self._start()
 
     def _start(self) -> None:
-        self.manifest_task = PartitionManifestTask(self.services, PARTITION)
-        self.attempts = CopyAttempts(self.services, PARTITION, self.manifest_task.require_stored)
-        self.copy_task = RLMCopyTask(self.services, PARTITION, self.attempts)
+        self.facts_task = FactsTask(self.services, PARTITION)
+        self.attempts = CopyAttempts(self.services, PARTITION)
+        self.copy_task = RLMCopyTask(self.services, PARTITION, self.attempts, self.facts_task)
         self.cut_task = RLMCutTask(self.services, PARTITION)
-        self.gap_task = LogGapTask(self.services, PARTITION, self.manifest_task, self.attempts)
-        self.trim_task = TrimTask(self.services, PARTITION, self.manifest_task)
+        self.gap_task = LogGapTask(self.services, PARTITION, self.facts_task, self.attempts)
+        self.trim_task = TrimTask(self.services, PARTITION)
         self.expiration_task = RLMExpirationTask(self.services, PARTITION)
 
     async def copy(self, policy: TopicPolicy = POLICY) -> bool:
@@ -120,24 +121,16 @@ class Workbench:
         start = self.attempts.start_behind(start, is_urgent=False)
         return await self.copy_task.run(policy, bounds, start)
 
-    async def write_manifest(self) -> None:
-        """Does what a round does after copying."""
-        await self.check_manifest()
-        await self.manifest_task.run()
+    async def check_facts(self) -> None:
+        """Does what a round does before it removes anything. Raises the doubt."""
+        await self.facts_task.require_proved()
 
-    async def check_manifest(self) -> None:
-        """Does what a round does first."""
-        await self.manifest_task.check()
-
-    async def accept(self) -> None:
-        """Accepts as an operator does, with the present manifest. The owner judges the acceptance in its next round."""
-        await self.metadata.accept(PARTITION, await self.witness())
-
-    async def witness(self) -> str:
-        try:
-            return witness_of(await self.store.get_object(partition_manifest_key("cluster", PARTITION)))
-        except RemoteResourceNotFoundError:
-            return witness_of(None)
+    async def accept(self) -> list[str]:
+        """Accepts as an operator does. Returns what cannot be restored. The owner looks again in its next round."""
+        bounds, log_start = await self.log.bounds(PARTITION, 1000), await self.log_start()
+        return await accept_what_is_left(
+            self.store, self.metadata, "cluster", PARTITION, bounds, log_start, timeout_ms=1000
+        )
 
     async def log_start(self) -> int | None:
         return await kept_log_start(self.log, self.metadata, PARTITION, 1000)
@@ -152,7 +145,7 @@ class Workbench:
             pass
 
     async def trim(self, policy: TopicPolicy) -> int | None:
-        await self.write_manifest()
+        await self.check_facts()
         return await self.trim_task.run(policy, self.copy_task.local_only_bytes)
 
     async def expire(self, policy: TopicPolicy) -> int:
@@ -184,7 +177,8 @@ class Workbench:
         return b"".join(parts)
 
     async def objects(self) -> list[str]:
-        return sorted([found.key async for found in self.store.list_objects("")])
+        """Returns the keys of all objects but the marker of the tier."""
+        return sorted([each.key async for each in self.store.list_objects("") if marked_cluster(each.key) is None])
 
     def spooled(self) -> list[Path]:
         return list((self.folder / "spool").iterdir())
@@ -225,6 +219,12 @@ class ProcessEnded(Exception):
     """The process is gone at this point."""
 
 
+async def copied(bench: Workbench) -> None:
+    """Offsets 0 to 89 in three segments; ten more are only local."""
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10)))
+    await bench.copy_all()
+
+
 @asynccontextmanager
 async def workbench(folder: Path) -> AsyncIterator[Workbench]:
     root = folder / "remote"
@@ -233,6 +233,8 @@ async def workbench(folder: Path) -> AsyncIterator[Workbench]:
     await store.open()
     bench = Workbench(folder, store)
     await bench.services.spool.open()
+    await bench.services.place.require(bench.services)
+    bench.steps.clear()
     try:
         yield bench
     finally:

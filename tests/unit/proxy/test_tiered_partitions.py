@@ -66,8 +66,6 @@ async def test_a_trim_tells_that_there_were_segments(tier: RemoteTier) -> None:
     assert tiered.unexplained_trim(lost, 0) == trim, "the records of the trim are not in a later segment"
     assert [tiered.is_at_head(P0, offset, 0) for offset in (9, 10, 30)] == [True, False, False]
     assert [tiered.is_at_head(P0, offset, 30) for offset in (30, 40)] == [True, True]
-    await tier.rlmm.accept(lost, "7f")
-    assert tiered.unexplained_trim(lost, 0) == trim, "the acceptance may be an old one"
     await tier.rlmm.put_local_log_start(lost, OffsetAndEpoch(0, 5))
     assert tiered.unexplained_trim(lost, 0) is None
 

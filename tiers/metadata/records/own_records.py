@@ -30,7 +30,7 @@ from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
-    OperatorAcceptanceUpdate,
+    TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
@@ -170,20 +170,28 @@ def read_log_gap(buf: Buffer, pos: int) -> tuple[LogGapUpdate, int]:
     return update, skip_tagged_section(buf, pos)
 
 
+def write_tier_marker(update: TierMarkerUpdate) -> bytes:
+    return (
+        _write_head(update)
+        + write_string(update.location, compact=True)
+        + update.marker_id.bytes
+        + INT8.pack(update.is_confirmed)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def read_tier_marker(buf: Buffer, pos: int) -> tuple[TierMarkerUpdate, int]:
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
+    location, pos = read_string(buf, pos, compact=True)
+    marker_id, pos = read_uuid(buf, pos)
+    is_confirmed, pos = read_int8(buf, pos)
+    update = TierMarkerUpdate(partition, writer, event_timestamp_ms, location or "", marker_id, bool(is_confirmed))
+    return update, skip_tagged_section(buf, pos)
+
+
 def write_head_alone(update: OfPartition) -> bytes:
     """Writes a record of a type whose only content is its partition."""
     return _write_head(update) + EMPTY_TAGGED_SECTION
-
-
-def write_operator_acceptance(update: OperatorAcceptanceUpdate) -> bytes:
-    return _write_head(update) + write_string(update.witness, compact=True) + EMPTY_TAGGED_SECTION
-
-
-def read_operator_acceptance(buf: Buffer, pos: int) -> tuple[OperatorAcceptanceUpdate, int]:
-    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
-    witness, pos = read_string(buf, pos, compact=True)
-    update = OperatorAcceptanceUpdate(partition, writer, event_timestamp_ms, witness or "")
-    return update, skip_tagged_section(buf, pos)
 
 
 def read_topic_deletion(buf: Buffer, pos: int) -> tuple[TopicDeletionUpdate, int]:

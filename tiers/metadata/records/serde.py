@@ -38,8 +38,8 @@ from tiers.metadata.records.own_records import (
     read_local_log_start,
     read_log_gap,
     read_log_start,
-    read_operator_acceptance,
     read_tier_config,
+    read_tier_marker,
     read_topic_deletion,
     read_topic_missing,
     read_unfinished_rebuild,
@@ -49,8 +49,8 @@ from tiers.metadata.records.own_records import (
     write_local_log_start,
     write_log_gap,
     write_log_start,
-    write_operator_acceptance,
     write_tier_config,
+    write_tier_marker,
 )
 from tiers.metadata.records.record_parts import (
     read_nullable_bytes,
@@ -69,10 +69,10 @@ from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
-    OperatorAcceptanceUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
@@ -89,8 +89,8 @@ CUT_API_KEY = 1002
 LOCAL_LOG_START_API_KEY = 1004
 COPY_PLAN_API_KEY = 1005
 LOG_GAP_API_KEY = 1006
-OPERATOR_ACCEPTANCE_API_KEY = 1007
 UNFINISHED_REBUILD_API_KEY = 1009
+TIER_MARKER_API_KEY = 1010
 TOPIC_DELETION_API_KEY = 2000
 TOPIC_MISSING_API_KEY = 2001
 
@@ -102,7 +102,6 @@ _MESSAGE_VERSIONS = {
     CUT_API_KEY: 1,
     LOCAL_LOG_START_API_KEY: 1,
     COPY_PLAN_API_KEY: 1,
-    OPERATOR_ACCEPTANCE_API_KEY: 1,
 }
 """The message versions of the record types whose messages changed. All other types have version 0."""
 
@@ -116,8 +115,8 @@ MetadataRecord = (
     | LocalLogStartUpdate
     | CopyPlan
     | LogGapUpdate
-    | OperatorAcceptanceUpdate
     | UnfinishedRebuildUpdate
+    | TierMarkerUpdate
     | TopicDeletionUpdate
     | TopicMissingUpdate
 )
@@ -169,10 +168,10 @@ def key_of(record: MetadataRecord) -> RecordKey:
             return RecordKey(COPY_PLAN_API_KEY, record.topic_id_partition, record.plan_id.bytes)
         case LogGapUpdate():
             return log_gap_key(record.topic_id_partition, record.gap.first_offset)
-        case OperatorAcceptanceUpdate():
-            return operator_acceptance_key(record.topic_id_partition)
         case UnfinishedRebuildUpdate():
             return unfinished_rebuild_key(record.topic_id_partition)
+        case TierMarkerUpdate():
+            return tier_marker_key(record.topic_id_partition, record.location)
         case TopicDeletionUpdate():
             return topic_deletion_key(record.topic_id_partition)
         case TopicMissingUpdate():
@@ -218,12 +217,12 @@ def log_gap_key(partition: TopicIdPartition, first_offset: int) -> RecordKey:
     return RecordKey(LOG_GAP_API_KEY, partition, INT64.pack(first_offset))
 
 
-def operator_acceptance_key(partition: TopicIdPartition) -> RecordKey:
-    return RecordKey(OPERATOR_ACCEPTANCE_API_KEY, partition)
-
-
 def unfinished_rebuild_key(metadata_partition: TopicIdPartition) -> RecordKey:
     return RecordKey(UNFINISHED_REBUILD_API_KEY, metadata_partition)
+
+
+def tier_marker_key(partition: TopicIdPartition, location: str) -> RecordKey:
+    return RecordKey(TIER_MARKER_API_KEY, partition, location.encode())
 
 
 def topic_deletion_key(partition: TopicIdPartition) -> RecordKey:
@@ -300,10 +299,10 @@ def encode_value(record: MetadataRecord) -> bytes:
             api_key, message = COPY_PLAN_API_KEY, write_copy_plan(record)
         case LogGapUpdate():
             api_key, message = LOG_GAP_API_KEY, write_log_gap(record)
-        case OperatorAcceptanceUpdate():
-            api_key, message = OPERATOR_ACCEPTANCE_API_KEY, write_operator_acceptance(record)
         case UnfinishedRebuildUpdate():
             api_key, message = UNFINISHED_REBUILD_API_KEY, write_head_alone(record)
+        case TierMarkerUpdate():
+            api_key, message = TIER_MARKER_API_KEY, write_tier_marker(record)
         case TopicDeletionUpdate():
             api_key, message = TOPIC_DELETION_API_KEY, write_head_alone(record)
         case TopicMissingUpdate():
@@ -405,14 +404,11 @@ _READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
     LOCAL_LOG_START_API_KEY: read_local_log_start,
     COPY_PLAN_API_KEY: read_copy_plan,
     LOG_GAP_API_KEY: read_log_gap,
-    OPERATOR_ACCEPTANCE_API_KEY: read_operator_acceptance,
     UNFINISHED_REBUILD_API_KEY: read_unfinished_rebuild,
+    TIER_MARKER_API_KEY: read_tier_marker,
     TOPIC_DELETION_API_KEY: read_topic_deletion,
     TOPIC_MISSING_API_KEY: read_topic_missing,
 }
-_SAY_NOTHING = frozenset(
-    RecordType(api_key, 0)
-    for api_key in (LOG_START_OFFSET_API_KEY, LOCAL_LOG_START_API_KEY, OPERATOR_ACCEPTANCE_API_KEY)
-)
+_SAY_NOTHING = frozenset(RecordType(api_key, 0) for api_key in (LOG_START_OFFSET_API_KEY, LOCAL_LOG_START_API_KEY))
 """Record types of drafts of the first release. Their offsets have no leader epoch, so they cannot be applied to any
-log. Their acceptances name no manifest, so they accept none."""
+log."""

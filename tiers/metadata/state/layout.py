@@ -16,8 +16,8 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     log_starts   partition, log start      -> the log start; an empty name: a log start that was only seen
     local_log_starts partition             -> planned end of the last trim: offset, leader epoch
     gaps         partition, first offset   -> next offset
-    acceptances  partition                 -> witness: an operator accepts the known records as all that is left
     unfinished_rebuilds metadata partition -> empty: `rebuild` has not written all records (topic id and number)
+    tier_markers `TIER_PARTITION`, location -> the record as `serde` writes it
     topic_deletions partition 0 of a topic -> empty: the topic was deleted
     missing_topics partition 0 of a topic  -> time (the brokers' clock) since which no broker knows the topic
     deletions    partition                 -> RemotePartitionDeleteState
@@ -77,8 +77,8 @@ DATABASES = (
     "local_log_starts",
     "copy_plans",
     "gaps",
-    "acceptances",
     "unfinished_rebuilds",
+    "tier_markers",
     "topic_deletions",
     "missing_topics",
     "consumed",
@@ -154,8 +154,8 @@ class Databases:
     local_log_starts: lmdb._Database
     copy_plans: lmdb._Database
     gaps: lmdb._Database
-    acceptances: lmdb._Database
     unfinished_rebuilds: lmdb._Database
+    tier_markers: lmdb._Database
     topic_deletions: lmdb._Database
     missing_topics: lmdb._Database
     consumed: lmdb._Database

@@ -19,10 +19,10 @@ from tiers.metadata.records.serde import (
     LOCAL_LOG_START_API_KEY,
     LOG_GAP_API_KEY,
     LOG_START_OFFSET_API_KEY,
-    OPERATOR_ACCEPTANCE_API_KEY,
     PARTITION_DELETE_API_KEY,
     SEGMENT_METADATA_API_KEY,
     SEGMENT_METADATA_UPDATE_API_KEY,
+    TIER_MARKER_API_KEY,
     TOPIC_DELETION_API_KEY,
     TOPIC_MISSING_API_KEY,
     TOPIC_TIER_CONFIG_API_KEY,
@@ -60,10 +60,10 @@ from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
-    OperatorAcceptanceUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
@@ -152,11 +152,11 @@ class Replay:
                 self._begin_plan(plan, event.timestamp_ms, event.offset)
             case LogGapUpdate() as update:
                 self._put_gap(update)
-            case OperatorAcceptanceUpdate() as update:
-                witness = update.witness.encode()
-                self._txn.put(partition_key(update.topic_id_partition), witness, db=self._db.acceptances)
             case UnfinishedRebuildUpdate() as update:
                 self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.unfinished_rebuilds)
+            case TierMarkerUpdate() as update:
+                key = partition_key(update.topic_id_partition) + update.location.encode()
+                self._txn.put(key, encode_value(update), db=self._db.tier_markers)
             case TopicDeletionUpdate() as update:
                 self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.topic_deletions)
             case TopicMissingUpdate() as update:
@@ -307,7 +307,6 @@ class Replay:
                 self._db.local_log_starts,
                 self._db.copy_plans,
                 self._db.gaps,
-                self._db.acceptances,
                 self._db.partitions,
             ):
                 delete_prefix(self._txn, database, key)
@@ -378,10 +377,10 @@ class Replay:
         elif named.api_key == LOG_GAP_API_KEY:
             if self._txn.delete(key + named.name, db=self._db.gaps):
                 self._forget_if_empty(key)
-        elif named.api_key == OPERATOR_ACCEPTANCE_API_KEY:
-            self._txn.delete(key, db=self._db.acceptances)
         elif named.api_key == UNFINISHED_REBUILD_API_KEY:
             self._txn.delete(key, db=self._db.unfinished_rebuilds)
+        elif named.api_key == TIER_MARKER_API_KEY:
+            self._txn.delete(key + named.name, db=self._db.tier_markers)
         elif named.api_key == TOPIC_DELETION_API_KEY:
             self._txn.delete(key, db=self._db.topic_deletions)
         elif named.api_key == TOPIC_MISSING_API_KEY:

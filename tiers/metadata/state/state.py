@@ -14,6 +14,7 @@ from uuid import UUID
 import lmdb
 
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.records.serde import decode_value
 from tiers.metadata.state.layout import (
     COVER_SIZE,
     END_AND_ORDER,
@@ -41,9 +42,9 @@ from tiers.metadata.state.layout import (
 )
 from tiers.metadata.state.segment_cursors import answered, answering, apart, cuts_of, listed
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, after_cuts, leader_epoch_at
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, TierMarkerUpdate, after_cuts, leader_epoch_at
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment, decode_answer, decode_stored_segment, stored_fields
 
@@ -378,10 +379,11 @@ class RemoteLogMetadataState:
         """Returns the recorded gap that holds `offset`; None without one."""
         return next((gap for gap in self.gaps(partition) if gap.holds(offset)), None)
 
-    def acceptance(self, partition: TopicIdPartition) -> str | None:
+    def tier_marker(self, location: str) -> TierMarkerUpdate | None:
         with self._env.begin() as txn:
-            raw = txn.get(partition_key(partition), db=self._db.acceptances)
-        return None if raw is None else str(raw, "utf-8")
+            raw = txn.get(partition_key(TIER_PARTITION) + location.encode(), db=self._db.tier_markers)
+        found = None if raw is None else decode_value(bytes(raw))
+        return found if isinstance(found, TierMarkerUpdate) else None
 
     def is_topic_deleted(self, topic_id: UUID) -> bool:
         with self._env.begin() as txn:

@@ -12,7 +12,7 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, TierMarkerUpdate
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment
 
@@ -107,8 +107,8 @@ class StateBackedReader:
     def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
         return self._state.gap_at(partition, offset)
 
-    def acceptance(self, partition: TopicIdPartition) -> str | None:
-        return self._state.acceptance(partition)
+    def tier_marker(self, location: str) -> TierMarkerUpdate | None:
+        return self._state.tier_marker(location)
 
     def is_topic_deleted(self, topic_id: UUID) -> bool:
         return self._state.is_topic_deleted(topic_id)

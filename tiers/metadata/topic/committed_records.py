@@ -39,7 +39,6 @@ from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import (
     CutUpdate,
     LogStartOffsetUpdate,
-    OperatorAcceptanceUpdate,
     TopicDeletionUpdate,
 )
 from tiers.segment.control_record import end_transaction_marker
@@ -48,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_NAME_BYTES = 255
 """The longest name in a key. It is longer than any writer's name, and keeps the state's own keys below LMDB's limit."""
-_ANYBODYS = (CutUpdate, LogStartOffsetUpdate, OperatorAcceptanceUpdate, TopicDeletionUpdate)
+_ANYBODYS = (CutUpdate, LogStartOffsetUpdate, TopicDeletionUpdate)
 """The records that any process may write, without ownership and without a transaction.
 
 Neither their order nor their repetition matters. This includes the tombstones of log starts and of a trim: a tombstone

@@ -193,11 +193,12 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         if self._topic is None:
             raise RemoteLogMetadataNotReadyError("the saved state of the remote log metadata is not open yet")
 
-        def record() -> KeyAndValue | None:
+        def records() -> Sequence[KeyAndValue]:
             before = self.topic_tier_config(topic_id)
             check(before)
             known = TopicTierConfigUpdate(partition, self._name, self._wall_clock_ms(), before)
-            return changed_tier_config(known, changes)
+            changed = changed_tier_config(known, changes)
+            return [] if changed is None else [changed]
 
         async def until_read(offset: int) -> None:
             left_ms = deadline_ms - self._clock_ms()
@@ -210,7 +211,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
             await until_read(await producer.send(number, [nothing], left_ms))
 
         producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
-        written = await self._tier_configs.write(self._topic, number, read_to_end, record, _WRITE_TIMEOUT_MS)
+        written = await self._tier_configs.write(self._topic, number, read_to_end, records, _WRITE_TIMEOUT_MS)
         if written is not None:
             await until_read(written)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError
@@ -51,14 +51,14 @@ class TierConfigWriter:
         topic: MetadataTopic,
         metadata_partition: int,
         read_to_end: Callable[[int], Awaitable[None]],
-        record: Callable[[], KeyAndValue | None],
+        records: Callable[[], Sequence[KeyAndValue]],
         timeout_ms: int,
     ) -> int | None:
-        """Commits the record that `record` makes from all earlier commits, and returns its offset.
+        """Commits the records that `records` makes from all earlier commits, and returns the offset of the last one.
 
-        `read_to_end` is called with the milliseconds that are left. `record` may be called more than once. An
-        exception from it reaches the caller. If it returns None, nothing is written, and the result is None. Raises
-        `RemoteLogMetadataError` when the record was not written, or when that is not known."""
+        `read_to_end` is called with the milliseconds that are left. `records` may be called more than once. An
+        exception from it reaches the caller. Without records, nothing is written, and the result is None. Raises
+        `RemoteLogMetadataError` when the records were not written, or when that is not known."""
         deadline_ms = self._clock_ms() + timeout_ms
         async with self._writing.setdefault(metadata_partition, asyncio.Lock()):
             failures = 0
@@ -74,10 +74,10 @@ class TierConfigWriter:
                 try:
                     await producer.initialize(deadline_ms - self._clock_ms())
                     await read_to_end(deadline_ms - self._clock_ms())
-                    made = record()
-                    if made is None:
+                    made = records()
+                    if not made:
                         return None
-                    return await producer.commit([made], None, deadline_ms - self._clock_ms())
+                    return await producer.commit(made, None, deadline_ms - self._clock_ms())
                 except OwnershipLostError:
                     cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
                     failures += 1

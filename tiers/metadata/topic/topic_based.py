@@ -294,12 +294,9 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         async def read_to_end(left_ms: int) -> None:
             await self.follower.ensure_fresh(metadata_partition, 0, left_ms)
 
-        def record() -> KeyAndValue | None:
-            return next(iter(records()), None)
-
         position = self.follower.position(metadata_partition)
         epoch = self.follower.leader_epoch(metadata_partition)
-        written = await self._tier_configs.write(self.topic, metadata_partition, read_to_end, record, timeout_ms)
+        written = await self._tier_configs.write(self.topic, metadata_partition, read_to_end, records, timeout_ms)
         if written is not None:
             await self.follower.read_past(
                 metadata_partition, written, timeout_ms, position=position, leader_epoch=epoch

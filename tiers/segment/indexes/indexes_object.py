@@ -1,6 +1,6 @@
 """The `.indexes` object: one self-describing file with everything about a segment except its batches; written last.
 
-    magic "TGIX" | version int16 = 1 | number of sections int16
+    magic "TGIX" | version int16 | number of sections int16
     per section: type int16 | position int32 | length int32 | CRC-32C uint32
     CRC-32C uint32 of all bytes above
     the sections, in the table's order, without gaps, up to the end of the object
@@ -31,7 +31,7 @@ from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
 from tiers.segment.indexes.transaction_index import decode_aborted_ranges, encode_aborted_ranges
 
 MAGIC = b"TGIX"
-VERSION = 2
+VERSION = 3
 _HEADER = Struct(">4shh")
 _TABLE_ENTRY = Struct(">hiiI")
 _CRC = Struct(">I")
@@ -53,6 +53,8 @@ class Section(IntEnum):
     PRODUCER_SNAPSHOT = 9
     HISTORY_FROM = 10
     """An int64."""
+    FACTS = 11
+    """The facts of the partition as of the announcement of the copy (`PartitionFacts`), or nothing."""
 
 
 class SegmentCiphers(Protocol):
@@ -82,6 +84,8 @@ class SegmentIndexes:
     Above 0, the indexes may lack producers and transactions that began below this offset."""
     encryption: bytes | memoryview | None = None
     """The ENCRYPTION section with the segment's wrapped key; None when the stored bytes are the log's bytes."""
+    facts: bytes | memoryview = b""
+    """The FACTS section; empty if the writer knew no metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ def encode_indexes_object(metadata: RemoteLogSegmentMetadata, indexes: SegmentIn
         sections[Section.ENCRYPTION] = bytes(indexes.encryption)
     sections[Section.PRODUCER_SNAPSHOT] = bytes(indexes.producer_snapshot)
     sections[Section.HISTORY_FROM] = _INT64.pack(indexes.history_from)
+    sections[Section.FACTS] = bytes(indexes.facts)
     return encode_sections(sections)
 
 
@@ -145,6 +150,7 @@ def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMe
             sections[Section.PRODUCER_SNAPSHOT],
             _history_from(sections[Section.HISTORY_FROM]),
             sections.get(Section.ENCRYPTION),
+            sections[Section.FACTS],
         ),
     )
     metadata = decoded.metadata
@@ -196,7 +202,9 @@ def decode_sections(data: bytes | memoryview) -> dict[int, memoryview]:
     if magic != MAGIC:
         raise CorruptSegmentError(f"not an indexes object: magic {magic!r}")
     if version != VERSION:
-        raise LaterFormatError(f"not an indexes object of version {VERSION}: version {version}")
+        raise LaterFormatError(
+            f"an indexes object of version {version}, and this release reads version {VERSION} alone"
+        )
     table_end = _HEADER.size + _TABLE_ENTRY.size * count
     if count < 0 or table_end + _CRC.size > len(view):
         raise CorruptSegmentError(f"indexes object: a table of {count} sections does not fit {len(view)} bytes")

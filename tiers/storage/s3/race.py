@@ -1,4 +1,4 @@
-"""`StoreRace` finds out by races whether a store with the S3 protocol honours If-None-Match and If-Match.
+"""`StoreRace` finds out by races whether a store with the S3 protocol honours If-None-Match.
 
 A second request that follows the first one proves nothing: some servers check the condition, and then let several
 concurrent writers win. So writers race for one key, several times. Each race ends with a look at the object, because a
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.remote_storage_manager import StoreFeatures
 from tiers.storage.s3.errors import ConflictError, PreconditionFailedError
 from tiers.storage.s3.upload import S3Uploader
@@ -48,8 +48,7 @@ class StoreRace:
         if creation.is_proved:
             completion = await self._rounds("If-None-Match by multipart upload", self._completions)
             creation = _Verdict(completion.is_proved, f"{creation.evidence}; {completion.evidence}")
-        replacement = await self._rounds("If-Match by PUT", self._replacements)
-        return StoreFeatures(creation.is_proved, replacement.is_proved, f"{creation.evidence}; {replacement.evidence}")
+        return StoreFeatures(creation.is_proved, creation.evidence)
 
     async def _rounds(self, name: str, race: Callable[[str], Awaitable[str]]) -> _Verdict:
         for _ in range(ROUNDS):
@@ -85,22 +84,6 @@ class StoreRace:
                 with contextlib.suppress(RemoteStorageError):
                     await self._up.call("abort_multipart_upload", key, Key=key, UploadId=upload_id)
 
-    async def _replacements(self, key: str) -> str:
-        etag = (await self._up.put(key, b"before"))["ETag"]
-
-        async def replace(data: bytes) -> object:
-            return await self._up.put(key, data, IfMatch=etag)
-
-        fault = await self._race(key, [replace] * WRITERS)
-        if fault:
-            return fault
-        await self._up.call("delete_object", key, Key=key)
-        try:
-            await replace(b"revived")
-        except (PreconditionFailedError, RemoteResourceNotFoundError):
-            return ""
-        return "a writer replaced an object that was deleted"
-
     async def _race(self, key: str, writes: Sequence[Write]) -> str:
         """Returns what was wrong; empty if exactly one writer won. Writer n writes `_body(n)`."""
         results = await _at_once([_outcome(write(_body(number))) for number, write in enumerate(writes)])
@@ -113,7 +96,7 @@ class StoreRace:
         if unclear or not winners:
             why = unclear[0] if unclear else "the store refused all writers"
             raise RetriableRemoteStorageError(f"a race of {len(writes)} writers had no result: {why}")
-        found = (await self._up.read(key)).data
+        found = await self._up.read(key)
         if found != _body(winners[0]):
             return "the store has other bytes than those of the writer that won"
         return ""

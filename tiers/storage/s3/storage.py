@@ -24,19 +24,16 @@ from botocore.exceptions import BotoCoreError
 from botocore.handlers import add_expect_header
 from botocore.httpsession import get_cert_path
 
-from tiers.errors import ObjectChangedError, RemoteResourceNotFoundError, RemoteStorageError
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.part_window import PartWindow
 from tiers.storage.remote_storage_manager import (
-    ABSENT,
     Allocate,
     LogSegmentData,
     StoredObject,
     StoreFeatures,
     UnfinishedUpload,
-    Version,
-    VersionedObject,
     check_range,
 )
 from tiers.storage.s3.buffers import ReusedBuffers
@@ -108,8 +105,6 @@ class S3RemoteStorageManager:
         self._timeout_s = read_duration_ms(values, "timeout.ms", 1) / 1000
         self._max_connections = read_number(values, "max.concurrency", 1)
         self._credentials = S3Credentials(partial(read_settings, "s3", settings, _DEFAULTS), self._timeout_s)
-        self._has_versions = False
-        """Whether a probe proved conditional writes."""
         self._deletions = asyncio.Semaphore(max(1, self._max_connections // 4))
         """Copies get half of the connections, deletions a quarter. So requests that hang leave some to the others."""
         self._allocate: Allocate = ReusedBuffers().allocate
@@ -194,33 +189,11 @@ class S3RemoteStorageManager:
         return True
 
     async def probe(self) -> Sequence[StoreFeatures]:
-        """Lets writers race (`race.py`). Costs about 250 requests."""
-        found = await StoreRace(self._up, self._prefix).run()
-        self._has_versions = found.has_conditional_writes
-        return [found]
+        """Lets writers race (`race.py`). Costs about 170 requests."""
+        return [await StoreRace(self._up, self._prefix).run()]
 
-    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        condition = {} if if_match is None else {"IfNoneMatch": "*"} if if_match == ABSENT else {"IfMatch": if_match}
-        name = self._prefix + key
-        try:
-            answer = await self._up.put(name, data, **condition)
-        except (PreconditionFailedError, RemoteResourceNotFoundError) as error:
-            if if_match is None:
-                raise
-            # The client library repeats a request whose answer was lost. Then the first one may have written the data.
-            found = await self.get_versioned(key)
-            if found.data != data:
-                raise ObjectChangedError(f"s3://{self._bucket}/{name} has another version than {if_match!r}") from error
-            return found.version
-        return answer["ETag"] if self._has_versions else None
-
-    async def get_versioned(self, key: str) -> VersionedObject:
-        name = self._prefix + key
-        try:
-            answer = await self._up.read(name)
-        except RemoteResourceNotFoundError:
-            return VersionedObject(None, ABSENT if self._has_versions else None)
-        return VersionedObject(answer.data, answer.etag if self._has_versions else None)
+    async def put_object(self, key: str, data: bytes) -> None:
+        await self._up.put(self._prefix + key, data)
 
     async def create_object(self, key: str, source: Path) -> bool:
         """Creates an object from a file. Returns False when there is an object already, which stays as it is."""

@@ -62,11 +62,6 @@ class _FilePart(NamedTuple):
         return piece
 
 
-class TaggedObject(NamedTuple):
-    data: bytes
-    etag: str
-
-
 class S3Uploader:
     def __init__(
         self,
@@ -146,16 +141,16 @@ class S3Uploader:
         except PreconditionFailedError:
             await self._check_size(key, len(data))
 
-    async def read(self, key: str) -> TaggedObject:
-        """Reads a small object with its ETag."""
+    async def read(self, key: str) -> bytes:
+        """Reads a small object."""
         return await self._credentials.tried(partial(self._read, key))
 
-    async def _read(self, key: str) -> TaggedObject:
+    async def _read(self, key: str) -> bytes:
         try:
             async with while_active(self._timeout_s):
                 answer = await self._client.get_object(Bucket=self._bucket, Key=key)
                 async with answer["Body"] as body:
-                    return TaggedObject(await body.read(), answer["ETag"])
+                    return bytes(await body.read())
         except Exception as error:
             raise error_of_exception(self._bucket, key, error) from error
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -89,13 +88,9 @@ class _Reading:
 class CopyAttempts:
     """Works on the attempts of one partition for as long as this process owns it."""
 
-    def __init__(
-        self, services: TaskServices, topic_id_partition: TopicIdPartition, check_place: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Constructs the object. `check_place` raises if the store is another place than that of the tier."""
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
         self._services = services
         self._partition = topic_id_partition
-        self._check_place = check_place
         self._readings: dict[UUID, _Reading] = {}
         self._reading = asyncio.Lock()
         """Held while an attempt is read back and finished, or given up."""
@@ -342,7 +337,7 @@ class CopyAttempts:
         try:
             with suppress(RemoteResourceNotFoundError):
                 found = await self._read_back(attempt)
-                await self._check_place()  # another place may have them too
+                await self._services.place.require(self._services)  # another place may have them too
                 return found
         except _UNREADABLE:
             raise
@@ -364,7 +359,7 @@ class CopyAttempts:
         self, attempt: RemoteLogSegmentMetadata, progress: Progress = no_progress
     ) -> RemoteLogSegmentMetadata:
         # In this order, since the file system may be mounted again meanwhile: the right place must have the objects.
-        await self._check_place()
+        await self._services.place.require(self._services)
         return await read_attempt(self._services, attempt, progress)
 
     async def _is_damaged(self, kept: KeptSegment) -> bool:

@@ -33,6 +33,7 @@ from tiers.tasks.copy.kept_segments import KeptSegment
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
 from tiers.tasks.copy.segment_copy import keep
 from tiers.tasks.copy.spool import SpoolError
+from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.uncopied_watch import HeadBatch, head_of
 from tiers.tasks.task_services import TaskServices
@@ -60,10 +61,13 @@ def open_segment_hold(policy: TopicPolicy, opened_at_ms: int, now_ms: int) -> Ho
 
 
 class RLMCopyTask:
-    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, attempts: CopyAttempts) -> None:
+    def __init__(
+        self, services: TaskServices, topic_id_partition: TopicIdPartition, attempts: CopyAttempts, facts: FactsTask
+    ) -> None:
         self._services = services
         self._partition = topic_id_partition
         self._attempts = attempts
+        self._facts = facts
         self._builder: SegmentBuilder | None = None
         self._built: BuiltSegment | None = None
         """The finished open segment while the spool could not keep it."""
@@ -291,7 +295,8 @@ class RLMCopyTask:
         services.checkpoint("segment-built")
         segment_id = RemoteLogSegmentId(self._partition, uuid4())
         try:
-            kept = await keep(services, segment_id, built, self._copy_epoch)
+            with_facts = built.with_facts(self._facts.for_copy(segment_id.id))
+            kept = await keep(services, segment_id, with_facts, self._copy_epoch)
         finally:
             if services.spool.kept_of(segment_id.id) is not None:  # also if the caller was cancelled meanwhile
                 self.discard()

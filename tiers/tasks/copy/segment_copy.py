@@ -1,6 +1,6 @@
 """The steps of one attempt at a copy: the spool, COPY_SEGMENT_STARTED, the objects, read back, COPY_SEGMENT_FINISHED.
 
-Before the objects are read back, the store must have the partition manifest (docs/design.md, safety rule 5).
+Before the objects are read back, the store must have the marker of the tier (docs/design.md, safety rule 5).
 
 An attempt that ends early leaves COPY_SEGMENT_STARTED and its files in the spool. `CopyAttempts` goes on with it.
 """
@@ -41,7 +41,7 @@ async def keep(
 ) -> KeptSegment:
     """Keeps a built segment in the spool for an attempt. After a `SpoolError`, `built` is as before.
 
-    The leader of `copy_epoch` gave its records."""
+    The leader of `copy_epoch` gave its records, and `built` has the facts of the partition."""
     segment = RemoteLogSegmentMetadata(
         segment_id=segment_id,
         start_offset=built.start_offset,

@@ -1,7 +1,7 @@
 """`RemoteDisableTask` deletes the remote logs of topics that were disabled with deletion (KIP-950).
 
 * The tier's log start moves to the local one first, so a client is never offered a segment in deletion. Then the
-  manifest calls every segment dead, so that `rebuild` does not restore any.
+  stored facts call every segment dead, so that `rebuild` does not restore any.
 * Nothing is deleted while this process still works on the partition, while it may be behind with the topic's settings,
   while an operator pauses expiring, nor from a log that diverged (docs/design.md, safety rule 2).
 """
@@ -20,7 +20,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.tasks.deletion.segment_deletion import delete_all, end_copy_plans
 from tiers.tasks.history.align import require_aligned, require_no_open_cut
-from tiers.tasks.history.stored_manifest import bury_manifest, check_stored_manifest
+from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.task_services import TIER_SETTINGS_MAX_AGE_MS, TaskServices
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class RemoteDisableTask:
         # The user may have taken the request back, and this process may be behind with the topic's settings.
         await services.present_tier_settings(partition)
         # If the metadata lost records, the request to delete may be an old one that the user has taken back since.
-        await check_stored_manifest(services, partition)
+        facts = FactsTask(services, partition)
+        await facts.require_proved()
         check = partial(self._check, partition)
         check()
         # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
@@ -76,8 +77,7 @@ class RemoteDisableTask:
         await services.metadata.put_log_start(partition, start, check=check)
         await services.metadata.put_local_log_start(partition, start.position)
         services.checkpoint("log-start-raised")
-        await bury_manifest(services, partition)
-        services.checkpoint("manifest-buried")
+        await facts.store_dead()
         # If the user takes the request back now, the segments that stay must leave no hole before them: the owner
         # continues to copy at the remote end.
         deleted = await delete_all(services, reversed(segments), check)

@@ -133,8 +133,8 @@ async def delete_attempts(
     """Deletes the objects of attempts that are not needed any more, and goes on with deletions that have begun.
 
     Returns how many segments it deleted. It leaves out those that are not due. It ends when `may_delete` returns False.
-    It deletes one segment at a time until
-    the store has deleted one, and again as soon as the store fails. Otherwise it deletes several at a time."""
+    It deletes one segment at a time until the store has deleted one, and again as soon as the store fails. Otherwise it
+    deletes several at a time. Raises `RemoteStorageError` when the store is another place than that of the tier."""
     begun = [
         each.metadata
         for each in services.metadata.segments_apart(partition)
@@ -145,6 +145,8 @@ async def delete_attempts(
     services.metrics.delete_lag_segments.labels(*labels).set(len(known))
     services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in known))
     due = [one for one in known if is_due(services, one)]
+    if due:
+        await services.place.require(services)
     troubles: list[RemoteLogError] = []
 
     async def delete(segment: RemoteLogSegmentMetadata) -> bool | None:

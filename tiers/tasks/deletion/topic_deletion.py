@@ -7,8 +7,8 @@
   belongs to another cluster than the brokers, or to another time. A metadata manager without a topic gives no such
   witness.
 * The tier settings of the topic are removed too.
-* The manifest calls every segment dead before the first one is deleted, so that `rebuild` does not restore any. The
-  manifest is deleted last: as long as the store refuses a deletion, it stays.
+* The stored facts call every segment dead before the first one is deleted, so that `rebuild` does not restore any.
+  They are deleted last: as long as the store refuses a deletion, they stay.
 * The whole deletion is recorded: DELETE_PARTITION_MARKED, STARTED, every segment's own deletion, FINISHED.
 """
 
@@ -31,7 +31,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartiti
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.tasks.deletion.missing_topics import MissingTopics
 from tiers.tasks.deletion.segment_deletion import delete_all
-from tiers.tasks.history.stored_manifest import bury_manifest, delete_manifest
+from tiers.tasks.history.facts_task import FactsTask, delete_facts
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
@@ -164,16 +164,17 @@ async def begin_partition_deletion(
     if reached in (None, states.DELETE_PARTITION_MARKED):
         await _write(services, partition, states.DELETE_PARTITION_STARTED)
         services.checkpoint("partition-deletion-started")
-    await bury_manifest(services, partition)
-    services.checkpoint("manifest-buried")
+    facts = FactsTask(services, partition)
+    await facts.require_proved()
+    await facts.store_dead()
     return list(services.metadata.list_remote_log_segments(partition))
 
 
 async def end_partition_deletion(services: TaskServices, partition: TopicIdPartition) -> None:
     """Ends the deletion, after every segment that `begin_partition_deletion` returned is gone."""
     services.require_ownership(partition)
-    await delete_manifest(services, partition)
-    services.checkpoint("manifest-deleted")
+    await delete_facts(services, partition)
+    services.checkpoint("facts-deleted")
     await _write(services, partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
     services.checkpoint("partition-deletion-finished")
     await services.local_indexes.remove_below(partition, _NO_OFFSET_LEFT)

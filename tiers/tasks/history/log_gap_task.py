@@ -7,9 +7,9 @@ they were copied. The owner records these offsets as a gap and continues to copy
 records: the log start does not move, and no other record is deleted for it.
 
 Lost metadata looks the same: the store has the records, and the metadata does not know them. So the owner records a gap
-only when the recorded trims, the partition manifest, the lineage of the metadata topic and a listing of the store agree
-that no record of it was ever copied, and no attempt may have one. Otherwise the owner doubts the past (`doubt`) until
-an operator decides. Copying goes on behind the offsets, and clients get an error that they retry.
+only when the recorded trims, the stored facts and a listing of the store agree that no record of it was ever copied,
+and no attempt may have one. Otherwise the owner doubts the past (`doubt`) until an operator decides. Copying goes on
+behind the offsets, and clients get an error that they retry.
 
 Before the first segment no gap is recorded: a client goes on at the start of the local log. But the owner lists the
 store there, too. If it finds a segment that the metadata does not know, it records the segment's end as that of a trim,
@@ -19,7 +19,6 @@ so that every process can see that the metadata has lost segments there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
 
 from tiers.errors import MetadataLostError, RemoteStorageError
 from tiers.metadata.log_bounds import last_trim, next_uncopied, unexplained_runs, unexplained_trim
@@ -27,11 +26,10 @@ from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_attempts import CopyAttempts
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
-from tiers.tasks.history.stored_manifest import WAY_BACK
+from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.history.stored_facts import WAY_BACK
 from tiers.tasks.task_services import TaskServices
 
 _FIRST_PAUSE_MS, _MAX_PAUSE_MS = 60_000, 3_600_000
@@ -45,12 +43,12 @@ class LogGapTask:
         self,
         services: TaskServices,
         topic_id_partition: TopicIdPartition,
-        manifest: PartitionManifestTask,
+        facts: FactsTask,
         attempts: CopyAttempts,
     ) -> None:
         self._services = services
         self._partition = topic_id_partition
-        self._manifest = manifest
+        self._facts = facts
         self._attempts = attempts
         self.doubt: MetadataLostError | None = None
         """Why the last `copy_start` doubts that the metadata knows all copies; None: it does not."""
@@ -111,12 +109,6 @@ class LogGapTask:
         first = metadata.next_segment(partition, log_start)
         head = LogGap(log_start, bounds.log_start_offset if first is None else first.start_offset)
         trim = unexplained_trim(metadata, partition, log_start)
-        if self._manifest.is_accepted:
-            announced = await self._announce_unknown(head)
-            if trim is not None and announced is not None:
-                self._check_ownership()
-                await metadata.put_local_log_start(partition, OffsetAndEpoch(log_start, bounds.leader_epoch))
-            return
         if trim is not None:
             await self._check_trim(trim, log_start)
             if self.doubt is not None and first is None and trim.offset < head.next_offset:
@@ -125,10 +117,7 @@ class LogGapTask:
         if self.doubt is not None or not is_due:
             return
         try:
-            has_unknown = await self._manifest.has_unknown(head)
-        except MetadataLostError as error:
-            self.doubt = error
-            return
+            has_unknown = await self._facts.has_unknown(head)
         except RemoteStorageError as error:
             self._list_at_ms = services.clock_ms() + self._list_pause_ms
             self._list_pause_ms = min(2 * self._list_pause_ms, _MAX_PAUSE_MS)
@@ -154,11 +143,6 @@ class LogGapTask:
         following = metadata.next_segment(partition, hole.first_offset)
         if self._attempts.blocking(*hole) is not None:
             return True  # copying waits for the attempt, or goes on behind it
-        if self._manifest.is_accepted:
-            announced = await self._announce_unknown(hole)
-            for rest in () if announced is None else _without(hole, announced):
-                await self._record(rest, bounds)
-            return True
         if not await self._is_sure(hole):
             return True
         if all(gap.next_offset != hole.first_offset for gap in metadata.gaps(partition)):
@@ -169,14 +153,6 @@ class LogGapTask:
         if self._attempts.blocking(*hole) is None and metadata.next_segment(partition, hole.first_offset) == following:
             await self._record(hole, bounds)
         return True
-
-    async def _announce_unknown(self, hole: LogGap) -> list[RemoteLogSegmentMetadata] | None:
-        """Announces the segments that only the store knows, after an acceptance.
-
-        Sets `doubt` and returns None if it cannot announce all of them."""
-        announced, error = await self._manifest.announce_unknown(hole)
-        self.doubt = self.doubt or error
-        return announced if error is None else None
 
     async def _record(self, hole: LogGap, bounds: LocalLogBounds) -> None:
         """Records a gap over the hole, together with the gap before it."""
@@ -201,7 +177,7 @@ class LogGapTask:
         now_ms = self._services.clock_ms()
         if self.doubt is None and now_ms >= check_at_ms:
             try:
-                await self._manifest.check_gap(hole)
+                await self._facts.check_gap(hole)
                 self._doubted.pop(hole.first_offset, None)
                 error = None
             except MetadataLostError as found:
@@ -273,14 +249,3 @@ class LogGapTask:
     def _check_ownership(self) -> None:
         # To a former owner, the records that the present owner copied and trimmed look like a gap.
         self._services.require_ownership(self._partition)
-
-
-def _without(hole: LogGap, segments: Iterable[RemoteLogSegmentMetadata]) -> Iterator[LogGap]:
-    """Yields the runs of the offsets of `hole` that no segment has."""
-    offset = hole.first_offset
-    for segment in sorted(segments, key=lambda each: each.start_offset):
-        if offset < segment.start_offset:
-            yield LogGap(offset, min(segment.start_offset, hole.next_offset))
-        offset = max(offset, segment.valid_end_offset + 1)
-    if offset < hole.next_offset:
-        yield LogGap(offset, hole.next_offset)

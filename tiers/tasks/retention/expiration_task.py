@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import TypeVar
@@ -48,14 +48,9 @@ from tiers.tasks.task_services import TaskServices
 from tiers.texts import moment_text
 from tiers.verify.read_back import check_stored
 
-IsAccepted = Callable[[RemoteLogSegmentMetadata], bool]
 Segment = TypeVar("Segment", StoredSegment, RemoteLogSegmentMetadata)
 logger = logging.getLogger(__name__)
 _SEGMENTS_BETWEEN_YIELDS = 256
-
-
-async def _confirmed() -> bool:
-    return True
 
 
 def expired_to(
@@ -197,25 +192,22 @@ class RLMExpirationTask:
         self,
         policy: TopicPolicy,
         log_start: int | None,
-        is_accepted: IsAccepted = lambda segment: True,
-        confirm: Callable[[], Awaitable[bool]] = _confirmed,
         may_delete: Callable[[], bool] = lambda: True,
     ) -> int:
         """Deletes the segments below the log start, the superseded ones, and the void ones that have expired.
 
         Returns how many were deleted.
 
-        `confirm` reads the manifest back before anything is deleted (`PartitionManifestTask.confirm`). `is_accepted`
-        tells whether the stored manifest accepts a segment. A superseded segment stays until the manifest accepts the
-        segments that answer for its offsets, since `rebuild` finds it missing otherwise. It also stays while the store
-        lacks one of these. The method ends when `may_delete` returns False. Raises the store's error for that, after
-        all other deletions."""
+        The store must be the place of the tier. A superseded segment stays while the store lacks one of the segments
+        that answer for its offsets. The method raises the store's error for that, after all other deletions. It ends
+        when `may_delete` returns False."""
         start = log_start or 0
         void = await self._expired_void(policy, start)
-        superseded = self._superseded(start, is_accepted)
+        superseded = self._superseded(start)
         deletable = [*self._below(start), *superseded, *void]
-        if not (deletable and await confirm()):
+        if not deletable:
             return 0
+        await self._services.place.require(self._services)
         troubles = {each.segment_id: await self._trouble_without(each, superseded[each]) for each in superseded}
         allowed = [each for each in deletable if troubles.get(each.segment_id) is None]
         deleted = await self._delete(takewhile(lambda each: may_delete(), allowed))
@@ -432,9 +424,7 @@ class RLMExpirationTask:
         found = [each.metadata for each in below if each.is_finished and each.end_offset < log_start]
         return [each for each in found if each.cut_at is None]
 
-    def _superseded(
-        self, log_start: int, is_accepted: IsAccepted = lambda segment: True
-    ) -> dict[RemoteLogSegmentMetadata, list[RemoteLogSegmentMetadata]]:
+    def _superseded(self, log_start: int) -> dict[RemoteLogSegmentMetadata, list[RemoteLogSegmentMetadata]]:
         """Returns the copies from the log start on that are not needed, each with the segments that have its offsets.
 
         Every proxy has had the time to see these segments."""
@@ -449,7 +439,7 @@ class RLMExpirationTask:
             answering = self._answering_within(copies[0].start_offset, looked_to)
             seen_at_ms = [services.metadata.seen_at_ms(each.segment_id) for each in answering]
             is_visible = all(at is not None and at <= visible_since_ms for at in seen_at_ms)
-            if not (is_visible and all(map(is_accepted, answering))):
+            if not is_visible:
                 continue
             needed, ends = {each.segment_id for each in answering}, [each.valid_end_offset for each in answering]
             for each in copies:

@@ -6,8 +6,7 @@ See docs/design.md, safety rules 1, 2 and 4.
   nothing on the broker.
 * It trims only a prefix of the local log that the remote tier covers without a gap, and only segments that this
   process's own reader saw finished T_vis ago or earlier. The newest segment always stays local.
-* The stored partition manifest accepts the segments, and is read back from the store right before the trim. While the
-  store refuses newer manifests, the segments of the older one are trimmed.
+* The store is the place of the tier: its marker is read right before the trim.
 * The store still has the objects of each segment, and the keys of this process open it. Days may lie between the copy
   and the trim. A lifecycle rule, a file system that is not mounted or a lost key must not cost the broker its records.
 * The topic's tier settings are read to their end, and once more after the end of the trim is recorded: that write may
@@ -37,7 +36,6 @@ from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.history.align import require_aligned
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
@@ -51,13 +49,11 @@ class TrimTask:
         self,
         services: TaskServices,
         topic_id_partition: TopicIdPartition,
-        manifest: PartitionManifestTask,
         is_in_effect: Callable[[TopicPolicy], bool] = lambda policy: True,
     ) -> None:
         """Constructs the task. `is_in_effect` tells whether a policy that the task began with is still the topic's."""
         self._services = services
         self._partition = topic_id_partition
-        self._manifest = manifest
         self._is_in_effect = is_in_effect
 
     async def run(
@@ -68,10 +64,9 @@ class TrimTask:
     ) -> int | None:
         """Trims the local log. Returns the local log start after the trim, None when there was nothing to trim.
 
-        Trims nothing unless the store has the partition manifest that this owner wrote last, which may be older than
-        the metadata. `checked_epoch` is the leader epoch whose log was compared. Another leader trims nothing; None:
-        any leader does. `local_only_bytes` is the size of the local records that are not remote
-        yet; an underestimate keeps more local. Raises the store's error when the store lacks the first segment."""
+        `checked_epoch` is the leader epoch whose log was compared. Another leader trims nothing; None: any leader does.
+        `local_only_bytes` is the size of the local records that are not remote yet; an underestimate keeps more local.
+        Raises the store's error when the store lacks the first segment, or is another place than that of the tier."""
         if trim_hold(policy) is not None:
             return None
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
@@ -88,8 +83,7 @@ class TrimTask:
             if target <= bounds.log_start_offset:
                 return None
         await require_aligned(services.source, services.metadata, partition, bounds, timeout_ms)
-        if not await self._manifest.confirm():
-            return None
+        await services.place.require(services)
         target = await self._stored_to(bounds.log_start_offset, target)
         if not await self._has_present_settings(policy):
             return None
@@ -169,7 +163,6 @@ class TrimTask:
             services.wall_clock_ms(),
             services.settings.remote_log.visible_after_ms,
             self._visible_for_ms,
-            self._manifest.has_accepted,
         )
         target = bounds.log_start_offset
         for segment, hold in trim_holds(policy, covering, view):
@@ -188,15 +181,13 @@ class TrimView:
     """What decides which segments of a partition may be trimmed.
 
     `local_only_bytes` is the size of the local records that are not remote. `visible_for_ms` tells for how long the
-    owner's reader has seen the segment finished; None: not yet. `is_accepted` tells whether the stored manifest accepts
-    it."""
+    owner's reader has seen the segment finished; None: not yet."""
 
     last_stable_offset: int
     local_only_bytes: int
     now_ms: int
     visible_after_ms: int
     visible_for_ms: Callable[[RemoteLogSegmentMetadata], int | None]
-    is_accepted: Callable[[RemoteLogSegmentMetadata], bool]
 
 
 def trim_hold(policy: TopicPolicy) -> Hold | None:
@@ -227,9 +218,6 @@ def _trim_hold_of(
     segment: RemoteLogSegmentMetadata, policy: TopicPolicy, view: TrimView, local_bytes: int
 ) -> Hold | None:
     """`local_bytes` is the size of the local log from this segment on."""
-    if not view.is_accepted(segment):
-        # Without the stored manifest, lost metadata would make the segment's records look never copied.
-        return Hold(HoldReason.NOT_IN_MANIFEST)
     visible_for_ms = view.visible_for_ms(segment)
     if visible_for_ms is None or visible_for_ms < view.visible_after_ms:
         left_ms = view.visible_after_ms - (visible_for_ms or 0)

@@ -39,7 +39,7 @@ async def test_the_owner_tells_when_the_open_segment_is_old_enough(
         monkeypatch.setattr(process_view, "wall_clock_ms", lambda: bench.wall_ms)
         tasks = SimpleNamespace(copy=bench.copy_task, stages={}, running=(), alarms=(), stopped="", doubt="")
         report = report_of(cast(Any, tasks))
-        manager = SimpleNamespace(report=lambda _: report, accepted=lambda _: None)
+        manager = SimpleNamespace(report=lambda _: report)
         topics = SimpleNamespace(policies={PARTITION.topic_id: POLICY}, refused={})
         running = cast(Any, SimpleNamespace(manager=manager, topics=topics))
         metadata = cast(Any, bench.metadata)

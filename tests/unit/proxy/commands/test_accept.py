@@ -1,4 +1,4 @@
-"""An acceptance names the state that the operator sees: the stored partition manifest."""
+"""`tidegate tier accept` restores what the store knows, and loses no settings by it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from proxy import cli
 from proxy.commands.tier import accept
 from proxy.commands.tier.bounds import PartitionBounds
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tests.support.proxy.parsed_config import parse_config
 from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, TotalRetention, recorded_total
 from tiers.errors import RetriableRemoteStorageError
-from tiers.metadata.partition_manifest import witness_of
 from tiers.model.log_start import LogGap
-from tiers.tasks.history.stored_manifest import read_manifest
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.history.stored_facts import lost_reason, read_stored_facts
+from tiers.tasks.history.tier_place import read_marker
 
 CONFIG = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
 BOUNDS = PartitionBounds(PARTITION.topic, PARTITION.partition)
@@ -53,30 +57,49 @@ def opened(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept, "metadata_to_now", giving(bench.rlmm))
     monkeypatch.setattr(accept, "partition_bounds", partition_bounds)
     monkeypatch.setattr(accept, "_is_needed", is_needed)
-    monkeypatch.setattr(accept, "BrokerLogSource", lambda client: None)
+    log = InMemoryLog(b"".join(batch_of(start, 10) for start in (0, 10)))
+    monkeypatch.setattr(accept, "BrokerLogSource", lambda client: log)
 
 
-async def accepted(write: bool = True) -> str:
+async def accepted(bench: CommandBench, write: bool = True) -> accept.Acceptance:
     done = await accept.accept_partition(CONFIG, PARTITION.topic, PARTITION.partition, write)
     assert (done.bounds, done.is_needed) == (BOUNDS, True)
-    return done.manifest
+    return done
 
 
-async def test_an_acceptance_names_the_manifest_that_the_store_has(bench: CommandBench) -> None:
-    assert await accepted() == bench.rlmm.acceptance(PARTITION) == "none"
+async def test_an_acceptance_announces_what_only_the_store_knows(bench: CommandBench) -> None:
+    """It names the lost position, so that the owner's doubt ends."""
     await bench.tiered(0)
-    await bench.put_manifest()
-    stored = await read_manifest(bench.storage, CLUSTER_ID, PARTITION)
-    assert await accepted() == bench.rlmm.acceptance(PARTITION) == witness_of(stored) != "none"
+    await bench.put_facts()
+    bench.rlmm.is_position_confirmed = False
+    lost = await bench.stored(10)
+    assert (await accepted(bench)).not_restored == ()
+    bench.rlmm.is_position_confirmed = True
+    stored = await read_stored_facts(bench.storage, CLUSTER_ID, PARTITION)
+    assert len(stored.not_accepted()) == 1
+    assert (await accepted(bench)).not_restored == ()
+    known = bench.rlmm.remote_log_segment_metadata_by_id(lost.segment_id)
+    assert known is not None
+    assert known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+    stored = await read_stored_facts(bench.storage, CLUSTER_ID, PARTITION)
+    assert await lost_reason(bench.storage, bench.rlmm, PARTITION, stored, 1) == ""
+
+
+async def test_an_acceptance_writes_a_lost_marker_again(bench: CommandBench) -> None:
+    await bench.rlmm.put_tier_marker("", UUID(int=3), is_confirmed=True)
+    await accepted(bench, write=False)
+    assert await read_marker(bench.storage, CLUSTER_ID) is None
+    await accepted(bench)
+    assert await read_marker(bench.storage, CLUSTER_ID) == UUID(int=3)
 
 
 async def total_after_an_acceptance(bench: CommandBench, lost_to: TotalRetention) -> TotalRetention:
-    """The manifest has a total of 90 days. The metadata lost records and has `lost_to` again."""
+    """The facts have a total of 90 days. The metadata lost records and has `lost_to` again."""
     settings = PARTITION.topic_id, PARTITION.topic
     await bench.rlmm.change_topic_tier_config(*settings, TotalRetention(minutes=NINETY_DAYS).config())
-    await bench.put_manifest()
+    await bench.put_facts()
     await bench.rlmm.change_topic_tier_config(*settings, {**dict.fromkeys(TOTAL_KEYS), **lost_to.config()})
-    await accepted()
+    await accepted(bench)
     return recorded_total(bench.rlmm.topic_tier_config(PARTITION.topic_id))
 
 
@@ -103,16 +126,16 @@ async def test_an_acceptance_of_whole_metadata_changes_no_total(bench: CommandBe
 async def test_an_acceptance_ends_no_pause_that_was_lost(bench: CommandBench, is_lost: bool) -> None:
     settings, key = (PARTITION.topic_id, PARTITION.topic), TierWork.EXPIRING.key
     await bench.rlmm.change_topic_tier_config(*settings, {key: "true"})
-    await bench.put_manifest()
+    await bench.put_facts()
     await bench.rlmm.change_topic_tier_config(*settings, {key: None})
     bench.rlmm.is_position_confirmed = not is_lost
-    await accepted()
+    await accepted(bench)
     assert bench.rlmm.topic_tier_config(PARTITION.topic_id) == ({key: "true"} if is_lost else {})
 
 
 async def test_without_yes_nothing_is_written(bench: CommandBench) -> None:
-    assert await accepted(write=False) == "none"
-    assert bench.rlmm.acceptance(PARTITION) is None
+    await accepted(bench, write=False)
+    assert bench.files() == []
 
 
 @pytest.fixture
@@ -142,7 +165,7 @@ def test_a_partition_that_is_not_stopped_has_nothing_to_accept(
     name = f"{PARTITION.topic}-{PARTITION.partition}"
     said = f"{name}: nothing to accept: the metadata, the store and the leader agree. Nothing was written.\n"
     assert (code, err) == (0, said)
-    assert bench.rlmm.acceptance(PARTITION) is None
+    assert bench.files() == []
 
 
 def test_a_topic_that_is_not_tiered_is_an_error(
@@ -166,13 +189,13 @@ def test_the_command_says_why_an_acceptance_is_needed(
     assert (code, err) == (0, "Nothing was written. Use --yes to write.\n")
     assert out[-3:] == [
         f"{name}: neither tier has the offsets 30 to 59",
-        f"{name}: the metadata, the store and the leader do not agree (manifest: none)",
+        f"{name}: the metadata, the store and the leader do not agree",
         f"{name}: with an acceptance, the owner reads back the segments of these offsets that the store has, and"
         " records a gap for the rest",
     ]
     _, out, _ = run("--json")
     found = json.loads("".join(out))
-    assert (found["unknown"], found["manifest"]) == ([{"first_offset": 30, "next_offset": 60}], "none")
+    assert (found["unknown"], found["not_restored"]) == ([{"first_offset": 30, "next_offset": 60}], [])
 
 
 async def test_a_store_that_does_not_answer_is_nothing_to_accept(
@@ -183,5 +206,5 @@ async def test_a_store_that_does_not_answer_is_nothing_to_accept(
 
     monkeypatch.setattr(bench.storage, "get_object", get_object)
     with pytest.raises(RetriableRemoteStorageError):
-        await accepted()
+        await accepted(bench)
     assert bench.rlmm.acceptance(PARTITION) is None

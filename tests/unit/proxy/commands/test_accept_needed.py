@@ -11,9 +11,8 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.storage.object_key import partition_manifest_key
 from tiers.tasks.history.stop_check import may_be_in_doubt
-from tiers.tasks.history.stored_manifest import read_manifest
+from tiers.tasks.history.stored_facts import read_stored_facts
 
 Damage = Callable[[CommandBench, InMemoryLog], Awaitable[None]]
 
@@ -21,8 +20,8 @@ Damage = Callable[[CommandBench, InMemoryLog], Awaitable[None]]
 async def is_needed(bench: CommandBench, log: InMemoryLog, log_start: int | None = None) -> bool:
     """Two segments of ten records are remote, and the log has 30 records."""
     bounds = await log.bounds(PARTITION, 1)
-    manifest = await read_manifest(bench.storage, CLUSTER_ID, PARTITION)
-    return await may_be_in_doubt(bench.rlmm, PARTITION, bounds, log_start, manifest, CLUSTER_ID, 1)
+    stored = await read_stored_facts(bench.storage, CLUSTER_ID, PARTITION)
+    return await may_be_in_doubt(bench.storage, bench.rlmm, PARTITION, bounds, log_start, stored, 1)
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ async def log(bench: CommandBench) -> InMemoryLog:
     await bench.tiered(0)
     await bench.tiered(10)
     await bench.rlmm.put_local_log_start(PARTITION, OffsetAndEpoch(15, 0))
-    await bench.put_manifest()
+    await bench.put_facts()
     return made
 
 
@@ -61,20 +60,7 @@ async def gap(bench: CommandBench, log: InMemoryLog) -> None:
 
 
 async def forgotten_segment(bench: CommandBench, log: InMemoryLog) -> None:
-    newest = await bench.tiered(20)
-    await bench.put_manifest()
-    known = bench.rlmm.remote_log_segment_metadata_by_id
-    bench.rlmm.remote_log_segment_metadata_by_id = (  # type: ignore[method-assign]
-        lambda segment_id: None if segment_id == newest.segment_id else known(segment_id)
-    )
-
-
-async def unreadable_manifest(bench: CommandBench, log: InMemoryLog) -> None:
-    await bench.storage.put_object(partition_manifest_key(CLUSTER_ID, PARTITION), b"{}")
-
-
-async def missing_manifest(bench: CommandBench, log: InMemoryLog) -> None:
-    await bench.storage.delete_object(partition_manifest_key(CLUSTER_ID, PARTITION))
+    del bench.rlmm.segments[(await bench.tiered(20)).segment_id]
 
 
 async def lost_position(bench: CommandBench, log: InMemoryLog) -> None:
@@ -86,8 +72,6 @@ async def lost_position(bench: CommandBench, log: InMemoryLog) -> None:
     [
         gap,
         forgotten_segment,
-        unreadable_manifest,
-        missing_manifest,
         lost_position,
     ],
     ids=lambda damage: damage.__name__,

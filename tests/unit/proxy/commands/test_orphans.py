@@ -19,12 +19,12 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegm
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
-from tiers.storage.object_key import log_key, partition_manifest_key
+from tiers.storage.object_key import facts_key, log_key, marker_key
 from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
 from tiers.upkeep.orphans import (
-    MANIFEST,
+    FACTS,
+    LOST,
     MISSING,
-    NAMED,
     ORPHAN,
     UNKNOWN,
     UPLOAD,
@@ -49,7 +49,7 @@ def what(report: OrphanReport) -> list[tuple[str, bool]]:
 
 async def test_a_tier_in_order_has_none(bench: CommandBench) -> None:
     await bench.tiered(0)
-    await bench.put_manifest()
+    await bench.put_facts()
     assert what(await found(bench)) == []
 
 
@@ -111,45 +111,23 @@ async def forget(bench: CommandBench, segment: RemoteLogSegmentMetadata) -> None
     del bench.rlmm.segments[segment.segment_id]
 
 
-async def test_segments_that_a_manifest_accepts_are_never_deleted(bench: CommandBench) -> None:
-    await bench.tiered(0)
+async def test_metadata_that_lost_its_end_protects_the_partition(bench: CommandBench) -> None:
+    """`rebuild` restores the segment behind the last known one, and what a position proves to be lost."""
+    bench.topics = {PARTITION.topic_id}
+    before = await bench.tiered(0)
+    await bench.put_facts()
     lost = await bench.tiered(10)
-    await bench.put_manifest()
     await forget(bench, lost)
-    assert what(await found(bench, grace_ms=0)) == [(NAMED, False)] * 2
-
-
-async def test_metadata_that_lost_its_end_protects_newer_segments(
-    bench: CommandBench,
-) -> None:
-    """`rebuild` restores such a segment, though no manifest names it yet."""
-    await bench.tiered(0)
-    await bench.put_manifest()
-    await forget(bench, await bench.tiered(10))
-    bench.rlmm.unconfirmed = {PARTITION}
     [plan] = (await plan_rebuild(bench.storage, CLUSTER_ID, bench.ring, 1)).plans
     assert [each.start_offset for each in plan.segments] == [0, 10]
-    assert what(await found(bench, grace_ms=0)) == [(ORPHAN, False)] * 2
-    bench.rlmm.unconfirmed = set()
+    assert what(await found(bench, grace_ms=0)) == [(LOST, False)] * 2
+    await bench.tiered(20)
     assert what(await found(bench, grace_ms=0)) == [(ORPHAN, True)] * 2
-
-
-async def test_a_manifest_that_cannot_be_read_protects_its_partition(bench: CommandBench) -> None:
-    await bench.tiered(0)
-    await bench.stored(10)
-    await bench.storage.put_object(partition_manifest_key(CLUSTER_ID, PARTITION), b"torn")
-    assert what(await found(bench)) == [(ORPHAN, False)] * 2
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-async def test_a_lost_manifest_protects_the_partition_of_a_topic(bench: CommandBench, is_there: bool) -> None:
-    """The last objects of a deleted topic have no manifest either: what comes after them may be deleted."""
-    bench.topics = {PARTITION.topic_id} if is_there else set()
-    await bench.tiered(0)
-    await bench.stored(10)
-    assert what(await found(bench)) == [(ORPHAN, not is_there)] * 2
-    await bench.put_manifest()
-    assert what(await found(bench)) == [(ORPHAN, True)] * 2
+    bench.rlmm.unconfirmed = {PARTITION}
+    assert what(await found(bench, grace_ms=0)) == [(LOST, False)] * 2
+    bench.topics = set()
+    assert what(await found(bench, grace_ms=0)) == [(ORPHAN, True)] * 2
+    assert await bench.storage.fetch_indexes(before)
 
 
 async def test_metadata_that_knows_nothing_deletes_nothing(bench: CommandBench) -> None:
@@ -165,27 +143,12 @@ async def test_strange_objects_are_shown_and_those_of_other_clusters_counted(ben
     await bench.tiered(0)
     await bench.storage.put_object("notes.txt", b"mine")
     other = TopicIdPartition(PARTITION.topic_id, 9)
-    await bench.storage.put_object(partition_manifest_key(CLUSTER_ID, other), b"{}")
-    await bench.storage.put_object(partition_manifest_key("another", other), b"{}")
+    for cluster_id in (CLUSTER_ID, "another"):
+        await bench.storage.put_object(facts_key(cluster_id, other, 0, 5, uuid4()), b"facts")
+        await bench.storage.put_object(marker_key(cluster_id), b"{}")
     report = await found(bench)
-    assert sorted(what(report)) == [(UNKNOWN, False), (MANIFEST, False)]
-    assert report.other_clusters == 1
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-async def test_the_manifest_of_a_partition_without_copies_is_expected(bench: CommandBench, is_there: bool) -> None:
-    """After the metadata topic was lost, `rebuild` finds nothing to restore of such a partition."""
-    bench.topics = {PARTITION.topic_id} if is_there else set()
-    await bench.put_manifest()
-    assert what(await found(bench)) == ([] if is_there else [(MANIFEST, False)])
-
-
-async def test_the_manifest_of_copies_that_the_metadata_forgot_is_shown(bench: CommandBench) -> None:
-    bench.topics = {PARTITION.topic_id}
-    segment = await bench.tiered(0)
-    await bench.put_manifest()
-    await forget(bench, segment)
-    assert what(await found(bench)) == [(NAMED, False), (NAMED, False), (MANIFEST, False)]
+    assert sorted(what(report)) == [(UNKNOWN, False), (FACTS, False)]
+    assert report.other_clusters == 2
 
 
 async def test_the_object_of_a_probe_is_shown_only_when_it_is_old(bench: CommandBench) -> None:

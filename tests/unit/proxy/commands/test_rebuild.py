@@ -12,25 +12,18 @@ from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
 from tiers.commands.rebuild_report import show_rebuild
-from tiers.errors import RetriableRemoteStorageError
-from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.history.stored_manifest import manifest_of, read_manifest
 from tiers.upkeep.importing import refuse_beside_owners
 from tiers.upkeep.rebuild import (
     Rebuild,
     RebuildOptions,
-    check_manifests,
     compare,
     judge_unknown_topics,
-    manifests_of,
     plan_rebuild,
     topics_replaced,
-    write_manifests,
 )
 
 
@@ -41,7 +34,7 @@ async def planned(bench: CommandBench) -> Rebuild:
 @pytest.mark.parametrize("are_meant", [True, False])
 async def test_a_topic_that_is_not_in_the_cluster_needs_an_option(bench: CommandBench, are_meant: bool) -> None:
     await bench.tiered(0)
-    await bench.put_manifest()
+    await bench.put_facts()
     done = await planned(bench)
     judge_unknown_topics(done.plans, {UUID(int=99)}, are_meant)
     assert done.undecided == []
@@ -53,9 +46,9 @@ async def test_a_topic_that_is_not_in_the_cluster_needs_an_option(bench: Command
 
 async def test_of_an_unknown_topic_nothing_is_refused_when_nothing_is_left(bench: CommandBench) -> None:
     await bench.tiered(0)
-    await bench.put_manifest()
+    await bench.put_facts()
     for file in bench.files():
-        if file.name != "manifest.json":
+        if file.suffix != ".facts":
             file.unlink()
     done = await planned(bench)
     judge_unknown_topics(done.plans, {PARTITION.topic_id}, False)
@@ -77,7 +70,7 @@ async def test_a_complete_metadata_topic_needs_no_rebuild(
     await bench.rlmm.put_log_start(PARTITION, LogStart(3, 0, LogStartReason.USER))
     await bench.rlmm.put_local_log_start(PARTITION, OffsetAndEpoch(5, 0))
     await bench.rlmm.put_log_gap(PARTITION, LogGap(10, 20), 0)
-    await bench.put_manifest()
+    await bench.put_facts()
     done = await compared(bench)
     assert done.is_needless
     show_rebuild(done, RebuildOptions(is_applied=is_applied), "--yes", as_json=False)
@@ -106,7 +99,7 @@ async def test_segments_that_the_metadata_topic_lacks_are_counted(
             await bench.rlmm.put_cut(PARTITION, 7, 500, is_proved=False)
         case "settings":
             await bench.rlmm.change_topic_tier_config(PARTITION.topic_id, PARTITION.topic, {"local.retention.ms": "1"})
-    await bench.put_manifest()
+    await bench.put_facts()
     left = CommandBench(bench.folder / "left", bench.storage).rlmm
     for segment in bench.rlmm.list_remote_log_segments(PARTITION):
         if lost_segment is None or segment.segment_id != lost_segment.segment_id:
@@ -115,6 +108,7 @@ async def test_segments_that_the_metadata_topic_lacks_are_counted(
             )
             update = RemoteLogSegmentMetadataUpdate(segment.segment_id, 1, 1, segment.state)
             await left.update_remote_log_segment_metadata(update)
+    left.written = bench.rlmm.written
     left.is_position_confirmed = lost != "records"
     bench.rlmm = left
     done = await compared(bench)
@@ -123,62 +117,6 @@ async def test_segments_that_the_metadata_topic_lacks_are_counted(
     captured = capsys.readouterr()
     assert "records not in the metadata: 1" in captured.out
     assert "topic __metadata is not empty, and lacks records that the store has: 1" in captured.err
-
-
-NEW_POSITION = MetadataPosition(UUID(int=77), 3, 12)
-
-
-async def stored(bench: CommandBench) -> PartitionManifest | None:
-    content = await read_manifest(bench.storage, CLUSTER_ID, PARTITION)
-    return None if content is None else decode_partition_manifest(content)
-
-
-async def test_the_manifests_name_the_new_topic_then(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    await bench.tiered(0)
-    await bench.put_manifest()
-    await bench.tiered(10)
-    done = await planned(bench)
-    monkeypatch.setattr(bench.rlmm, "position", lambda partition: NEW_POSITION)
-    await write_manifests(bench.storage, manifests_of(done.plans, bench.rlmm, CLUSTER_ID), done.plans)
-    found = await stored(bench)
-    assert found == manifest_of(bench.rlmm, CLUSTER_ID, found.topic_id_partition if found else PARTITION)
-    assert found is not None
-    assert (found.position, [each.start_offset for each in found.segments]) == (NEW_POSITION, [0, 10])
-
-
-async def test_the_manifest_of_an_owner_that_runs_already_stays(
-    bench: CommandBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await bench.tiered(0)
-    await bench.put_manifest()
-    plans = (await planned(bench)).plans
-    monkeypatch.setattr(bench.rlmm, "position", lambda partition: NEW_POSITION._replace(next_offset=20))
-    (of_the_owner,) = manifests_of(plans, bench.rlmm, CLUSTER_ID)
-    of_the_owner = replace(of_the_owner, dead=(UUID(int=5),))
-    await write_manifests(bench.storage, [of_the_owner], plans)
-    monkeypatch.setattr(bench.rlmm, "position", lambda partition: NEW_POSITION)
-    await write_manifests(bench.storage, manifests_of(plans, bench.rlmm, CLUSTER_ID), plans)
-    assert await stored(bench) == of_the_owner
-
-
-@pytest.mark.parametrize("was_there", [True, False])
-async def test_a_manifest_that_an_owner_writes_meanwhile_ends_the_rebuild(bench: CommandBench, was_there: bool) -> None:
-    """The plan lacks the log start that a user has recorded since, so deleted records would come back."""
-    await bench.tiered(0)
-    if was_there:
-        await bench.put_manifest()
-    plans = (await planned(bench)).plans
-    manifests = [replace(each, position=NEW_POSITION) for each in manifests_of(plans, bench.rlmm, CLUSTER_ID)]
-    await check_manifests(bench.storage, CLUSTER_ID, plans)
-    await bench.rlmm.put_log_start(PARTITION, LogStart(3, 0, LogStartReason.USER))
-    await bench.put_manifest()
-    of_the_owner = await stored(bench)
-    with pytest.raises(RemoteTierError, match="was replaced since the store was read"):
-        await check_manifests(bench.storage, CLUSTER_ID, plans)
-    if was_there:
-        with pytest.raises(RemoteTierError, match="was replaced since the store was read"):
-            await write_manifests(bench.storage, manifests, plans)
-    assert await stored(bench) == of_the_owner
 
 
 async def test_a_rebuild_waits_for_the_owners_of_both_topics(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,28 +132,3 @@ async def test_a_rebuild_waits_for_the_owners_of_both_topics(monkeypatch: pytest
         await refuse_beside_owners(client, ["__new", "__old"])
     assert topics_replaced("__old", RebuildOptions(into="__new")) == ["__old", "__new"]
     assert topics_replaced("__old", RebuildOptions()) == ["__old"]
-
-
-async def test_where_no_manifest_was_none_is_written(bench: CommandBench) -> None:
-    """The rebuilt metadata is no witness of itself."""
-    await bench.tiered(0)
-    done = await planned(bench)
-    assert [len(plan.segments) for plan in done.plans] == [1]
-    await write_manifests(bench.storage, manifests_of(done.plans, bench.rlmm, CLUSTER_ID), done.plans)
-    assert await stored(bench) is None
-
-
-async def test_a_manifest_that_cannot_be_written_is_no_success(
-    bench: CommandBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await bench.tiered(0)
-    await bench.put_manifest()
-    plans = (await planned(bench)).plans
-    manifests = manifests_of(plans, bench.rlmm, CLUSTER_ID)
-
-    async def put_object(key: str, data: bytes, if_match: object = None) -> None:
-        raise RetriableRemoteStorageError("503")
-
-    monkeypatch.setattr(bench.storage, "put_object", put_object)
-    with pytest.raises(RemoteTierError, match=r"the metadata was written, but .* delete the new metadata topic"):
-        await write_manifests(bench.storage, manifests, plans)

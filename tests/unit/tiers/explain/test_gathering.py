@@ -16,9 +16,9 @@ from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy
 from tiers.errors import BrokerError
 from tiers.explain.answers import PartitionAnswer, Question, StateReason
 from tiers.explain.explain import explain
-from tiers.explain.gathering import StoredManifest, Surroundings, gather, policy_from
+from tiers.explain.gathering import Surroundings, gather, policy_from
 from tiers.metadata.topic.group.group_members import OwnerMember
-from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.history.stored_facts import StoredFacts, read_stored_facts
 from tiers.tasks.hold import HoldReason
 
 KEEPS = {"cleanup.policy": "delete", "retention.ms": "1000", "retention.bytes": "-1"}
@@ -29,17 +29,17 @@ OWNER = OwnerMember("tidegate-1", "10.0.0.7", frozenset({3}), is_fit=True)
 async def copied(bench: Workbench) -> Workbench:
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
     await bench.copy_all()
-    await bench.write_manifest()
+    await bench.check_facts()
     return bench
 
 
-async def manifest_of(bench: Workbench) -> StoredManifest:
-    return StoredManifest(bytes(await bench.store.get_object(partition_manifest_key("cluster", PARTITION))))
+async def stored_of(bench: Workbench) -> StoredFacts:
+    return await read_stored_facts(bench.store, "cluster", PARTITION)
 
 
 async def explained(
     bench: Workbench,
-    manifest: StoredManifest,
+    stored: StoredFacts | str,
     members: Sequence[OwnerMember] | None = (OWNER,),
     policy: TopicPolicy | None = POLICY,
 ) -> PartitionAnswer:
@@ -57,21 +57,22 @@ async def explained(
         members,
         1000,
         settings="[[topics]]=1",
+        storage=bench.store,
     )
-    return explain(await gather(around, PARTITION, policy, manifest, bench.wall_ms))
+    return explain(await gather(around, PARTITION, policy, stored, bench.wall_ms))
 
 
 async def test_a_healthy_partition_has_no_remark(copied: Workbench) -> None:
-    answer = await explained(copied, await manifest_of(copied))
+    answer = await explained(copied, await stored_of(copied))
     assert (answer.notes, answer.owner) == ((), "10.0.0.7 (tidegate-1)")
     assert (answer.remote_end, answer.high_watermark) == (89, 100)
     assert reasons(answer, Question.ON_BROKER)[0] == HoldReason.NO_LOCAL_RETENTION
 
 
-async def test_a_manifest_that_knows_more_than_the_metadata_is_told_as_a_doubt(copied: Workbench) -> None:
-    manifest = await manifest_of(copied)
+async def test_a_store_that_knows_more_than_the_metadata_is_told_as_a_doubt(copied: Workbench) -> None:
+    stored = await stored_of(copied)
     del copied.metadata.segments[copied.segments[2].segment_id]
-    answer = await explained(copied, manifest)
+    answer = await explained(copied, stored)
     why = whys(answer, Question.ON_BROKER)[0]
     assert (why.reason, why.rule) == (
         StateReason.DOUBT,
@@ -88,20 +89,20 @@ async def test_a_manifest_that_knows_more_than_the_metadata_is_told_as_a_doubt(c
 
 async def test_an_emptied_broker_is_told_as_a_stop(copied: Workbench) -> None:
     copied.log.records, copied.log.leader_epoch = batch_of(0, 10, leader_epoch=3), 3
-    answer = await explained(copied, await manifest_of(copied))
+    answer = await explained(copied, await stored_of(copied))
     assert {each.reason for each in whys(answer, Question.NOT_EXPIRED).values()} == {StateReason.STOPPED}
     assert "was the broker emptied or restored?" in answer.notes[0]
 
 
 async def test_a_replaced_end_is_told_until_the_owner_cuts_it(copied: Workbench) -> None:
     copied.log.elect_unclean(50)
-    answer = await explained(copied, await manifest_of(copied))
+    answer = await explained(copied, await stored_of(copied))
     assert answer.notes == ("The leader has other records from offset 50 on: the owner cuts the tier there.",)
 
 
 async def test_a_cut_that_is_not_proved_holds_expiry_alone(copied: Workbench) -> None:
     await copied.metadata.put_cut(PARTITION, 0, 50, is_proved=False)
-    answer = await explained(copied, await manifest_of(copied))
+    answer = await explained(copied, await stored_of(copied))
     assert {each.reason for each in whys(answer, Question.NOT_EXPIRED).values()} == {StateReason.UNPROVED_CUT}
     assert StateReason.UNPROVED_CUT not in {each.reason for each in whys(answer, Question.ON_BROKER).values()}
     assert answer.notes[0].startswith("The tier was cut at offset 50")
@@ -109,12 +110,12 @@ async def test_a_cut_that_is_not_proved_holds_expiry_alone(copied: Workbench) ->
 
 async def test_offsets_in_neither_tier_are_a_remark(copied: Workbench) -> None:
     copied.log.log_start_offset = 95
-    answer = await explained(copied, await manifest_of(copied))
+    answer = await explained(copied, await stored_of(copied))
     assert [note for note in answer.notes if note.startswith("Neither")] == ["Neither tier has the offsets 90 to 94."]
 
 
 async def test_a_topic_that_nothing_tiers_has_no_owner(copied: Workbench) -> None:
-    answer = await explained(copied, await manifest_of(copied), policy=None)
+    answer = await explained(copied, await stored_of(copied), policy=None)
     assert (answer.owner, answer.notes) == (
         "",
         ("This proxy's file does not tier the topic, and no setting of the topic does.",),
@@ -125,14 +126,14 @@ async def test_a_topic_that_nothing_tiers_has_no_owner(copied: Workbench) -> Non
 
 
 async def test_a_store_that_does_not_answer_is_a_remark(copied: Workbench) -> None:
-    answer = await explained(copied, StoredManifest(trouble="The store is down."))
+    answer = await explained(copied, "The store is down.")
     assert answer.notes == ("The store is down.",)
     assert reasons(answer, Question.ON_BROKER)[0] == HoldReason.NO_LOCAL_RETENTION
 
 
 async def test_a_leader_that_does_not_answer_is_a_remark(copied: Workbench) -> None:
     copied.log.failure = BrokerError("broker 1 is down", retriable=True)
-    answer = await explained(copied, await manifest_of(copied))
+    answer = await explained(copied, await stored_of(copied))
     assert answer.notes == ("The leader does not answer: broker 1 is down.",)
     assert (answer.remote_end, answer.high_watermark) == (89, None)
 
@@ -154,7 +155,7 @@ async def test_a_leader_that_does_not_answer_is_a_remark(copied: Workbench) -> N
 async def test_the_owner_is_told(
     copied: Workbench, members: list[OwnerMember] | None, owner: str | None, said: str
 ) -> None:
-    answer = await explained(copied, await manifest_of(copied), members)
+    answer = await explained(copied, await stored_of(copied), members)
     assert answer.owner == owner
     assert [note.startswith(said) for note in answer.notes] == ([True] if said else [])
 

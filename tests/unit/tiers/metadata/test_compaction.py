@@ -29,11 +29,11 @@ from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.written_records import records_of_log_start
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import TIER_PARTITION, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
-    OperatorAcceptanceUpdate,
+    TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     UnfinishedRebuildUpdate,
@@ -104,7 +104,7 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
         lives.append([[(key_of(gap(first, 60)), None if end is None else gap(first, end))] for end in ends])
     first_partition = TopicIdPartition(TOPIC_ID, 0, "orders")
     presences: tuple[MetadataRecord, ...] = (
-        OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS, "7f"),
+        TierMarkerUpdate(TIER_PARTITION, "a", NOW_MS, "", UUID(int=3), True),
         UnfinishedRebuildUpdate(PARTITION, "a", NOW_MS),
         TopicMissingUpdate(first_partition, "a", NOW_MS),
         TopicDeletionUpdate(first_partition, "a", NOW_MS),
@@ -143,7 +143,7 @@ def answers(state: RemoteLogMetadataStateWriter) -> list[object]:
         sorted(state.recorded_log_starts(PARTITION), key=repr),
         state.local_log_start(PARTITION),
         state.gaps(PARTITION),
-        state.acceptance(PARTITION),
+        state.tier_marker(""),
         state.unfinished_rebuilds(),
         state.missing_topics(),
         state.is_topic_deleted(TOPIC_ID),

@@ -22,12 +22,11 @@ from tiers.metadata.records.serde import (
     local_log_start_key,
     log_gap_key,
     nothing_key,
-    operator_acceptance_key,
     segment_keys,
     topic_missing_key,
 )
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     CutUpdate,
@@ -35,10 +34,10 @@ from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
-    OperatorAcceptanceUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
@@ -166,13 +165,11 @@ def test_a_record_without_fields_of_its_own_keeps_its_bytes(
     assert decode_value(bytes.fromhex(expected)) == update
 
 
-def test_an_acceptance_keeps_its_bytes_and_a_draft_says_nothing() -> None:
-    update = OperatorAcceptanceUpdate(PARTITION, "proxy-1", 1700000001234, "7f")
-    head = "076f7264657273123456789abcdef0123456789abcdef000000007000870726f78792d310000018bcfe56cd2"
-    expected = f"01ef0701{head}03376600"
+def test_a_marker_keeps_its_bytes() -> None:
+    update = TierMarkerUpdate(TIER_PARTITION, "a", 1, "east", UUID(int=3), True)
+    expected = f"01f20700{'01'}{'00' * 16}ffffffff00026100000000000000010565617374{'00' * 15}030100"
     assert encode_value(update).hex() == expected
     assert decode_value(bytes.fromhex(expected)) == update
-    assert decode_value(bytes.fromhex(f"01ef0700{head}00")) is None
 
 
 def test_an_offset_below_zero_is_remembered_of_no_log() -> None:
@@ -279,7 +276,7 @@ def test_keys_tell_segments_record_types_and_log_starts_apart() -> None:
         key_of(LocalLogStartUpdate(PARTITION, "a", 0, OffsetAndEpoch(1, 0))),
         key_of(LogGapUpdate(PARTITION, "a", 0, LogGap(1, 9), 0)),
         key_of(LogGapUpdate(PARTITION, "a", 0, LogGap(2, 9), 0)),
-        key_of(OperatorAcceptanceUpdate(PARTITION, "a", 0, "7f")),
+        key_of(TierMarkerUpdate(PARTITION, "a", 0, "", UUID(int=3), True)),
         key_of(UnfinishedRebuildUpdate(PARTITION, "a", 0)),
         key_of(TopicDeletionUpdate(PARTITION, "a", 0)),
         key_of(TopicMissingUpdate(PARTITION, "a", 0)),
@@ -301,7 +298,6 @@ def test_a_replaced_record_has_one_key_for_all_writers() -> None:
         trim = LocalLogStartUpdate(PARTITION, writer, 0, OffsetAndEpoch(number, number))
         assert key_of(trim) == local_log_start_key(PARTITION)
         assert key_of(LogGapUpdate(PARTITION, writer, 0, LogGap(5, 9 + number), 0)) == log_gap_key(PARTITION, 5)
-        assert key_of(OperatorAcceptanceUpdate(PARTITION, writer, 0, writer)) == operator_acceptance_key(PARTITION)
         assert key_of(TopicMissingUpdate(PARTITION, writer, 0)) == topic_missing_key(PARTITION)
 
 

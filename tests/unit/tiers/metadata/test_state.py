@@ -36,19 +36,18 @@ from tiers.metadata.records.serde import (
     local_log_start_key,
     log_gap_key,
     log_start_key,
-    operator_acceptance_key,
     segment_keys,
     topic_missing_key,
 )
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.written_records import is_log_start_known, records_of_deletion, records_of_log_start
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
-    OperatorAcceptanceUpdate,
     RemoteLogSegmentMetadata,
     RemotePartitionDeleteMetadata,
+    TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
 )
@@ -286,14 +285,14 @@ def test_a_gap_is_replaced_by_a_later_one_with_its_first_offset_and_ends(state: 
     assert not state.is_known(PARTITION)
 
 
-def test_an_operators_word_holds_until_the_owner_ends_it(state: RemoteLogMetadataStateWriter) -> None:
+def test_the_marker_of_a_location_is_kept(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
-    topic.put(
-        OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS, "none"), OperatorAcceptanceUpdate(PARTITION, "a", 5, "7f")
-    )
-    assert (state.acceptance(PARTITION), state.acceptance(NEIGHBOUR)) == ("7f", None)
-    topic.bury(operator_acceptance_key(PARTITION))
-    assert state.acceptance(PARTITION) is None
+    announced = TierMarkerUpdate(TIER_PARTITION, "a", NOW_MS, "", UUID(int=3), False)
+    confirmed = replace(announced, is_confirmed=True)
+    topic.put(announced)
+    assert state.tier_marker("") == announced
+    topic.put(confirmed)
+    assert (state.tier_marker(""), state.tier_marker("east"), state.partitions()) == (confirmed, None, [])
 
 
 def test_a_topic_is_missing_since_the_brokers_time_until_it_is_there_again(
@@ -325,19 +324,17 @@ def test_the_deletion_of_a_partition_takes_all_that_is_remembered_of_it(state: R
         LocalLogStartUpdate(PARTITION, "a", NOW_MS, OffsetAndEpoch(5, 1)),
         gap(10, 20),
         gap(30, 40),
-        OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS, "7f"),
     ]
     topic.put(*records)
     for started in list(DeleteState)[:-1]:
         topic.put(RemotePartitionDeleteMetadata(PARTITION, 1, NOW_MS, started))
-    assert (len(state.gaps(PARTITION)), state.acceptance(PARTITION)) == (2, "7f")
+    assert len(state.gaps(PARTITION)) == 2
     finished = RemotePartitionDeleteMetadata(PARTITION, 1, NOW_MS, DeleteState.DELETE_PARTITION_FINISHED)
     buried = [decode_key(key) for key, value in records_of_deletion(state, finished) if value is None]
     assert {*map(key_of, records)} <= {*buried}
     topic.put(finished)
     assert state.recorded_log_starts(PARTITION) == []
     assert (state.local_log_start(PARTITION), state.gaps(PARTITION)) == (None, [])
-    assert state.acceptance(PARTITION) is None
     topic.bury(*buried)
     assert state.partitions() == []
 

@@ -50,9 +50,10 @@ INDEXES = SegmentIndexes(
     remote_log_index=encode_remote_log_index([CHUNK]),
     producer_snapshot=bytes.fromhex("000148674bc700000000"),
     history_from=50,
+    facts=b"facts",
 )
 GOLDEN_TABLE = bytes.fromhex(
-    "54474958 0002 0009"  # magic, version, nine sections; then type, position, length, CRC-32C of each
+    "54474958 0003 000a"  # magic, version, ten sections; then type, position, length, CRC-32C of each
 )
 
 
@@ -69,10 +70,10 @@ def test_an_object_tells_the_whole_segment() -> None:
 
 def test_sections_to_the_byte() -> None:
     assert encode_sections({1: b"123456789", 5: b""}) == bytes.fromhex(
-        "54474958 0002 0002"  # magic, version, sections
+        "54474958 0003 0002"  # magic, version, sections
         "0001 00000028 00000009 e3069283"  # type, position, length, CRC-32C
         "0005 00000031 00000000 00000000"
-        "95efdc0f"  # CRC-32C of the above
+        "ed48bc82"  # CRC-32C of the above
         "313233343536373839"
     )
 

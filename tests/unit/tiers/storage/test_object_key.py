@@ -11,14 +11,16 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import (
-    PartitionManifestKey,
+    FactsKey,
     SegmentObjectKey,
     check_cluster_id,
+    facts_key,
     indexes_key,
     log_key,
-    parse_partition_manifest_key,
+    marked_cluster,
+    marker_key,
+    parse_facts_key,
     parse_segment_key,
-    partition_manifest_key,
     partition_prefix,
     segment_of_key,
 )
@@ -46,7 +48,10 @@ def test_keys_to_the_letter() -> None:
     stem = FOLDER + "00000000000000001000-00000000000000001999-00000000-0000-4000-8000-000000000001"
     assert log_key("MkU3OEVBNTcwNTJENDM2Qg", segment) == stem + ".log"
     assert indexes_key("MkU3OEVBNTcwNTJENDM2Qg", segment) == stem + ".indexes"
-    assert partition_manifest_key("MkU3OEVBNTcwNTJENDM2Qg", PARTITION) == FOLDER + "manifest.json"
+    facts = facts_key("MkU3OEVBNTcwNTJENDM2Qg", PARTITION, 3, 17, UUID_ONE)
+    assert facts == FOLDER + "f0000000003-00000000000000000017-00000000-0000-4000-8000-000000000001.facts"
+    assert facts > stem
+    assert marker_key("MkU3OEVBNTcwNTJENDM2Qg") == "MkU3OEVBNTcwNTJENDM2Qg/tier.json"
 
 
 @given(
@@ -64,11 +69,13 @@ def test_keys_parse_back(cluster: str, topic: UUID, partition: int, segment: UUI
 
 
 @given(st.from_regex(r"[A-Za-z0-9_-]{1,30}", fullmatch=True), st.uuids(), st.integers(0, 2**31 - 1))
-def test_a_manifests_key_parses_back(cluster: str, topic: UUID, partition: int) -> None:
-    key = partition_manifest_key(cluster, TopicIdPartition(topic, partition))
-    assert parse_partition_manifest_key(key) == PartitionManifestKey(cluster, topic, partition)
-    for other in (key + "x", "x/" + key, key[1:], key.replace("manifest.json", "other.json")):
-        assert parse_partition_manifest_key(other) is None
+def test_the_key_of_facts_parses_back(cluster: str, topic: UUID, partition: int) -> None:
+    key = facts_key(cluster, TopicIdPartition(topic, partition), 0, 5, UUID_ONE)
+    assert parse_facts_key(key) == FactsKey(cluster, topic, partition, key)
+    assert parse_segment_key(key) is None
+    for other in (key + "x", "x/" + key, key[1:], key.replace(".facts", ".json")):
+        assert parse_facts_key(other) is None
+    assert (marked_cluster(marker_key(cluster)), marked_cluster(key)) == (cluster, None)
 
 
 def test_a_key_says_enough_to_find_the_segment() -> None:
@@ -91,7 +98,7 @@ def test_other_keys_are_not_keys_of_segments() -> None:
     wrong_entropy = ("0000" if key[:4] != "0000" else "0001") + key[4:]
     for other in ("", "manifest.json", key + ".tmp", "x/" + key, key.replace(".log", ".txt"), wrong_entropy):
         assert parse_segment_key(other) is None
-    assert parse_segment_key(partition_manifest_key("c", PARTITION)) is None
+    assert parse_segment_key(marker_key("c")) is None
 
 
 @pytest.mark.parametrize("cluster", ["", ".", "..", ".hidden", "a/b", "a b", "x" * 129])

@@ -1,4 +1,4 @@
-"""A doubt about the past stops trims, expiry, deletions and the manifest, and nothing else."""
+"""A doubt about the past stops trims, expiry and deletions, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.tiers.attempts import batches, whole_rounds
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.metadata.tenure import Tenure
-from tiers.storage.object_key import partition_manifest_key
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 KEEPS_NOTHING = replace(POLICY, local_retention_bytes=0, retention_bytes=0)
-KEY = partition_manifest_key("cluster", PARTITION)
 
 
 async def in_doubt(bench: Workbench) -> PartitionTasks:
     """A user has deleted 0 to 9, and retention may take the rest. The metadata has lost the segment 60 to 89."""
     bench.log.append(*batches(0, 100))
     await bench.copy_all()
-    await bench.write_manifest()
+    await bench.check_facts()
+    await bench.facts_task.store()
+    bench.metadata.is_position_confirmed = False
     [lost] = [each for each in bench.segments if each.start_offset == 60]
     del bench.metadata.segments[lost.segment_id]
     await bench.metadata.put_log_start(PARTITION, user_log_start(35, leader_epoch=0))
@@ -33,23 +33,23 @@ async def about_to_trim(bench: Workbench) -> tuple[PartitionTasks, Surveyed]:
     """Copies 0 to 89, and surveys the partition. The brokers may trim what is copied."""
     bench.log.append(*batches(0, 100))
     await bench.copy_all()
-    await bench.write_manifest()
+    await bench.check_facts()
     bench.now_ms += 60_000
     tasks = PartitionTasks(bench.services, PARTITION, replace(POLICY, local_retention_bytes=0), Tenure(0, 1))
+    await tasks.prove()
     surveyed = await tasks.survey()
     assert surveyed is not None
     return tasks, surveyed
 
 
 async def test_in_doubt_records_are_copied_and_none_is_removed(bench: Workbench) -> None:
-    tasks, objects, manifest = await in_doubt(bench), await bench.objects(), await bench.store.get_object(KEY)
+    tasks, objects = await in_doubt(bench), await bench.objects()
     bench.log.append(*batches(100, 130))
     await whole_rounds(bench, tasks, 5)
     assert tasks.doubt
     assert bench.metadata.remote_end_offset(PARTITION) == 129
     assert (bench.log.log_start_offset, [each.offset for each in bench.metadata.log_starts(PARTITION)]) == (0, [35])
     assert set(objects) <= set(await bench.objects())
-    assert await bench.store.get_object(KEY) == manifest
     tasks.copy.discard()
 
 
@@ -62,7 +62,7 @@ async def test_in_doubt_trims_and_deletions_ask_the_store_nothing(
     assert surveyed is not None
 
     async def get_object(key: str) -> bytes:
-        raise AssertionError("the manifest is read")
+        raise AssertionError("the store is asked")
 
     monkeypatch.setattr(bench.store, "get_object", get_object)
     await tasks.trim(surveyed)
@@ -74,6 +74,7 @@ async def test_after_an_acceptance_records_are_removed_again(bench: Workbench) -
     tasks = await in_doubt(bench)
     await whole_rounds(bench, tasks, 2)
     await bench.accept()
+    bench.metadata.is_position_confirmed = True
     await whole_rounds(bench, tasks, 5)
     assert not tasks.doubt
     assert bench.log.log_start_offset >= 60
@@ -88,8 +89,8 @@ async def test_a_doubt_that_begins_during_a_trim_ends_it(bench: Workbench, monke
         monkeypatch.setattr(bench.log, "bounds", bounds)
         [lost] = [each for each in bench.segments if each.start_offset == 60]
         del bench.metadata.segments[lost.segment_id]
-        tasks.manifest = type(tasks.manifest)(bench.services, PARTITION)
-        await tasks.survey()
+        tasks.facts = type(tasks.facts)(bench.services, PARTITION)
+        await tasks.prove()
         return await bounds(*args)  # type: ignore[arg-type]  # handed through
 
     monkeypatch.setattr(bench.log, "bounds", lose_metadata)

@@ -77,12 +77,12 @@ def test_the_gauges_and_alarms_of_a_partition_go_with_it() -> None:
     one, other = partitions(1, 2)
     for partition in (one, other):
         metrics.add(partition)
-        metrics.alarms.begin(partition.topic, AlarmReason.MANIFEST, str(partition))
+        metrics.alarms.begin(partition.topic, AlarmReason.CLOCK_SKEW, str(partition))
         metrics.alarms.begin(partition.topic, AlarmReason.STAGE_FAILING, f"{partition} copy")
         metrics.log_gaps.labels(partition.topic, str(partition.partition)).set(1)
     metrics.forget(one)
     found = samples(registry)
-    assert found["tidegate_remote_log_alarm", "manifest", "topic-0"] == 1
+    assert found["tidegate_remote_log_alarm", "clock-skew", "topic-0"] == 1
     assert found["tidegate_remote_log_alarm", "stage-failing", "topic-0"] == 1
     assert len(found) == SERIES_PER_TOPIC + SERIES_PER_PARTITION + 1
 

@@ -17,7 +17,7 @@ from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workb
 from tiers.errors import LogDivergedError
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteReadRequest, monotonic_ms
-from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.object_key import parse_segment_key
 
 STEPS = [
     "segment-built",
@@ -117,7 +117,7 @@ class History:
         await self.check()
         await self.check_what_is_served()
         assert {one.state for one in bench.segments} <= {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
-        objects = [name for name in await bench.objects() if name != partition_manifest_key("cluster", PARTITION)]
+        objects = [name for name in await bench.objects() if parse_segment_key(name)]
         assert len(objects) == 2 * len(bench.segments)
         remote_end = bench.metadata.remote_end_offset(PARTITION)
         start = max(self.user_start, bench.metadata.log_start_offset(PARTITION) or 0)

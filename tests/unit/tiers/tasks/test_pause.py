@@ -53,7 +53,7 @@ async def copied(bench: Workbench) -> Workbench:
     """Segments 0-29, 30-59 and 60-89 are remote and visible; 90-99 is only local."""
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
     await bench.copy_all()
-    await bench.write_manifest()
+    await bench.check_facts()
     bench.now_ms += T_VIS_MS
     bench.steps.clear()
     return bench

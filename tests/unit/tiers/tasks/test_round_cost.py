@@ -46,6 +46,7 @@ async def calls_of_a_round(folder: Path, segments: int) -> int:
             sys.setprofile(profile)
             await tasks.round(lambda surveyed, start: launched.append((surveyed, start)))
             await tasks.run_copy(*launched[-1])
+            await tasks.run_trim(launched[-1][0])
             await tasks.run_deletion(launched[-1][0])
         assert len(launched) == 2
         return calls

@@ -16,6 +16,7 @@ from tiers.errors import RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 from tiers.tasks.remote_log_manager import RemoteLogManager
 
 PROCESS_INTERVAL_MS = 3_600_000
@@ -34,13 +35,13 @@ class Schedule:
         bench.metadata.clock_ms = lambda: bench.now_ms
         bench.services = replace(bench.services, settings=settings, clock_ms=lambda: bench.now_ms)
         self.manager = self.running.manager = RemoteLogManager(bench.services, self.running.topics)
-        fresh = bench.metadata.ensure_fresh
+        survey = PartitionTasks.survey
 
-        async def counted(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
-            self.rounds[partition] += 1
-            await fresh(partition, max_age_ms, timeout_ms)
+        async def counted(tasks: PartitionTasks) -> Surveyed | None:
+            self.rounds[tasks.partition] += 1
+            return await survey(tasks)
 
-        monkeypatch.setattr(bench.metadata, "ensure_fresh", counted)
+        monkeypatch.setattr(PartitionTasks, "survey", counted)
         for log in self.running.logs.of.values():
             log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
 

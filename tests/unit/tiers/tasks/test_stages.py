@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 from tests.support.fakes.in_memory_log import DamagedLog
+from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
@@ -157,7 +158,6 @@ async def test_a_store_that_refuses_writes_stops_no_trim_of_older_segments(
     set_policy(running, POLICY)
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
-        await until(lambda: running.manager._managed[PARTITION].manifest.has_accepted(bench.segments[-1]))
         store.refused = {"copy_log_segment_data", "put_object", "delete_log_segment_data"}
         produce(running, 10, 20)
         await until(lambda: failures(running, "copy") > 1)
@@ -170,19 +170,6 @@ async def test_a_store_that_refuses_writes_stops_no_trim_of_older_segments(
         store.refused.clear()
         bench.services.failed_deletions.forget_unless(lambda partition: False)  # as if their backoff had passed
         await until(lambda: not [one for one in bench.segments if one.end_offset < 90])
-
-
-async def test_a_segment_that_no_stored_manifest_accepts_is_not_trimmed(running: Running, store: Store) -> None:
-    log = running.logs.of[PARTITION]
-    async with running.run():
-        await until(lambda: log.log_start_offset == 60)
-        store.refused = {"put_object"}
-        produce(running, 10, 20)
-        await until(lambda: running.remote_end(PARTITION) == 179)
-        await until(lambda: failures(running, "manifest") > 2)
-        assert log.log_start_offset <= 90
-        store.refused.clear()
-        await until(lambda: log.log_start_offset == 150)
 
 
 async def test_copies_that_hang_hold_up_no_trim_and_no_expiry(running: Running, store: Store) -> None:
@@ -204,15 +191,17 @@ async def test_copies_that_hang_hold_up_no_trim_and_no_expiry(running: Running, 
         await until(lambda: log.log_start_offset >= 150)  # records that were copied
 
 
-async def test_a_manifest_that_hangs_holds_up_no_expiry(running: Running, store: Store) -> None:
+async def test_facts_that_hang_hold_up_no_expiry(running: Running, store: Store) -> None:
     restart_with_one_place(running)
     set_policy(running, replace(POLICY, partition_count=2))
     async with running.run():
         await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
         store.hanging = {"put_object"}
         store.asked.clear()
-        produce(running, 10, 20)
+        for partition in (PARTITION, OTHER):
+            await running.bench.metadata.put_log_start(partition, user_log_start(5, 0))
         await until(lambda: "put_object" in store.asked)
+        produce(running, 10, 20)
         set_policy(running, replace(EXPIRING, partition_count=2))
         await until(lambda: all(each.log_start_offset >= 90 for each in running.logs.of.values()), 20)
         store.hanging.clear()
@@ -302,13 +291,10 @@ async def test_a_doubt_ends_the_deletions_in_progress(
     [(surveyed, _)] = launched
     delete, deleted = bench.store.delete_log_segment_data, []
 
-    async def lost(*_: object) -> None:
-        raise MetadataLostError("the metadata has lost segments")
-
     async def delete_and_survey(segment: RemoteLogSegmentMetadata) -> bool:
         deleted.append(segment.start_offset)
-        monkeypatch.setattr(tasks.manifest, "check", lost)
-        await tasks.survey()
+        tasks.facts.doubt = MetadataLostError("the metadata has lost segments")
+        tasks._show_doubt("facts", tasks.facts.doubt)
         return await delete(segment)
 
     monkeypatch.setattr(bench.store, "delete_log_segment_data", delete_and_survey)

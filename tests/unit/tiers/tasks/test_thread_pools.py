@@ -131,7 +131,7 @@ async def test_a_pool_of_one_surveys_one_partition_at_a_time(running: Running, m
         await until(lambda: running.topics.refreshes > refreshes + 3)
         assert len(asked) == 1
         go_on.set()
-        await until(lambda: set(asked) == {PARTITION, OTHER, PAYMENTS})
+        await until(lambda: set(asked) >= {PARTITION, OTHER, PAYMENTS})
 
 
 async def test_a_free_place_of_the_pool_takes_what_needs_no_copier(

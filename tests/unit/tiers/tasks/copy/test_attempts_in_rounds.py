@@ -43,7 +43,7 @@ async def log(bench: Workbench) -> Workbench:
     """The leader has 0 to 99, and 0 to 29 are copied."""
     bench.log.append(*batches(0, 100))
     await copied(bench, 0, 30)
-    await bench.write_manifest()
+    await bench.check_facts()
     return bench
 
 
@@ -115,7 +115,9 @@ async def test_an_acceptance_deletes_no_last_copy(log: Workbench) -> None:
     await copied(log, 30, 60)
     parts, merged = list(log.segments), await begun(log, 0, 60)
     await log.metadata.update_remote_log_segment_metadata(to(merged, FINISHED))
-    await whole_rounds(log, owner(log), 5)
+    earlier = owner(log)
+    await whole_rounds(log, earlier, 5)
+    await earlier.facts.store()
     with pytest.raises(RemoteResourceNotFoundError):
         await log.store.fetch_indexes(parts[0])
     log.log.log_start_offset = 90

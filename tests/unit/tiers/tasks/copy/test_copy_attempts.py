@@ -33,7 +33,7 @@ RING = KeyRing({"k1": b"1" * 32}, current="k1")
 async def log(bench: Workbench) -> Workbench:
     """The leader has 0 to 99, and the store has the manifest."""
     bench.log.append(*batches(0, 100))
-    await bench.write_manifest()
+    await bench.check_facts()
     return bench
 
 
@@ -410,7 +410,7 @@ async def test_a_kept_segment_that_the_store_damaged_is_stored_with_another_uuid
 
 async def test_a_kept_segment_of_a_deleted_attempt_gets_another_uuid(log: Workbench) -> None:
     await copied(log, 0, 30)
-    await log.write_manifest()
+    await log.check_facts()
     await end_after(log, "objects-written")
     [attempt] = [one for one in log.segments if one.start_offset == 30]
     await write_state(log.services, attempt, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)

@@ -48,7 +48,7 @@ async def test_copying_goes_on_where_the_quota_stopped_it(bench: Workbench, quot
 
 
 async def test_two_tasks_share_one_quota(bench: Workbench, quota: RateQuota) -> None:
-    other = RLMCopyTask(bench.services, PARTITION, bench.attempts)
+    other = RLMCopyTask(bench.services, PARTITION, bench.attempts, bench.facts_task)
     try:
         await bench.copy_task.run(POLICY, await bench.log.bounds(PARTITION, 1000), 0)
         assert bench.copy_task.throttled_ms > 0

@@ -150,7 +150,7 @@ async def kept(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
         raise RetriableRemoteStorageError("down")
 
     bench.log.append(*batches(0, 12))
-    await bench.write_manifest()
+    await bench.check_facts()
     await bench.copy_task.run(replace(POLICY, segment_bytes=1), await bench.log.bounds(PARTITION, 1000), 0)
     with monkeypatch.context() as patched:
         patched.setattr(bench.store, "copy_log_segment_data", fails)
@@ -220,7 +220,7 @@ async def test_a_store_that_damages_each_copy_gets_the_next_one_later_and_later(
         return custom_metadata
 
     bench.log.append(*batches(0, 3))
-    await bench.write_manifest()
+    await bench.check_facts()
     monkeypatch.setattr(bench.store, "copy_log_segment_data", damaging)
     for _ in range(120):
         with suppress(CorruptSegmentError, RetriableRemoteStorageError):

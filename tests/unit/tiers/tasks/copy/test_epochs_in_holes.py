@@ -77,7 +77,7 @@ async def test_a_deletion_during_a_copy_cuts_off_no_record(
     log.log_start_offset = 220
     log.append(batch_of(220, 10, leader_epoch=5))
     for _ in range(3):
-        await bench.check_manifest()
+        await bench.check_facts()
         await bench.copy(AT_ONCE)
     assert {segment.cut_at for segment in bench.segments} == {None}
     assert bench.metadata.remote_log_segment_metadata(PARTITION, 205) is not None

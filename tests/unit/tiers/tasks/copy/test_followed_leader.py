@@ -33,7 +33,6 @@ async def open_segment(bench: Workbench) -> PartitionTasks:
     tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0))
     produce(bench, 8)
     await round_of_all(bench, tasks, 1)
-    await tasks.write_manifest()
     assert bench.finished == [(0, 29), (30, 59)]
     return tasks
 

@@ -15,7 +15,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
-from tiers.tasks.history.stored_manifest import manifest_of
+from tiers.tasks.history.stored_facts import facts_of
 
 DAY_MS = 86_400_000
 
@@ -152,9 +152,9 @@ async def test_the_time_since_a_deletion_is_counted_on_the_clock_of_the_brokers(
     assert await DeletedSegmentsTask(bench.services).run() == 1
 
 
-async def test_the_manifest_calls_a_kept_segment_dead(bench: Workbench, late: RemoteLogSegmentMetadata) -> None:
+async def test_the_facts_call_a_kept_segment_dead(bench: Workbench, late: RemoteLogSegmentMetadata) -> None:
     """Otherwise `rebuild` would take its late objects for those of a newer segment."""
-    assert late.segment_id.id in manifest_of(bench.metadata, "cluster", PARTITION).dead
+    assert late.segment_id.id in facts_of(bench.metadata, "cluster", PARTITION).dead
 
 
 async def test_a_copy_gives_up_after_half_of_the_time(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

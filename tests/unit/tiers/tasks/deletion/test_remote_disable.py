@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -23,9 +22,8 @@ from tiers.errors import (
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.object_key import parse_facts_key
 from tiers.tasks.deletion.remote_disable import RemoteDisableTask
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild_plan import plan_partition
 
@@ -52,7 +50,7 @@ async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench) -
     assert await task.run(lambda partition: partition == PARTITION) == 0
     assert len(copied.finished) == 3
     assert await task.run(idle) == 3
-    assert await copied.objects() == [partition_manifest_key("cluster", PARTITION)]
+    assert [parse_facts_key(key) is not None for key in await copied.objects()] == [True]
     assert copied.segments == []
     assert copied.steps[0] == "log-start-raised"
     assert copied.metadata.log_start_offset(PARTITION) == 0
@@ -122,22 +120,18 @@ async def test_a_request_that_is_taken_back_in_time_deletes_nothing(
     assert (len(copied.finished), metadata.log_starts(PARTITION)) == (3, [])
 
 
-async def test_a_segment_that_only_the_manifest_knows_stops_the_deletion(copied: Workbench) -> None:
+async def test_a_segment_that_only_the_store_knows_stops_the_deletion(copied: Workbench) -> None:
     """Metadata was lost. So the request to delete may be one that the user has taken back since."""
-    copied.services = replace(copied.services, cluster_id="cluster")
-    await PartitionManifestTask(copied.services, PARTITION).run()
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     del copied.metadata.segments[copied.segments[-1].segment_id]
     objects = await copied.objects()
-    with pytest.raises(MetadataLostError, match="1 accepted segments"):
+    with pytest.raises(MetadataLostError, match="which the metadata does not know"):
         await RemoteDisableTask(copied.services).run(idle)
     assert await copied.objects() == objects
     assert copied.metadata.log_starts(PARTITION) == []
 
 
 async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:
-    copied.services = replace(copied.services, cluster_id="cluster")
-    await PartitionManifestTask(copied.services, PARTITION).run()
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     copied.end_after = "delete-started-written"
     with pytest.raises(ProcessEnded):
@@ -247,7 +241,8 @@ async def test_the_deletion_ends_while_the_settings_cannot_be_read(
 async def test_a_request_that_came_back_with_lost_metadata_deletes_nothing(copied: Workbench) -> None:
     """The user has enabled tiering again since, and the metadata has lost the record of that."""
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", ENABLED_AGAIN)
-    await copied.write_manifest()
+    await copied.check_facts()
+    await copied.facts_task.store()
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     copied.metadata.is_position_confirmed = False
     with pytest.raises(MetadataLostError, match="lost records since"):

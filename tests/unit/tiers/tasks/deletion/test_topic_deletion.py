@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -25,9 +24,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
-from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask, end_partition_deletion
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition
 
@@ -102,9 +99,9 @@ async def test_segments_recorded_after_the_deletion_ended_are_deleted_too(copied
 
 @pytest.fixture
 async def told(copied: Workbench) -> Workbench:
-    """The store has the partition's manifest too."""
-    copied.services = replace(copied.services, cluster_id="cluster")
-    await PartitionManifestTask(copied.services, PARTITION).run()
+    """The store has facts of the partition too."""
+    await copied.check_facts()
+    await copied.facts_task.store()
     copied.steps.clear()
     return copied
 
@@ -132,7 +129,6 @@ async def test_the_segments_of_a_copy_of_the_cluster_stop_the_deletion(told: Wor
     """Two clusters have the same ids and one place. In one of them, the topic still exists, and its owner copies.
 
     The other cluster may have been separated before the first copy: it knows a log start alone."""
-    manifest = await told.store.get_object(partition_manifest_key("cluster", PARTITION))
     segments = dict(told.metadata.segments)
     for segment_id in [*segments][known:]:
         del told.metadata.segments[segment_id]
@@ -140,34 +136,22 @@ async def test_the_segments_of_a_copy_of_the_cluster_stop_the_deletion(told: Wor
     objects = await told.objects()
     task = await deleted_after_the_delay(told)
     for _ in range(2):
-        with pytest.raises(MetadataLostError, match="accepted segments of orders-0 that the metadata does not know"):
+        with pytest.raises(MetadataLostError, match="which the metadata does not know"):
             await task.run()
     assert await told.objects() == objects
-    assert await told.store.get_object(partition_manifest_key("cluster", PARTITION)) == manifest
     told.metadata.segments = segments
     assert await task.run() == 1
     assert await told.objects() == []
 
 
-async def test_a_manifest_that_another_cluster_wrote_meanwhile_is_not_deleted(told: Workbench) -> None:
-    key = partition_manifest_key("cluster", PARTITION)
-    manifest, segments = await told.store.get_object(key), dict(told.metadata.segments)
-    told.metadata.segments = {}
-    await told.metadata.put_log_start(PARTITION, LogStart(0, 0, LogStartReason.USER))
-    with pytest.raises(MetadataLostError):
-        await end_partition_deletion(told.services, PARTITION)
-    assert await told.store.get_object(key) == manifest
-    told.metadata.segments = segments
-
-
-async def test_the_manifest_goes_last(told: Workbench) -> None:
+async def test_the_facts_go_last(told: Workbench) -> None:
     task = await deleted_after_the_delay(told)
     assert await task.run() == 1
     assert await told.objects() == []
-    assert told.steps[-2:] == ["manifest-deleted", "partition-deletion-finished"]
+    assert told.steps[-2:] == ["facts-deleted", "partition-deletion-finished"]
 
 
-async def test_while_anything_is_left_the_manifest_says_that_it_is_dead(
+async def test_while_anything_is_left_the_facts_say_that_it_is_dead(
     told: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete, stuck = told.store.delete_log_segment_data, told.segments[1].segment_id
@@ -211,7 +195,7 @@ async def test_a_store_that_fails_is_left_alone_until_the_next_round(
     assert asked == [0, 30, 60, 90, 120, 150]
 
 
-@pytest.mark.parametrize("step", ["manifest-buried", "delete-started-written", "objects-deleted", "manifest-deleted"])
+@pytest.mark.parametrize("step", ["facts-stored", "delete-started-written", "objects-deleted", "facts-deleted"])
 async def test_a_deletion_that_ends_anywhere_brings_no_segment_back(told: Workbench, step: str) -> None:
     task = await deleted_after_the_delay(told)
     told.end_after = step
@@ -267,7 +251,7 @@ async def test_losing_the_partition_ends_the_deletion(copied: Workbench, monkeyp
     monkeypatch.setattr(copied.store, "delete_log_segment_data", then_lose)
     with pytest.raises(OwnershipLostError):
         await task.run()
-    assert len(await copied.objects()) == 5  # the manifest goes last
+    assert len(await copied.objects()) == 5  # the facts go last
 
 
 async def test_a_partition_that_cannot_be_deleted_leaves_the_others_alone(

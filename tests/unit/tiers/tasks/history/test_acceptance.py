@@ -17,16 +17,14 @@ from tests.support.tiers.segment_metadata import copied
 from tests.support.tiers.workbench import Workbench
 from tiers.metadata.attempts import attempt_at_head
 from tiers.metadata.log_bounds import earliest_readable, unexplained_trim
-from tiers.metadata.partition_manifest import witness_of
 from tiers.metadata.records.serde import decode_value
 from tiers.metadata.tenure import Tenure
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
-from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.history.acceptance import accept_what_is_left
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 TRIMMED = replace(POLICY, local_retention_bytes=0)
-KEY = partition_manifest_key("cluster", PARTITION)
 
 
 class Site:
@@ -92,10 +90,15 @@ class Site:
         self.process = self._process()
         await self.process.open()
 
-    async def accept(self) -> str:
-        witness = witness_of(await self.process.store.get_object(KEY))
-        await self.process.metadata.accept(PARTITION, witness)
-        return witness
+    async def accept(self) -> list[str]:
+        metadata, bounds = self.process.metadata, await self.log.bounds(PARTITION, 1000)
+        await metadata.ensure_fresh(PARTITION, 0, 1000)
+        return await accept_what_is_left(self.process.store, metadata, "cluster", PARTITION, bounds, None, 1000)
+
+    async def doubt_later(self) -> str:
+        """Returns the owner's doubt after it has looked again."""
+        self.clock.advance(3_600_000)
+        return await self.doubt()
 
 
 @pytest.fixture
@@ -113,50 +116,48 @@ async def test_a_copy_whose_end_was_lost_is_finished_without_an_operator(tmp_pat
     try:
         await site.rounds()
         assert site.finished == [(0, 29), (30, 59)]
-        assert "2 accepted segments" in await site.doubt()
+        assert "metadata was lost" in await site.doubt()
     finally:
         await site.process.end()
 
 
 async def test_a_doubt_holds_back_what_destroys_and_copying_goes_on(site: Site) -> None:
-    stored, manifest = site.stored(), await site.process.store.get_object(KEY)
+    stored = site.stored()
     site.topics.policy = replace(TRIMMED, retention_bytes=0)
     site.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10, 16)))
     await site.rounds()
     site.clock.advance(VISIBLE_AFTER_MS)
-    assert "3 accepted segments" in await site.doubt()
+    assert "metadata was lost" in await site.doubt()
     assert site.finished == [(0, 29), (90, 119), (120, 149)]
     assert site.log.log_start_offset == 90
     assert site.process.metadata.log_starts(PARTITION) == []
     assert site.process.metadata.gaps(PARTITION) == []
     assert site.stored() > stored
-    assert await site.process.store.get_object(KEY) == manifest
 
 
 @pytest.mark.parametrize("is_copied", [True, False])
-async def test_an_acceptance_finishes_in_one_round_what_only_the_store_knows(site: Site, is_copied: bool) -> None:
+async def test_an_acceptance_finishes_what_only_the_store_knows(site: Site, is_copied: bool) -> None:
     assert await site.doubt()
     site.topics.policy = replace(TRIMMED, copy_disable=not is_copied)
-    await site.accept()
-    assert await site.doubt() == ""
-    assert site.process.metadata.acceptance(PARTITION) is None
-    assert site.finished == [(0, 29), (30, 59), (60, 89)]
+    assert await site.accept() == []
+    assert await site.doubt_later() == ""
+    assert site.finished[:3] == [(0, 29), (30, 59), (60, 89)]
     assert site.process.metadata.gaps(PARTITION) == []
     await site.start_anew()
     assert await site.doubt() == ""
 
 
 @pytest.mark.parametrize(("missing", "gap"), [((30, 60), (30, 90)), ((30,), (30, 60)), ((60,), (60, 90))])
-async def test_an_acceptance_takes_effect_in_one_round_without_the_objects(
+async def test_an_acceptance_takes_effect_without_the_objects(
     site: Site, missing: tuple[int, ...], gap: tuple[int, int]
 ) -> None:
     for first in missing:
         site.lose_objects(first)
     assert "goes on without" in await site.doubt()
-    await site.accept()
-    assert await site.doubt() == ""
+    assert await site.accept() == []
+    for _ in range(4):
+        assert await site.doubt_later() == ""
     metadata = site.process.metadata
-    assert metadata.acceptance(PARTITION) is None
     assert metadata.gaps(PARTITION) == [LogGap(*gap)]
     assert unexplained_trim(metadata, PARTITION, gap[0]) is None
     await site.start_anew()
@@ -164,23 +165,6 @@ async def test_an_acceptance_takes_effect_in_one_round_without_the_objects(
     site.clock.advance(POLICY.segment_ms)
     await site.rounds()
     assert site.process.metadata.remote_end_offset(PARTITION) == 99
-
-
-async def test_an_acceptance_that_comes_back_has_no_effect(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """The metadata topic loses its tail once more: the end of the acceptance, and what was copied since."""
-    witness = await site.accept()
-    kept = len(site.metadata_log.records)
-    await site.rounds()
-    manifest = await site.process.store.get_object(KEY)
-    site.metadata_log.records = site.metadata_log.records[:kept]
-    await site.start_anew()
-    assert site.process.metadata.acceptance(PARTITION) == witness
-    for _ in range(2):
-        assert "accepted segments" in await site.doubt()
-    assert site.process.metadata.acceptance(PARTITION) is None
-    assert await site.process.store.get_object(KEY) == manifest
-    said = [line for line in caplog.records if "accepted another state" in line.getMessage()]
-    assert len(said) == 1
 
 
 def batches(first: int, end: int, leader_epoch: int = 0) -> list[bytes]:
@@ -208,12 +192,12 @@ async def stored(bench: Workbench, first: int, end: int, leader_epoch: int = 0) 
 
 async def test_an_acceptance_restores_a_cut_and_both_segments(bench: Workbench) -> None:
     bench.log.append(*batches(0, 70))
-    await bench.write_manifest()
+    await bench.check_facts()
     await bench.copy_all()
     bench.log.elect_unclean(40)
     bench.log.append(*batches(40, 140, leader_epoch=1))
     await bench.copy_all()
-    await bench.write_manifest()
+    await bench.check_facts()
     answers = [(each.start_offset, each.cut_at) for each in bench.segments]
     assert answers == [(0, None), (30, 40), (40, None), (70, None), (100, None)]
     for lost in bench.segments[1:]:
@@ -231,7 +215,7 @@ async def test_an_acceptance_restores_a_cut_and_both_segments(bench: Workbench) 
 async def test_an_acceptance_ends_though_it_cannot_restore_a_segment(bench: Workbench) -> None:
     """A later release wrote the segment. The doubt stays, and copying goes on."""
     bench.log.append(*batches(0, 40))
-    await bench.write_manifest()
+    await bench.check_facts()
     await stored(bench, 30, 60)
     [path] = (bench.folder / "remote").rglob("*.indexes")
     raw = path.read_bytes()
@@ -245,15 +229,14 @@ async def test_an_acceptance_ends_though_it_cannot_restore_a_segment(bench: Work
     await rounds(bench, tasks, 1)
     await bench.accept()
     await rounds(bench, tasks, 3)
-    assert bench.metadata.acceptance(PARTITION) is None
     assert tasks.doubt
     assert bench.metadata.gaps(PARTITION) == []
     assert bench.metadata.remote_end_offset(PARTITION) == 299
 
 
-async def test_a_doubt_about_one_hole_outlasts_the_acceptance_of_the_next(bench: Workbench) -> None:
+async def test_a_doubt_about_one_hole_records_no_gap_over_the_next(bench: Workbench) -> None:
     bench.log.append(*batches(0, 40))
-    await bench.write_manifest()
+    await bench.check_facts()
     await stored(bench, 30, 60)
     [path] = (bench.folder / "remote").rglob("*.indexes")
     raw = path.read_bytes()
@@ -266,15 +249,15 @@ async def test_a_doubt_about_one_hole_outlasts_the_acceptance_of_the_next(bench:
     bench.log.log_start_offset = 120
     tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 1))
     await bench.accept()
-    await rounds(bench, tasks, 1)
+    await rounds(bench, tasks, 3)
     assert tasks.doubt
-    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
+    assert bench.metadata.gaps(PARTITION) == []
 
 
 async def test_an_acceptance_records_a_gap_over_a_segment_of_another_history(bench: Workbench) -> None:
     bench.log.leader_epoch = 4
     bench.log.append(*batches(0, 300, leader_epoch=4))
-    await bench.write_manifest()
+    await bench.check_facts()
     await bench.record_log_start(0)
     await stored(bench, 30, 60, leader_epoch=5)
     bench.log.log_start_offset = 60

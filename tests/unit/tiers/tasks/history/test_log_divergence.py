@@ -21,13 +21,12 @@ from tiers.errors import (
     OwnershipLostError,
     RemoteLogMetadataNotReadyError,
 )
-from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.reader.remote_log_reader import RemoteReadRequest, monotonic_ms
-from tiers.storage.object_key import partition_manifest_key
 from tiers.tasks.history.align import find_parting, open_cut, require_aligned
+from tiers.tasks.history.stored_facts import read_stored_facts
 
 KEEPS_LITTLE = replace(POLICY, local_retention_bytes=500, segment_ms=0)
 OLD_END = 200
@@ -159,9 +158,10 @@ async def test_a_broker_that_was_emptied_stops_until_an_operator_cuts(tier: Tier
     await tier.delete_records(140)
     await tier.rounds()
     assert old < tier.stored()
-    key = partition_manifest_key("cluster", PARTITION)
-    manifest = decode_partition_manifest((tier.folder / "remote" / key).read_bytes())
-    assert {*manifest.accepted().values()} == {None, 0}
+    stored = await read_stored_facts(tier.process.store, "cluster", PARTITION)
+    facts = stored.joined()
+    assert facts is not None
+    assert [cut.offset for cut in facts.cuts] == [0]
 
 
 async def test_a_log_that_has_grown_beyond_the_tier_is_cut_at_its_start(tier: Tier) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from uuid import UUID
 
 import pytest
 
@@ -13,24 +11,21 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_ret
 from tiers.errors import (
     OwnershipLostError,
     RemoteLogMetadataNotReadyError,
+    RemoteStorageError,
     RetriableRemoteStorageError,
 )
 from tiers.metadata.log_bounds import unexplained_trim
-from tiers.metadata.partition_manifest import decode_partition_manifest, encode_partition_manifest, witness_of
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import decode_indexes_object
-from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.object_key import marker_key
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.tasks.partition_tasks import PartitionTasks
-from tiers.upkeep.rebuild import manifests_of, write_manifests
-from tiers.upkeep.rebuild_plan import PartitionPlan
 
 GAP_ALARM_MS = 30_000
-KEY = partition_manifest_key("cluster", PARTITION)
 
 
 def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
@@ -49,7 +44,8 @@ async def with_removed_records(bench: Workbench, local_log_start: int = 120) -> 
     bench.log.append(*batches(0, 9))
     await copy_to_the_end(bench)
     assert bench.finished == [(0, 29), (30, 59), (60, 89)]
-    await bench.write_manifest()
+    await bench.check_facts()
+    await bench.facts_task.store()
     bench.log.append(*batches(90, 11))
     bench.log.log_start_offset = local_log_start
 
@@ -58,7 +54,7 @@ async def with_removed_records_after(bench: Workbench, first: int) -> None:
     """Three segments more from `first` on, then a gap of 30 records."""
     bench.log.append(*batches(first, 9))
     await copy_to_the_end(bench)
-    await bench.write_manifest()
+    await bench.check_facts()
     bench.log.append(*batches(first + 90, 9))
     bench.log.log_start_offset = first + 120
 
@@ -223,7 +219,7 @@ async def test_leader_epochs_are_handed_on_over_a_gap(bench: Workbench) -> None:
     bench.log.append(*batches(0, 3), *batches(30, 6, leader_epoch=3))
     bench.log.leader_epoch = 3
     await copy_to_the_end(bench)
-    await bench.write_manifest()
+    await bench.check_facts()
     bench.log.append(*batches(90, 3, leader_epoch=5), *batches(120, 6, leader_epoch=7))
     bench.log.leader_epoch, bench.log.log_start_offset = 7, 120
     await until_recorded(bench)
@@ -235,7 +231,7 @@ async def test_leader_epochs_are_handed_on_over_a_gap(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("is_same_place", [True, False])
-async def test_a_gap_without_a_manifest_needs_the_right_place(bench: Workbench, is_same_place: bool) -> None:
+async def test_a_gap_needs_the_right_place(bench: Workbench, is_same_place: bool) -> None:
     bench.log.append(*batches(0, 9))
     await copy_to_the_end(bench)
     bench.log.append(*batches(90, 11))
@@ -243,39 +239,17 @@ async def test_a_gap_without_a_manifest_needs_the_right_place(bench: Workbench, 
     if is_same_place:
         assert await until_recorded(bench) == 120
     else:
-        for segment in bench.segments:
-            await bench.store.delete_log_segment_data(segment)
-        assert "another place" in await doubt(bench)
+        await bench.store.delete_object(marker_key("cluster"))
+        with pytest.raises(RemoteStorageError, match="another place"):
+            await copy_start(bench)
     assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)] * is_same_place
 
 
 async def test_no_gap_is_recorded_when_the_metadata_topic_lost_records(bench: Workbench) -> None:
     await with_removed_records(bench)
     bench.metadata.is_position_confirmed = False
-    assert "metadata topic" in await doubt(bench)
-    assert bench.metadata.gaps(PARTITION) == []
-
-
-async def test_a_gap_of_the_first_round_after_a_rebuild_is_recorded(bench: Workbench) -> None:
-    """The manifest named the old metadata topic until `rebuild` had written it again."""
-    await with_removed_records(bench)
-    manifest = decode_partition_manifest(await bench.store.get_object(KEY))
-    old = replace(manifest, position=manifest.position._replace(topic_id=UUID(int=8)))
-    await bench.store.put_object(KEY, encode_partition_manifest(old))
     bench.restart()
-    await bench.check_manifest()
-    assert "is another one" in await doubt(bench)
-    plan = PartitionPlan(PARTITION, has_manifest=True, manifest=old)
-    await write_manifests(bench.store, manifests_of([plan], bench.metadata, "cluster"), [plan])
-    bench.restart()
-    await bench.check_manifest()
-    assert await until_recorded(bench) == 120
-
-
-async def test_no_gap_is_recorded_when_the_manifest_accepts_more(bench: Workbench) -> None:
-    await with_removed_records(bench)
-    del bench.metadata.segments[bench.segments[-1].segment_id]
-    assert "1 accepted segments" in await doubt(bench)
+    assert "lost records since" in await doubt(bench)
     assert bench.metadata.gaps(PARTITION) == []
 
 
@@ -320,54 +294,15 @@ async def test_the_trim_of_another_history_than_the_remote_one_is_refused(bench:
 async def test_an_operator_accepts_a_gap_that_no_witness_knows(bench: Workbench) -> None:
     await with_removed_records(bench)
     bench.metadata.is_position_confirmed = False
+    bench.restart()
     await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(120, 0))
     assert await doubt(bench)
-    await bench.accept()
-    await bench.check_manifest()
-    assert await copy_start(bench) == 120
+    assert await bench.accept() == []
+    bench.metadata.is_position_confirmed = True
+    await bench.check_facts()
+    assert await until_recorded(bench) == 120
     assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
     assert unexplained_trim(bench.metadata, PARTITION, 90) is None
-
-
-async def test_an_acceptance_of_another_manifest_accepts_no_gap(bench: Workbench) -> None:
-    """The metadata topic lost the end of an old acceptance."""
-    await with_removed_records(bench)
-    bench.metadata.is_position_confirmed = False
-    await bench.metadata.accept(PARTITION, witness_of(b"an earlier manifest"))
-    for _ in range(2):
-        await bench.check_manifest()
-        assert await doubt(bench)
-    assert bench.metadata.gaps(PARTITION) == []
-    assert bench.metadata.acceptance(PARTITION) is None
-
-
-async def test_a_gap_is_judged_by_the_manifest_that_the_store_has(bench: Workbench) -> None:
-    """Its writer knew a segment that this process does not know."""
-    await with_removed_records(bench)
-    more = await bench.store.get_object(KEY)
-    lost = bench.segments[-1]
-    del bench.metadata.segments[lost.segment_id]
-    bench.restart()
-    await bench.store.delete_object(KEY)
-    bench.log.log_start_offset = 0
-    await bench.write_manifest()
-    bench.log.log_start_offset = 120
-    await bench.store.put_object(KEY, more)
-    assert "1 accepted segments" in await doubt(bench)
-    assert await bench.store.get_object(KEY) == more
-    assert bench.metadata.gaps(PARTITION) == []
-
-
-async def test_before_a_gap_is_recorded_an_old_manifest_is_replaced(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 3))
-    await copy_to_the_end(bench)
-    await bench.write_manifest()
-    old = await bench.store.get_object(KEY)
-    await with_removed_records_after(bench, 30)
-    known = await bench.store.get_object(KEY)
-    await bench.store.put_object(KEY, old)
-    assert await until_recorded(bench) == 150
-    assert await bench.store.get_object(KEY) == known
 
 
 async def test_no_gap_is_recorded_while_the_store_does_not_answer(
@@ -447,7 +382,6 @@ async def test_the_store_has_segments_at_the_head_that_the_metadata_lost(bench: 
         assert "trimmed to 90" in str(bench.gap_task.doubt)
         assert bench.metadata.local_log_start(PARTITION) == (90, 0)
     assert bench.metadata.gaps(PARTITION) == []
-    await bench.write_manifest()
     await copy_to_the_end(bench)
     assert bench.finished == [(90, 99)]
 
@@ -456,7 +390,7 @@ async def test_an_acceptance_finishes_the_segments_at_the_head(bench: Workbench)
     await with_lost_segments(bench, 0, 1, 2)
     assert await copy_start(bench) == 90
     await bench.accept()
-    await bench.check_manifest()
+    await bench.check_facts()
     await bench.copy()
     assert bench.gap_task.doubt is None
     assert bench.finished == [(0, 29), (30, 59), (60, 89)]
@@ -492,7 +426,7 @@ async def test_a_hole_between_segments_becomes_a_gap(bench: Workbench) -> None:
     middle = bench.segments[1]
     await bench.store.delete_log_segment_data(middle)
     del bench.metadata.segments[middle.segment_id]
-    await bench.write_manifest()
+    await bench.check_facts()
     assert await copy_start(bench) == 90
     bench.now_ms += GAP_ALARM_MS
     assert await copy_start(bench) == 90
@@ -502,7 +436,7 @@ async def test_a_hole_between_segments_becomes_a_gap(bench: Workbench) -> None:
 
 async def test_a_hole_whose_segment_the_store_has_becomes_no_gap(bench: Workbench) -> None:
     await with_lost_segments(bench, 1)
-    await bench.write_manifest()
+    await bench.check_facts()
     for _ in range(2):
         assert await copy_start(bench) == 90
         assert "the store has them" in str(bench.gap_task.doubt)

@@ -25,7 +25,7 @@ def batches(first: int, end: int, leader_epoch: int = 0) -> list[bytes]:
 async def with_lost_segments(bench: Workbench, *lost: int) -> None:
     """Offsets 0 to 89 are copied. The broker has 90 to 299. The metadata lost the segments with these numbers."""
     bench.log.append(*batches(0, 100))
-    await bench.write_manifest()
+    await bench.check_facts()
     await bench.copy_all()
     bench.log.append(*batches(100, 300))
     bench.log.log_start_offset = 90
@@ -111,7 +111,7 @@ async def test_an_attempt_of_another_history_leaves_the_earliest_offset_known(
 ) -> None:
     bench.log.leader_epoch = 4
     bench.log.append(*batches(0, 300, 4))
-    await bench.write_manifest()
+    await bench.check_facts()
     await bench.record_log_start(0)
     bench.log.log_start_offset = 60
     await bench.copy_all()

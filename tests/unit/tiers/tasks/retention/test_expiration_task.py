@@ -9,14 +9,11 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.manifests import KEY
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
-from tiers.errors import MetadataLostError, OwnershipLostError, RemoteStorageError
-from tiers.metadata.partition_manifest import decode_partition_manifest, encode_partition_manifest
+from tiers.errors import OwnershipLostError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.deletion.segment_deletion import write_state
 
 HOUR_MS = 3_600_000
@@ -271,24 +268,3 @@ async def test_segments_that_another_owner_cut_are_not_deleted(
     assert await copied.expire(replace(POLICY, retention_ms=HOUR_MS // 2)) == 1
     assert copied.finished == [(30, 59), (60, 89)]
     assert len(await copied.objects()) == 4
-
-
-async def test_the_objects_of_a_copied_cluster_are_not_deleted(copied: Workbench) -> None:
-    """A cluster that was restored from snapshots has the same ids, and may use the same place by mistake."""
-    await copied.write_manifest()
-    known = copied.segments[-1]
-    other = replace(known, segment_id=RemoteLogSegmentId(PARTITION, uuid4()), start_offset=90, end_offset=99)
-    log = copied.folder / "log of the other cluster"
-    log.write_bytes(b"records")
-    await copied.store.copy_log_segment_data(other, LogSegmentData(log, b"indexes"))
-    stored = decode_partition_manifest(await copied.store.get_object(KEY))
-    segment = replace(stored.segments[-1], id=other.segment_id.id, start_offset=90, end_offset=99)
-    written = encode_partition_manifest(replace(stored, segments=(*stored.segments, segment)))
-    await copied.store.put_object(KEY, written)
-    before = await copied.objects()
-    manifest = copied.manifest_task
-    for _ in range(2):
-        with pytest.raises(MetadataLostError, match="accepted segments"):
-            await copied.expiration_task.delete(POLICY, 60, manifest.has_accepted, manifest.confirm)
-    assert await copied.objects() == before
-    assert await copied.store.get_object(KEY) == written

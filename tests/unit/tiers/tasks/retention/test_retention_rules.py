@@ -12,11 +12,9 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers import segment_metadata
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import RemoteStorageError
-from tiers.metadata.tenure import Tenure
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.deletion.segment_deletion import write_state
-from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 HOUR_MS = 3_600_000
 
@@ -150,22 +148,6 @@ async def test_a_copy_that_answers_for_nothing_goes_without_moving_the_log_start
     assert not set(old) & {one.segment_id for one in copied.segments}
     assert copied.metadata.log_start_offset(PARTITION) == 0
     assert await copied.expire(POLICY) == 0
-
-
-async def test_a_copy_goes_when_the_stored_manifest_accepts_the_other_one(copied: Workbench) -> None:
-    """Otherwise `rebuild` would find that an accepted segment is missing, and would not restore the partition."""
-    await copied.write_manifest()
-    for segment in copied.segments:
-        await finished_again(copied, segment.start_offset, segment.end_offset)
-    copied.now_ms += copied.services.settings.remote_log.visible_after_ms
-    tasks = PartitionTasks(copied.services, PARTITION, POLICY, Tenure(0, 0))
-    tasks.manifest = copied.manifest_task
-    surveyed = Surveyed(await copied.log.bounds(PARTITION, 1000), await copied.log_start(), 89)
-    await tasks.delete(surveyed)
-    assert len(copied.finished) == 6
-    await copied.write_manifest()
-    await tasks.delete(surveyed)
-    assert copied.finished == [(0, 29), (30, 59), (60, 89)]
 
 
 async def test_overlapping_copies_that_all_answer_for_something_stay(copied: Workbench) -> None:

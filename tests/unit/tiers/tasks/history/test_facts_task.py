@@ -1,0 +1,217 @@
+"""Facts go with copies or alone, and their positions show whether the metadata has lost records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, Workbench, copied
+from tiers.config.total_retention import RETENTION_MINUTES
+from tiers.errors import MetadataLostError, RetriableRemoteStorageError
+from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts
+from tiers.model.log_start import LogGap
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.storage.object_key import parse_facts_key
+from tiers.tasks.deletion.segment_deletion import write_state
+from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.history.stored_facts import put_facts, read_stored_facts
+
+DAY_MS = 24 * 3_600_000
+
+
+async def alone(bench: Workbench) -> list[PartitionFacts]:
+    """Returns the `.facts` objects."""
+    keys = [key for key in await bench.objects() if parse_facts_key(key)]
+    return [decode_partition_facts(await bench.store.get_object(key)) for key in keys]
+
+
+async def of_last_copy(bench: Workbench) -> PartitionFacts:
+    last = bench.segments[-1]
+    return decode_partition_facts(decode_indexes_object(await bench.store.fetch_indexes(last), last).indexes.facts)
+
+
+async def more(bench: Workbench, first: int) -> None:
+    bench.log.append(*(batch_of(first + 10 * number, 10, value_bytes=15) for number in range(3)))
+    await bench.copy_all()
+
+
+async def runs(bench: Workbench, count: int) -> None:
+    for _ in range(count):
+        await bench.facts_task.run()
+
+
+async def test_every_copy_has_the_facts_as_of_its_announcement(bench: Workbench) -> None:
+    await bench.check_facts()
+    await copied(bench)
+    assert (await of_last_copy(bench)).is_empty
+    await bench.metadata.put_log_start(PARTITION, user_log_start(5, 0))
+    at = bench.metadata.position(PARTITION)
+    await more(bench, 100)
+    facts = await of_last_copy(bench)
+    assert facts.log_starts == (user_log_start(5, 0),)
+    assert facts.position is not None
+    assert at <= facts.position
+
+
+async def test_the_facts_are_the_history_cuts_and_settings(bench: Workbench) -> None:
+    await bench.check_facts()
+    await copied(bench)
+    await bench.metadata.put_log_start(PARTITION, user_log_start(5, 0))
+    await bench.metadata.put_log_gap(PARTITION, LogGap(2, 4), 0)
+    await bench.metadata.put_cut(PARTITION, 1, 500)
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "9"})
+    facts = decode_partition_facts(bench.facts_task.for_copy(UUID(int=7)))
+    assert facts.log_starts == (user_log_start(5, 0),)
+    assert facts.gaps == (LogGap(2, 4),)
+    assert [cut.offset for cut in facts.cuts] == [500]
+    assert facts.tier_config == {RETENTION_MINUTES: "9"}
+
+
+async def test_a_change_is_stored_alone_only_if_no_copy_follows(bench: Workbench) -> None:
+    await bench.check_facts()
+    await copied(bench)
+    await runs(bench, 3)
+    assert await alone(bench) == []
+    await bench.metadata.put_log_start(PARTITION, user_log_start(5, 0))
+    await runs(bench, 1)
+    await more(bench, 100)
+    await runs(bench, 3)
+    assert await alone(bench) == []
+    await bench.metadata.put_log_start(PARTITION, user_log_start(7))
+    await runs(bench, 3)
+    [facts] = await alone(bench)
+    assert facts.log_starts[-1] == user_log_start(7)
+    await bench.metadata.put_log_start(PARTITION, user_log_start(9))
+    await runs(bench, 2)
+    assert [each.log_starts[-1].offset for each in await alone(bench)] == [9], "it contains the earlier ones"
+    bench.restart()
+    await bench.check_facts()
+    await runs(bench, 3)
+    assert len(await alone(bench)) == 1
+
+
+async def test_dead_segments_are_in_the_facts_until_they_are_forgotten(bench: Workbench) -> None:
+    await bench.check_facts()
+    await copied(bench)
+    dead = bench.segments[0]
+    for state in (RemoteLogSegmentState.DELETE_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED):
+        await write_state(bench.services, dead, state)
+    await runs(bench, 2)
+    assert [each.dead for each in await alone(bench)] == [(dead.segment_id.id,)]
+    await bench.metadata.forget_deleted_segments([dead.segment_id])
+    await runs(bench, 2)
+    assert [each.dead for each in await alone(bench)] == [()]
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_a_position_that_is_not_reached_shows_lost_metadata(bench: Workbench, is_alone: bool) -> None:
+    """The last copy has it, or an object of its own. Copies that are made in doubt name no position."""
+    await bench.check_facts()
+    await copied(bench)
+    if is_alone:
+        await bench.facts_task.store()
+    bench.metadata.is_position_confirmed = False
+    bench.restart()
+    with pytest.raises(MetadataLostError, match="the metadata lost records since"):
+        await bench.check_facts()
+    await more(bench, 100)
+    assert (await of_last_copy(bench)).position is None
+    bench.restart()
+    with pytest.raises(MetadataLostError, match="the metadata lost records since"):
+        await bench.check_facts()
+
+
+async def test_a_whole_unknown_segment_behind_the_last_known_one_shows_a_loss(bench: Workbench) -> None:
+    await copied(bench)
+    first, _, last = bench.segments
+    del bench.metadata.segments[first.segment_id]
+    await bench.check_facts()
+    del bench.metadata.segments[last.segment_id]
+    with pytest.raises(MetadataLostError, match="which the metadata does not know"):
+        await bench.check_facts()
+    await bench.store.delete_log_segment_data(last)
+    await bench.check_facts()
+
+
+async def test_positions_of_another_topic_count_only_for_settings(bench: Workbench) -> None:
+    """An import restores no settings, so records would expire too early."""
+    await copied(bench)
+    await bench.check_facts()
+    old = bench.facts_task.present()
+    assert old.position is not None
+    at = old.position._replace(topic_id=UUID(int=8))
+    old = replace(old, position=at, settings_position=at)
+    await put_facts(bench.store, old)
+    bench.restart()
+    await bench.check_facts()
+    await put_facts(
+        bench.store, replace(old, tier_config={RETENTION_MINUTES: "9"}, position=at._replace(leader_epoch=9))
+    )
+    for segment in bench.segments:  # no copy names the present topic
+        await bench.store.delete_log_segment_data(segment)
+    bench.restart()
+    with pytest.raises(MetadataLostError, match="lacks the settings"):
+        await bench.check_facts()
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "9"})
+    await bench.check_facts()
+
+
+async def test_the_comparison_is_repeated_after_a_day_and_in_doubt(bench: Workbench) -> None:
+    await copied(bench)
+    task = FactsTask(bench.services, PARTITION)
+    assert task.is_check_due
+    await task.check()
+    assert (task.is_proved, task.is_check_due) == (True, False)
+    bench.now_ms += DAY_MS
+    assert (task.is_proved, task.is_check_due) == (False, True)
+    lost = bench.segments[-1]
+    del bench.metadata.segments[lost.segment_id]
+    waited = []
+    for _ in range(8):
+        await task.check()
+        assert task.doubt is not None
+        began_ms = bench.now_ms
+        while not task.is_check_due:
+            bench.now_ms += 60_000
+        waited.append((bench.now_ms - began_ms) // 60_000)
+    assert waited == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert await bench.accept() == []
+    await task.check()
+    assert (task.doubt, task.is_proved) == (None, True)
+
+
+async def test_a_store_without_a_listing_proves_nothing(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await copied(bench)
+
+    def refused(prefix: str) -> None:
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(bench.store, "list_objects", refused)
+    with pytest.raises(RetriableRemoteStorageError):
+        await bench.facts_task.check()
+    assert (bench.facts_task.is_proved, bench.facts_task.doubt) == (False, None)
+
+
+async def test_what_an_operator_accepts_counts_from_then_on(bench: Workbench) -> None:
+    """Later facts name the accepted position again, so the object of the acceptance may go."""
+    await bench.check_facts()
+    await copied(bench)
+    await bench.facts_task.store()
+    bench.metadata.is_position_confirmed = False
+    bench.restart()
+    with pytest.raises(MetadataLostError):
+        await bench.check_facts()
+    assert await bench.accept() == []
+    bench.metadata.is_position_confirmed = True
+    await bench.check_facts()
+    await more(bench, 100)
+    accepted = (await of_last_copy(bench)).accepted
+    assert len(accepted) == 2
+    bench.metadata.is_position_confirmed = False
+    stored = await read_stored_facts(bench.store, "cluster", PARTITION)
+    assert all(position not in accepted for each in stored.not_accepted() for _, position in each.positions())

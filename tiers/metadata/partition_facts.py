@@ -1,0 +1,130 @@
+"""The facts of a partition: what its metadata says beside the segments. Every `.indexes` object has them.
+
+    facts 1 <CRC-32C of the second line>
+    {...}    JSON, by the names of `PartitionFacts`
+
+* They are as of the announcement of the copy. If they change and no copy follows, the owner stores them as an object of
+  its own, `.facts`. Both kinds of object are immutable.
+* They name how far the owner had read the metadata topic. A metadata topic that does not reach this position has lost
+  records. Facts name a position only if the owner has compared the metadata with the stored facts before.
+* Their size does not depend on the number of segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+from uuid import UUID
+
+from pydantic import TypeAdapter
+
+from protocol.records.record_batch import crc32c
+from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
+from tiers.model.segment_metadata import Cut
+
+_HEAD = "facts 1"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """The facts. `dead` has the segments whose deletion has begun, and `accepted` the lost positions of the metadata
+    that an operator has accepted."""
+
+    cluster_id: str
+    topic_id_partition: TopicIdPartition
+    log_starts: tuple[LogStart, ...] = ()
+    local_log_start: OffsetAndEpoch | None = None
+    """The recorded trim."""
+    gaps: tuple[LogGap, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    dead: tuple[UUID, ...] = ()
+    accepted: tuple[MetadataPosition, ...] = ()
+    tier_config: Mapping[str, str] = field(default_factory=dict)
+    """The tier settings of the whole topic that were set through a proxy."""
+    position: MetadataPosition | None = None
+    """How far the owner had read the metadata partition; None: it had not compared the metadata with the store."""
+    settings_position: MetadataPosition | None = None
+    """The same of the metadata partition that has the tier settings of the topic."""
+
+    @property
+    def content(self) -> PartitionFacts:
+        """The facts without positions, which change with every record of other partitions."""
+        return replace(self, position=None, settings_position=None)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.content == PartitionFacts(self.cluster_id, self.topic_id_partition)
+
+    def positions(self) -> Iterator[tuple[TopicIdPartition, MetadataPosition]]:
+        """Yields the positions that the metadata topic must still reach, each with a partition whose metadata it has.
+
+        Without both, the metadata may lack segments, or have earlier tier settings than the recorded ones."""
+        if self.position is not None:
+            yield self.topic_id_partition, self.position
+        if self.settings_position is not None:
+            yield self.topic_id_partition.of_settings, self.settings_position
+
+    def contains(self, other: PartitionFacts) -> bool:
+        """Whether nothing is lost with `other`: these facts were made of later metadata of the same topic."""
+        later, earlier = self.position, other.position
+        if later is None and earlier is not None:
+            return False
+        if later is None or earlier is None or later.topic_id != earlier.topic_id:
+            return joined([self, other]).content == self.content
+        return later.next_offset >= earlier.next_offset and set(other.accepted) <= set(self.accepted)
+
+
+def newest_of(facts: Iterable[PartitionFacts], topic_id: UUID | None = None) -> PartitionFacts | None:
+    """Returns the facts with the highest position in the metadata topic; None without any. `topic_id` None: in any."""
+    found = [
+        (each.position.leader_epoch, each.position.next_offset, number, each)
+        for number, each in enumerate(facts)
+        if each.position is not None and topic_id in (None, each.position.topic_id)
+    ]
+    return max(found)[-1] if found else None
+
+
+def joined(facts: Iterable[PartitionFacts]) -> PartitionFacts:
+    """Returns all CUTs, gaps and dead segments, the highest log start of each leader epoch, and the rest of the newest.
+
+    `facts` are of one partition, and not empty."""
+    several = list(facts)
+    starts: dict[int, LogStart] = {}
+    for start in (start for each in several for start in each.log_starts):
+        known = starts.get(start.leader_epoch)
+        if known is None or (start.offset, start.last_epoch) > (known.offset, known.last_epoch):
+            starts[start.leader_epoch] = start
+    newest = newest_of(several) or several[-1]
+    known_cuts = sorted((cut for each in several for cut in each.cuts), key=lambda cut: cut.is_proved)
+    cuts = {(cut.leader_epoch, cut.offset): cut for cut in known_cuts}
+    return replace(
+        newest,
+        log_starts=tuple(starts[epoch] for epoch in sorted(starts)),
+        gaps=tuple(sorted({gap for each in several for gap in each.gaps})),
+        cuts=tuple(cuts[name] for name in sorted(cuts)),
+        dead=tuple(sorted({uuid for each in several for uuid in each.dead})),
+        accepted=tuple(sorted({position for each in several for position in each.accepted})),
+    )
+
+
+_CODEC: Final = TypeAdapter(PartitionFacts)
+
+
+def encode_partition_facts(facts: PartitionFacts) -> bytes:
+    body = _CODEC.dump_json(facts)
+    return f"{_HEAD} {crc32c(body, 0, len(body)):08x}\n".encode() + body
+
+
+def decode_partition_facts(data: bytes | memoryview) -> PartitionFacts:
+    """Decodes facts. Raises `RemoteLogMetadataError` unless they are complete and of this version."""
+    head, _, body = bytes(data).partition(b"\n")
+    if head != f"{_HEAD} {crc32c(body, 0, len(body)):08x}".encode():
+        raise RemoteLogMetadataError(f"the facts of a partition are damaged, or of a later release: {head[:40]!r}")
+    try:
+        return _CODEC.validate_json(body)
+    except ValueError as error:
+        raise RemoteLogMetadataError(f"the facts of a partition cannot be read: {error}") from error

@@ -1,0 +1,136 @@
+"""`accept_what_is_left` restores what the store says and the metadata lacks. An operator accepts the rest as lost.
+
+It records CUTs, gaps, log starts, settings that hold back deletions, and the whole segments that only the store knows,
+as attempts: the owner reads them back and finishes those that fit. It deletes nothing. At last it stores facts with the
+present positions, which name the lost ones. By them the owner's doubt ends. It may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
+from tiers.config.total_retention import TotalRetention, longest_total, recorded_total
+from tiers.errors import LaterFormatError
+from tiers.metadata.log_bounds import last_trim, unexplained_runs, unexplained_trim
+from tiers.metadata.partition_facts import PartitionFacts
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.model.log_start import LogGap, OffsetAndEpoch
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.history.stored_facts import (
+    LAST_OFFSET,
+    StoredFacts,
+    facts_of,
+    lost_positions,
+    put_facts,
+    read_stored_facts,
+    unknown_segments,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSettings:
+    """The settings that an acceptance records, so that no record expires by it.
+
+    `total` None: the recorded one stays."""
+
+    total: TotalRetention | None = None
+    paused: frozenset[TierWork] = NOTHING_PAUSED
+
+    def config(self) -> dict[str, str]:
+        return {work.key: "true" for work in self.paused} | ({} if self.total is None else self.total.config())
+
+
+async def kept_settings(
+    metadata: RemoteLogMetadataManager, partition: TopicIdPartition, stored: StoredFacts, timeout_ms: int
+) -> KeptSettings:
+    """Returns the longest total retention and the pauses that the metadata has or may have lost.
+
+    An acceptance is about the known records. It is no word for a shorter total or for the end of a pause. If the
+    metadata lost records since the facts were stored, the settings that it has may be earlier ones, or none. Raises
+    `BrokerError`."""
+    facts = stored.joined()
+    if facts is None or not await lost_positions(metadata, partition, stored, timeout_ms):
+        return KeptSettings()
+    present = metadata.topic_tier_config(partition.topic_id)
+    known = recorded_total(present)
+    kept = longest_total([recorded_total(facts.tier_config), known])
+    return KeptSettings(None if kept == known else kept, paused_work(facts.tier_config) - paused_work(present))
+
+
+async def accept_what_is_left(
+    storage: RemoteStorageManager,
+    metadata: RemoteLogMetadataManager,
+    cluster_id: str,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    timeout_ms: int,
+) -> list[str]:
+    """Does so, and returns what it could not restore. The caller has compared the marker of the store.
+
+    `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. Raises the errors of the
+    store, the brokers and the metadata manager."""
+    stored, log_start = await read_stored_facts(storage, cluster_id, partition), log_start or 0
+    await metadata.ensure_fresh(partition, 0, timeout_ms)
+    facts = stored.joined() or PartitionFacts(cluster_id, partition)
+    lost = await lost_positions(metadata, partition, stored, timeout_ms)
+    settings = (await kept_settings(metadata, partition, stored, timeout_ms)).config()
+    if settings:  # first: the owner may expire records as soon as its doubt ends
+        await metadata.change_topic_tier_config(partition.topic_id, partition.topic, settings)
+    found: list[RemoteLogSegmentMetadata] = []
+    not_restored: list[str] = []
+    async for each in unknown_segments(storage, metadata, partition, stored, LogGap(log_start, LAST_OFFSET)):
+        try:
+            found.append(decode_indexes_object(await storage.fetch_indexes(each), each).metadata)
+        except LaterFormatError as error:
+            not_restored.append(f"segment {each.segment_id.id}: {error}")
+    holes = await unexplained_runs(metadata, partition, log_start, bounds.log_start_offset)
+    known_cuts = {(cut.leader_epoch, cut.offset) for cut in metadata.cuts(partition)}
+    known_starts = metadata.recorded_log_starts(partition)
+    await metadata.restore(
+        partition,
+        segments=found,
+        cuts=[cut for cut in facts.cuts if (cut.leader_epoch, cut.offset) not in known_cuts],
+        gaps=[
+            LogGap(max(gap.first_offset, hole.first_offset), min(gap.next_offset, hole.next_offset))
+            for hole in holes
+            for gap in facts.gaps
+            if gap.first_offset < hole.next_offset
+            and hole.first_offset < gap.next_offset
+            and not any(_overlap(each, gap) for each in found)
+        ],
+        log_starts=[start for start in facts.log_starts if start not in known_starts],
+        local_log_start=_trim_left(metadata, partition, holes, log_start, bounds.leader_epoch),
+    )
+    accepted = {position for each in stored.all() for position in each.accepted}.union(lost)
+    if not not_restored:
+        await put_facts(storage, facts_of(metadata, cluster_id, partition, sorted(accepted)))
+    return not_restored
+
+
+def _overlap(segment: RemoteLogSegmentMetadata, gap: LogGap) -> bool:
+    return segment.start_offset < gap.next_offset and gap.first_offset <= segment.end_offset
+
+
+def _trim_left(
+    metadata: RemoteLogMetadataManager,
+    partition: TopicIdPartition,
+    holes: Iterable[LogGap],
+    log_start: int,
+    leader_epoch: int,
+) -> OffsetAndEpoch | None:
+    """Returns the trim that takes the place of the recorded one, which shows lost segments. None: it stays."""
+    trim = last_trim(metadata, partition)
+    if trim is None:
+        return None
+    for hole in holes:
+        if hole.first_offset < trim.offset <= hole.next_offset:
+            return OffsetAndEpoch(hole.first_offset, leader_epoch)
+    is_unexplained = unexplained_trim(metadata, partition, log_start) is not None
+    return OffsetAndEpoch(log_start, leader_epoch) if is_unexplained else None

@@ -1,0 +1,226 @@
+"""What the store says about a partition, compared with what the metadata knows (docs/design.md, safety rule 5).
+
+`StoredFacts` is one listing of the partition, and the newest facts in it. `lost_reason` compares them with the
+metadata. It writes nothing and needs no ownership, so that commands use it as the owner does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from uuid import uuid4
+
+from tiers.config.paused_work import paused_work
+from tiers.config.total_retention import TOTAL_KEYS
+from tiers.errors import CorruptSegmentError, LaterFormatError, RemoteLogMetadataError, RemoteResourceNotFoundError
+from tiers.metadata.partition_facts import (
+    PartitionFacts,
+    decode_partition_facts,
+    encode_partition_facts,
+    joined,
+    newest_of,
+)
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition, RemoteLogMetadataManager
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.storage.object_key import (
+    INDEXES_SUFFIX,
+    facts_key,
+    parse_facts_key,
+    parse_segment_key,
+    partition_prefix,
+    segment_of_key,
+)
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+LAST_OFFSET = (1 << 63) - 1
+WAY_BACK = (
+    "`tidegate tier rebuild` restores the metadata from the store; `tidegate tier accept` reads back what only the"
+    " store knows, and goes on without the rest (docs/operations.md, 'A partition stops')"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFacts:
+    """`objects` are the `.facts` objects by their keys. `latest` are the facts of the last segment with a position.
+
+    `segments` are the listed `.indexes` objects, by their keys alone, in the order of their offsets."""
+
+    segments: Sequence[RemoteLogSegmentMetadata]
+    objects: dict[str, PartitionFacts]
+    latest: PartitionFacts | None
+
+    def all(self) -> list[PartitionFacts]:
+        return [*self.objects.values(), *([] if self.latest is None else [self.latest])]
+
+    def joined(self) -> PartitionFacts | None:
+        facts = self.all()
+        return joined(facts) if facts else None
+
+    def not_accepted(self) -> list[PartitionFacts]:
+        """Returns the facts whose positions no operator has accepted as lost."""
+        accepted = {position for each in self.all() for position in each.accepted}
+        return [each for each in self.all() if accepted.isdisjoint(position for _, position in each.positions())]
+
+
+def facts_of(
+    metadata: RemoteLogMetadataManager,
+    cluster_id: str,
+    partition: TopicIdPartition,
+    accepted: Sequence[MetadataPosition] = (),
+    *,
+    is_proved: bool = True,
+) -> PartitionFacts:
+    """Returns the facts as the metadata has them. They name no position unless `is_proved`."""
+    begun = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+    deleting = (each.metadata for each in metadata.segments_apart(partition) if each.state >= begun)
+    deleted = (*deleting, *metadata.deleted_segments(partition))
+    return PartitionFacts(
+        cluster_id=cluster_id,
+        topic_id_partition=partition,
+        log_starts=tuple(
+            sorted(
+                (each for each in metadata.recorded_log_starts(partition) if each.deletes),
+                key=lambda each: (each.leader_epoch, each.offset, each.reason, each.last_epoch),
+            )
+        ),
+        local_log_start=metadata.local_log_start(partition),
+        gaps=tuple(metadata.gaps(partition)),
+        cuts=tuple(metadata.cuts(partition)),
+        dead=tuple(sorted(each.segment_id.id for each in deleted)),
+        accepted=tuple(sorted(accepted)),
+        tier_config=dict(metadata.topic_tier_config(partition.topic_id)),
+        position=metadata.position(partition) if is_proved else None,
+        settings_position=metadata.position(partition.of_settings) if is_proved else None,
+    )
+
+
+async def put_facts(storage: RemoteStorageManager, facts: PartitionFacts) -> str:
+    """Stores the facts as an object of their own. Returns its key. Raises the store's errors."""
+    position = facts.position
+    epoch, offset = (0, 0) if position is None else (position.leader_epoch, position.next_offset)
+    key = facts_key(facts.cluster_id, facts.topic_id_partition, epoch, offset, uuid4())
+    await storage.put_object(key, encode_partition_facts(facts))
+    return key
+
+
+async def read_stored_facts(storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition) -> StoredFacts:
+    """Lists the partition, and reads the newest facts. Unreadable facts do not count.
+
+    Costs one LIST per 1000 objects, and a GET of each `.facts` object and of one `.indexes` object, or a few. Raises
+    the store's errors."""
+    segments: list[RemoteLogSegmentMetadata] = []
+    objects: dict[str, PartitionFacts] = {}
+    async for found in storage.list_objects(partition_prefix(cluster_id, partition)):
+        key = parse_segment_key(found.key)
+        if key is not None and key.suffix == INDEXES_SUFFIX:
+            segments.append(segment_of_key(key, found.custom_metadata))
+        elif parse_facts_key(found.key) is not None:
+            with suppress(RemoteResourceNotFoundError, RemoteLogMetadataError):
+                objects[found.key] = decode_partition_facts(await storage.get_object(found.key))
+    segments.sort(key=lambda each: (each.start_offset, each.end_offset))
+    for segment in reversed(segments):
+        with suppress(RemoteResourceNotFoundError, CorruptSegmentError, RemoteLogMetadataError):
+            facts = decode_partition_facts(
+                decode_indexes_object(await storage.fetch_indexes(segment), segment).indexes.facts
+            )
+            if facts.position is not None:
+                return StoredFacts(segments, objects, facts)
+    return StoredFacts(segments, objects, None)
+
+
+async def lost_reason(
+    storage: RemoteStorageManager,
+    metadata: RemoteLogMetadataManager,
+    partition: TopicIdPartition,
+    stored: StoredFacts,
+    timeout_ms: int,
+) -> str:
+    """Returns why the metadata has lost records; empty: it has not.
+
+    The caller has read the metadata after `stored`. Raises the errors of the brokers and of the store."""
+    if lost := await lost_positions(metadata, partition, stored, timeout_ms):
+        return (
+            f"facts of {partition} in the store name offset {lost[0].next_offset} of the metadata topic"
+            f" {lost[0].topic_id}: the metadata lost records since, or lacks the settings that held there: {WAY_BACK}"
+        )
+    end = metadata.remote_end_offset(partition)
+    known_to = max(0 if end is None else end + 1, metadata.log_start_offset(partition) or 0)
+    async for segment in unknown_segments(storage, metadata, partition, stored, LogGap(known_to, LAST_OFFSET)):
+        return (
+            f"the store has segment {segment.segment_id.id} of {partition}, which the metadata does not know: metadata"
+            f" was lost: {WAY_BACK}"
+        )
+    return ""
+
+
+async def lost_positions(
+    metadata: RemoteLogMetadataManager, partition: TopicIdPartition, stored: StoredFacts, timeout_ms: int
+) -> list[MetadataPosition]:
+    """Returns the positions in the stored facts that the metadata topic does not reach.
+
+    A position in another metadata topic does not count: `rebuild` or `import` made the present one. But an import
+    restores no settings. So it counts if no facts name the present topic, and the metadata lacks the total retention
+    or a pause that the newest facts have. Raises `BrokerError`."""
+    facts, topic_id = stored.not_accepted(), metadata.position(partition).topic_id
+    newest = newest_of(facts)
+    if newest is not None and newest_of(facts, topic_id) is None and _lacks_settings(metadata, newest):
+        return [position for _, position in newest.positions()]
+    named = dict.fromkeys(pair for each in facts for pair in each.positions() if pair[1].topic_id == topic_id)
+    return [position for of, position in named if not await metadata.confirms(of, position, timeout_ms)]
+
+
+def _lacks_settings(metadata: RemoteLogMetadataManager, facts: PartitionFacts) -> bool:
+    """Whether the metadata lacks what holds back deletions: the total retention, and the work that is paused."""
+    recorded = facts.tier_config.keys() & set(TOTAL_KEYS) | {work.key for work in paused_work(facts.tier_config)}
+    return not recorded <= metadata.topic_tier_config(facts.topic_id_partition.topic_id).keys()
+
+
+async def unknown_segments(
+    storage: RemoteStorageManager,
+    metadata: RemoteLogMetadataManager,
+    partition: TopicIdPartition,
+    stored: StoredFacts,
+    hole: LogGap,
+) -> AsyncIterator[RemoteLogSegmentMetadata]:
+    """Yields the whole segments with records of `hole` that the metadata does not know, by the keys of the listing.
+
+    The broker's own retention may have removed the records of a copy that the metadata lost. Raises the store's
+    errors."""
+    known = stored.joined()
+    gone = {each.segment_id.id for each in metadata.deleted_segments(partition)} | set(known.dead if known else ())
+    for segment in _unknown(metadata, stored, hole):
+        # One answer may be damaged on its way, and the gap that is recorded because of it stays.
+        if segment.segment_id.id not in gone and (
+            await _reads_whole(storage, segment) or await _reads_whole(storage, segment)
+        ):
+            yield replace(segment, segment_id=replace(segment.segment_id, topic_id_partition=partition))
+
+
+def _unknown(
+    metadata: RemoteLogMetadataManager, stored: StoredFacts, hole: LogGap
+) -> Iterator[RemoteLogSegmentMetadata]:
+    for segment in stored.segments:
+        is_in_hole = segment.start_offset < hole.next_offset and hole.first_offset <= segment.end_offset
+        if is_in_hole and metadata.remote_log_segment_metadata_by_id(segment.segment_id) is None:
+            yield segment
+
+
+async def _reads_whole(storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> bool:
+    """Returns whether the store has the `.indexes` object, which is written last, and the `.log` that it describes.
+
+    A copy counts only after it was read back, so the metadata never knew one that the store has damaged. Reads the last
+    chunk alone. In doubt a segment is whole: an owner of a later release may have written a format that this one does
+    not read. Raises the store's errors."""
+    try:
+        last = decode_indexes_object(await storage.fetch_indexes(segment), segment).chunks()[-1]
+        end = last.stored_position + last.stored_bytes
+        return len(await storage.fetch_log_segment(segment, last.stored_position, end - 1)) == last.stored_bytes
+    except LaterFormatError:
+        return True
+    except (RemoteResourceNotFoundError, CorruptSegmentError):
+        return False

@@ -1,0 +1,161 @@
+"""`TierPlace` proves by a marker that the store is the place of the tier (docs/design.md, safety rule 5).
+
+    <cluster id>/tier.json    {"version": 1, "clusterId": ..., "id": ...}
+
+The settings of this process may name another bucket or folder than those of the other processes, or a file system may
+not be mounted at its folder. The copies would go where no other process reads them, and a deletion would delete
+nothing. So the metadata has the id of the marker object, and the store has the object. The id is announced in the
+metadata before the object is written, and confirmed after it was read back. From then on, a store without this object
+is another place. Reads never ask for it.
+
+The marker is in the home location, where the small objects are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+from tiers.errors import RemoteLogMetadataNotReadyError, RemoteResourceNotFoundError, RemoteStorageError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.model.ids import TIER_PARTITION
+from tiers.model.segment_metadata import TierMarkerUpdate
+from tiers.storage.locations import HOME, decode_location
+from tiers.storage.object_key import marker_key
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+if TYPE_CHECKING:
+    from tiers.tasks.task_services import TaskServices
+
+_VERSION = 1
+_SEGMENTS_PER_LOOK = 8
+
+
+class _UnreadableMarkerError(RemoteStorageError):
+    """The store has the object of the marker, and its content is damaged."""
+
+
+class TierPlace:
+    """The place of one process. A file system may be unmounted at any time, so the store is asked each time."""
+
+    def __init__(self) -> None:
+        self._marking = asyncio.Lock()
+        self._skipped = 0
+        """The number of copied segments for which the store was asked without success."""
+
+    async def require(self, services: TaskServices) -> None:
+        """Raises `RemoteStorageError` unless the store has the marker of this tier. Costs one GET.
+
+        The first process of the tier writes the marker. Raises the errors of the store and of the metadata manager."""
+        known = services.metadata.tier_marker(HOME)
+        if known is None or not known.is_confirmed:
+            async with self._marking:
+                known = await self._marked(services)
+        _compare(known, await read_marker(services.storage, services.cluster_id))
+
+    async def _marked(self, services: TaskServices) -> TierMarkerUpdate:
+        metadata, storage = services.metadata, services.storage
+        await metadata.ensure_fresh(TIER_PARTITION, 0, services.settings.request_timeout_ms)
+        known = metadata.tier_marker(HOME)
+        if known is not None and known.is_confirmed:
+            return known
+        found: UUID | None = None
+        with suppress(_UnreadableMarkerError):  # the store may have damaged it when it was written
+            found = await read_marker(storage, services.cluster_id)
+        if found is None:
+            await self._require_copied(services)
+        if known is None:
+            await metadata.put_tier_marker(HOME, found or uuid4(), is_confirmed=False)
+            services.checkpoint("marker-announced")
+            known = metadata.tier_marker(HOME)
+            assert known is not None
+        if found is None:
+            await write_marker(storage, services.cluster_id, known.marker_id)
+            services.checkpoint("marker-written")
+            found = await read_marker(storage, services.cluster_id)
+        _compare(known, found)
+        await metadata.put_tier_marker(HOME, known.marker_id, is_confirmed=True)
+        return known
+
+    async def _require_copied(self, services: TaskServices) -> None:
+        """Raises `RemoteStorageError` when the home location has none of the segments that were copied there.
+
+        It asks for a few of them, and one is enough. The next call asks for others: the store may have lost some."""
+        metadata = services.metadata
+        if not services.knows_all_partitions:
+            raise RemoteLogMetadataNotReadyError(
+                "it is unknown whether any partition was copied, so it is unknown whether this store is the right one"
+            )
+        copied = (
+            each.metadata
+            for partition in metadata.partitions()
+            for each in metadata.stored_segments(partition)
+            if each.is_finished and decode_location(each.metadata.custom_metadata)[0] == HOME
+        )
+        asked = list(islice(copied, self._skipped, self._skipped + _SEGMENTS_PER_LOOK))
+        is_any = bool(asked) or self._skipped > 0
+        for segment in asked:
+            with suppress(RemoteResourceNotFoundError):
+                await services.storage.fetch_indexes(segment)
+                return
+            self._skipped += 1
+        if len(asked) < _SEGMENTS_PER_LOOK:
+            self._skipped = 0
+        if is_any:
+            raise RemoteStorageError(
+                "the store has neither the marker of the tier nor the segments that were copied: does [storage] name"
+                " another place than that of the process which copied them, or is it not mounted? Correct that; nothing"
+                " new is copied here"
+            )
+
+
+async def missing_marker(
+    storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, cluster_id: str
+) -> UUID | None:
+    """Returns the id of the marker that the store lacks by the metadata; None: it lacks none.
+
+    Raises `RemoteStorageError` when the store has the marker of another tier."""
+    known, found = metadata.tier_marker(HOME), await read_marker(storage, cluster_id)
+    if known is not None and found is None:
+        return known.marker_id
+    if known is not None:
+        _compare(known, found)
+    return None
+
+
+async def write_marker(storage: RemoteStorageManager, cluster_id: str, marker_id: UUID) -> None:
+    document = {"version": _VERSION, "clusterId": cluster_id, "id": str(marker_id)}
+    await storage.put_object(marker_key(cluster_id), json.dumps(document).encode())
+
+
+async def read_marker(storage: RemoteStorageManager, cluster_id: str) -> UUID | None:
+    """Returns the id that the marker object has; None: the store has no such object.
+
+    Raises `RemoteStorageError` when the object cannot be read."""
+    try:
+        document = json.loads(await storage.get_object(marker_key(cluster_id)))
+        if document["version"] == _VERSION and document["clusterId"] == cluster_id:
+            return UUID(document["id"])
+    except RemoteResourceNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _UnreadableMarkerError(f"the object {marker_key(cluster_id)} cannot be read: {error!r}") from error
+    raise RemoteStorageError(f"the object {marker_key(cluster_id)} is of another cluster, or of a later release")
+
+
+def _compare(known: TierMarkerUpdate, found: UUID | None) -> None:
+    if found is None:
+        raise RemoteStorageError(
+            "the store does not have the marker tier.json: does [storage] name another place than before, or is it not"
+            " mounted? Correct that; nothing is copied, trimmed or deleted here. If the store lost it,"
+            " `tidegate tier accept` writes it again"
+        )
+    if found != known.marker_id:
+        raise RemoteStorageError(
+            f"the marker tier.json of the store names the place {found}, and the metadata {known.marker_id}: does"
+            " [storage] name the place of another tier? Correct that; nothing is copied, trimmed or deleted here"
+        )
