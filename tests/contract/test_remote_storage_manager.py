@@ -35,7 +35,7 @@ STORES = ["local", "s3", "gcs", "azure", "arrow", "hdfs"]
 LONG_LISTING = {"local": 1005, "s3": 1005, "hdfs": 45}
 """More than a page of what the store answers; pyarrow pages by itself."""
 PROVED = {"s3", "local", "hdfs"}
-"""Whether a store creates atomically, and whether it has conditional writes. The other stores have neither."""
+"""The stores that create atomically."""
 
 
 @pytest.fixture(params=STORES)

@@ -4,8 +4,8 @@ See docs/semantics.md 11.3.
 
 The file has the segments, their states and custom metadata, and the state of the partition's deletion. It cannot hold
 the log start, so `import` takes the log start as an option. It cannot hold CUTs, so `export` refuses a partition with
-segments that are cut. It has no tier settings either: in a new metadata topic, the owner stops a partition whose
-manifest has a pause or a total retention that the metadata lacks (docs/design.md, safety rule 5).
+segments that are cut. It has no tier settings either: in a new metadata topic, the owner removes nothing of a partition
+whose stored facts have a pause or a total retention that the metadata lacks (docs/design.md, safety rule 5).
 """
 
 from __future__ import annotations

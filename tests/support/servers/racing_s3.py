@@ -30,12 +30,12 @@ _PATIENCE_S = 0.5
 class RacingS3:
     def __init__(
         self,
-        races: Collection[str] = ("put", "complete", "replace"),
+        races: Collection[str] = ("put", "complete"),
         refuses: Mapping[str, int] = MappingProxyType({}),
         *,
         is_locked: bool = False,
     ) -> None:
-        """`races` are the writes that let several win: creation by PUT or by multipart upload, and replacement.
+        """`races` are the creations that let several win: by PUT, or by multipart upload.
 
         `refuses` are the headers that the server does not know, with the status of its answer. `is_locked`: its bucket
         has object lock, so each body needs its checksum. Deletes leave a delete marker."""
@@ -117,15 +117,9 @@ class RacingS3:
         return web.Response(body=self.objects[key], headers={"ETag": _etag(self.objects[key])})
 
     async def _write(self, request: web.Request, key: str, body: bytes, name: str) -> web.Response:
-        known = self.objects.get(key)
-        if_match = request.headers.get("If-Match")
-        if "If-None-Match" in request.headers and known is not None:
+        if "If-None-Match" in request.headers and key in self.objects:
             return _error(412, "PreconditionFailed")
-        if if_match is not None:
-            name = "replace"
-            if known is None or _etag(known) != if_match:
-                return _error(412, "PreconditionFailed")
-        if name in self._races and ("If-None-Match" in request.headers or if_match is not None):
+        if name in self._races and "If-None-Match" in request.headers:
             await self._meet_another(key)
         self.objects[key] = body
         if name == "complete":

@@ -180,7 +180,7 @@ class RangeReader:
             target = f"http://{host}{target}"
             fields += proxy.header()
         # A presigned URL has no Authorization field, so an HTTP proxy on the way may answer from its cache: with an
-        # object that the store has lost, or with an older manifest (RFC 9111 3.5).
+        # object that the store has lost, or with an earlier one of the same key (RFC 9111 3.5).
         fields += "Accept-Encoding: identity\r\nCache-Control: no-cache\r\n"
         head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"
         return route, head.encode("ascii")

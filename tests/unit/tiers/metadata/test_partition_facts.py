@@ -64,7 +64,7 @@ def test_no_flipped_bit_goes_unnoticed(data: st.DataObject) -> None:
     bit = data.draw(st.integers(0, len(damaged) * 8 - 1))
     damaged[bit // 8] ^= 1 << bit % 8
     with pytest.raises(RemoteLogMetadataError):
-        decode_partition_facts(damaged)
+        decode_partition_facts(bytes(damaged))
 
 
 @pytest.mark.parametrize("data", [b"", b"facts 1", b"facts 2 00000000\n{}", encode_partition_facts(FACTS)[:-1]])

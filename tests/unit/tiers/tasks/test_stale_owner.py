@@ -27,7 +27,7 @@ KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 
 @pytest.mark.parametrize("call", ["metadata.ensure_fresh", "broker.bounds"])
 async def test_a_trim_of_another_owner_is_no_gap(call: str, tmp_path: Path) -> None:
-    """Nor is what it copied lost metadata, though the manifest names it."""
+    """Nor is what it copied lost metadata, though the stored facts name its position."""
     (tmp_path / "remote").mkdir()
     clock, log, model = Clock(), InMemoryLog(), WrittenLog()
     metadata_log = FakeMetadataTopic(lambda: clock.wall_ms, owner="a")

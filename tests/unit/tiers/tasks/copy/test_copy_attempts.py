@@ -31,7 +31,7 @@ RING = KeyRing({"k1": b"1" * 32}, current="k1")
 
 @pytest.fixture
 async def log(bench: Workbench) -> Workbench:
-    """The leader has 0 to 99, and the store has the manifest."""
+    """The leader has 0 to 99, and the metadata is proved."""
     bench.log.append(*batches(0, 100))
     await bench.check_facts()
     return bench

@@ -334,7 +334,6 @@ async def test_a_log_that_does_not_continue_the_copy_stops_it(bench: Workbench, 
     with pytest.raises(LogDivergedError):
         await bench.copy()
     assert bench.finished == [(0, 29)]
-    # The owner has also written the manifest, which remembers the divergence.
     assert set(objects) <= set(await bench.objects())
 
 

@@ -161,25 +161,30 @@ async def test_positions_of_another_topic_count_only_for_settings(bench: Workben
     await bench.check_facts()
 
 
+def state(task: FactsTask) -> tuple[bool, bool]:
+    return task.is_proved, task.is_check_due
+
+
 async def test_the_comparison_is_repeated_after_a_day_and_in_doubt(bench: Workbench) -> None:
     await copied(bench)
     task = FactsTask(bench.services, PARTITION)
-    assert task.is_check_due
+    assert state(task) == (False, True)
     await task.check()
-    assert (task.is_proved, task.is_check_due) == (True, False)
+    assert state(task) == (True, False)
     bench.now_ms += DAY_MS
-    assert (task.is_proved, task.is_check_due) == (False, True)
+    assert state(task) == (False, True)
     lost = bench.segments[-1]
     del bench.metadata.segments[lost.segment_id]
-    waited = []
+    waited, doubts = [], []
     for _ in range(8):
         await task.check()
-        assert task.doubt is not None
+        doubts.append(task.doubt)
         began_ms = bench.now_ms
         while not task.is_check_due:
             bench.now_ms += 60_000
         waited.append((bench.now_ms - began_ms) // 60_000)
     assert waited == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert all(isinstance(each, MetadataLostError) for each in doubts)
     assert await bench.accept() == []
     await task.check()
     assert (task.doubt, task.is_proved) == (None, True)

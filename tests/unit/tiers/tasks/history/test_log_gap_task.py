@@ -291,7 +291,7 @@ async def test_the_trim_of_another_history_than_the_remote_one_is_refused(bench:
     assert bench.log.trims == []
 
 
-async def test_an_operator_accepts_a_gap_that_no_witness_knows(bench: Workbench) -> None:
+async def test_an_operator_accepts_a_gap_though_metadata_was_lost(bench: Workbench) -> None:
     await with_removed_records(bench)
     bench.metadata.is_position_confirmed = False
     bench.restart()
