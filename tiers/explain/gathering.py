@@ -26,8 +26,8 @@ from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.history.acceptance import may_be_in_doubt
 from tiers.tasks.history.align import align
-from tiers.tasks.history.stop_check import may_be_in_doubt
 from tiers.tasks.history.stored_facts import StoredFacts
 from tiers.tasks.retention.uncopied_watch import first_uncopied, head_batch
 

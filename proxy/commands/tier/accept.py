@@ -39,8 +39,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tasks.history.acceptance import KeptSettings, accept_what_is_left, kept_settings
-from tiers.tasks.history.stop_check import may_be_in_doubt
+from tiers.tasks.history.acceptance import KeptSettings, accept_what_is_left, kept_settings, may_be_in_doubt
 from tiers.tasks.history.stored_facts import StoredFacts, read_stored_facts
 from tiers.tasks.history.tier_place import missing_marker, write_marker
 

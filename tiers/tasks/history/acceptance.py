@@ -27,10 +27,34 @@ from tiers.tasks.history.stored_facts import (
     StoredFacts,
     facts_of,
     lost_positions,
+    lost_reason,
     put_facts,
     read_stored_facts,
     unknown_segments,
 )
+
+
+async def may_be_in_doubt(
+    storage: RemoteStorageManager,
+    metadata: RemoteLogMetadataManager,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    stored: StoredFacts,
+    timeout_ms: int,
+) -> bool:
+    """Returns whether the owner may have a reason to doubt the past. False: there is nothing to accept.
+
+    It is stricter than the owner: it may find a reason where the owner goes on, for example while a copy finishes.
+
+    `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. Raises the errors of the
+    brokers and of the store."""
+    start = log_start or 0
+    if await unexplained_runs(metadata, partition, start, bounds.log_start_offset):
+        return True
+    if unexplained_trim(metadata, partition, start) is not None:
+        return True
+    return bool(await lost_reason(storage, metadata, partition, stored, timeout_ms))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.tasks.history.stop_check import may_be_in_doubt
+from tiers.tasks.history.acceptance import may_be_in_doubt
 from tiers.tasks.history.stored_facts import read_stored_facts
 
 Damage = Callable[[CommandBench, InMemoryLog], Awaitable[None]]
