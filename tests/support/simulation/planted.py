@@ -35,11 +35,10 @@ from tiers.tasks.copy import copy_attempts
 from tiers.tasks.deletion import segment_deletion
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.missing_topics import MissingTopics
-from tiers.tasks.history import align, cut_task, facts_task
+from tiers.tasks.history import align, cut_task, facts_task, tier_place
 from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.stored_facts import facts_of
-from tiers.tasks.history.tier_place import TierPlace
 from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.retention import expiration_task, trim_task
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
@@ -89,7 +88,7 @@ def _ignores_divergence(stack: ExitStack) -> None:
 
 
 def _takes_any_store(stack: ExitStack) -> None:
-    _replace(stack, TierPlace, "require", _nothing)
+    _replace(stack, tier_place, "_compare", lambda known, found: None)
 
 
 def _deletes_void(stack: ExitStack) -> None:
