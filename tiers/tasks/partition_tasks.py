@@ -128,11 +128,10 @@ class PartitionTasks:
         """The alarms about the partition that are raised now."""
         return self._services.metrics.alarms.reasons_of(self.partition.topic, str(self.partition))
 
-    def waits_ms(self, name: str) -> int:
-        """Returns the time until the stage may run: it is due, and no backoff of the survey is left. 0: it may now."""
+    def due_ms(self, name: str) -> int:
+        """Returns when the stage may run: it is due, and no backoff of the survey is left."""
         survey = self.stages["survey"]
-        due_ms = max(self.stages[name].due_ms, survey.due_ms if survey.failures else 0)
-        return max(0, due_ms - self._services.clock_ms())
+        return max(self.stages[name].due_ms, survey.due_ms if survey.failures else 0)
 
     async def round(self, launch: Callable[[Surveyed, int | None], None]) -> None:
         """Surveys the partition, does the work that needs no store, and lets `launch` start the rest.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
@@ -36,12 +36,15 @@ from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
 from tiers.tasks.partition_report import PartitionReport, report_of
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 from tiers.tasks.retention.total_retention import TotalRetentionTask
+from tiers.tasks.schedule import Schedule
 from tiers.tasks.task_services import TaskServices
 
-_OWNERSHIP_INTERVAL_MS = 1000
-_WATCH_INTERVAL_MS = 1000
+_OWNERSHIP_INTERVAL_MS = 1_000
+_WATCH_INTERVAL_MS = 5_000
 _WITH_PLACES = ("copy", "trim", "deletion")
-"""The stages that run beside the rounds, in places of their own."""
+"""The stages that run beside the rounds, in places of their own. Expiry runs in the place of the round."""
+_STAGES_OF_A_ROUND = ("expiry", *_WITH_PLACES)
+_PARTITIONS_OF_A_TURN = 64
 logger = logging.getLogger(__name__)
 
 
@@ -78,6 +81,11 @@ class RemoteLogManager:
         self._sizes["copy"] = remote_log.copier_pool_size
         self._places: dict[str, set[PartitionTasks]] = {name: set() for name in self._sizes}
         """Which partitions have a place for a kind of work. A round reserves the places of what it will start."""
+        self._schedule: Schedule[PartitionTasks] = Schedule(_STAGES_OF_A_ROUND)
+        """The stages for which a round may begin: neither the stage nor a round of its partition is in progress."""
+        self._awaited: set[PartitionTasks] = set()
+        """The partitions that wait for their ownership."""
+        self._assignments = 0
         self._wake = asyncio.Event()
         self._stopping = False
         self._refresh_at_ms = services.clock_ms()
@@ -89,15 +97,7 @@ class RemoteLogManager:
             opening = self._lasting("the spool cannot be opened: nothing is copied", "the spool is open")
             await open_spool(self._services, opening, self._wake, lambda: self._stopping)
             async with asyncio.TaskGroup() as tasks:
-                keepers = [
-                    tasks.create_task(self._keep_topics()),
-                    tasks.create_task(self._keep_deletions()),
-                    tasks.create_task(self._keep_disabled()),
-                    tasks.create_task(self._keep_deleted_segments()),
-                    tasks.create_task(self._keep_kept_segments()),
-                    tasks.create_task(self._keep_totals()),
-                    tasks.create_task(self._keep_watch()),
-                ]
+                keepers = [tasks.create_task(keeper) for keeper in self._keepers()]
                 while not self._stopping:
                     self._wake.clear()
                     self._start_rounds(tasks)
@@ -122,10 +122,12 @@ class RemoteLogManager:
         Gives up the partitions that are not tiered any more, and cancels the work on them, before it returns. Reads the
         topics again soon, since only the brokers know those that are tiered from now on."""
         self._refresh_at_ms = now_ms = self._services.clock_ms()
-        self._assign()
+        for _ in self._assign():
+            pass
         for managed in self._managed.values():
             if managed.copy.throttled_ms:
                 managed.stages["copy"].due_ms = now_ms
+                self._reschedule(managed)
         self._wake.set()
 
     @property
@@ -147,6 +149,71 @@ class RemoteLogManager:
         """Returns the alarms of this process about partitions and topics that are raised now."""
         return list(self._services.metrics.alarms.active())
 
+    def _keepers(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yields the work beside the rounds, which goes on until it is cancelled."""
+        services, settings = self._services, self._services.settings
+        interval_ms, retention_ms = settings.topics_interval_ms, settings.remote_log.deleted_segment_retention_ms
+        yield self._keep_topics()
+        yield self._keep_watch()
+        totals = TotalRetentionTask(services)
+        yield self._keep(
+            lambda: totals.run(self._topics.policies.values()),
+            "the total retention of topics could not be recorded",
+            "the total retention of topics can be recorded again",
+        )
+        if self._topic_deletion is not None:
+            yield self._keep(
+                self._topic_deletion.run,
+                "deleted topics could not be found or removed",
+                "deleted topics can be removed again",
+            )
+        if self._remote_disable is not None:
+            yield self._keep(
+                partial(self._remote_disable.run, self._is_worked_on),
+                "the remote log of a disabled topic could not be removed",
+                "remote logs of disabled topics are removed again",
+            )
+        yield self._keep(
+            self._store_kept,
+            "a segment in the spool could not be stored for its owner",
+            "segments in the spool can be stored for their owners again",
+            delay_ms=interval_ms,
+        )
+        # A look at millions of deleted segments takes time, and none of them is urgent.
+        rarely_ms = max(interval_ms, retention_ms // 100)
+        yield self._keep(
+            DeletedSegmentsTask(services).run,
+            "the objects of deleted segments could not be deleted once more",
+            "the objects of deleted segments are deleted once more again",
+            interval_ms=rarely_ms,
+            delay_ms=rarely_ms,
+        )
+
+    async def _keep(
+        self,
+        work: Callable[[], Awaitable[object]],
+        begins: str,
+        ends: str,
+        *,
+        interval_ms: int | None = None,
+        delay_ms: int = 0,
+    ) -> None:
+        """Does the work once per interval. A failure is logged as `begins`, and ends no other work."""
+        failing = self._lasting(begins, ends)
+        await asyncio.sleep(delay_ms / 1000)
+        while True:
+            try:
+                await work()
+                failing.ended()
+            except RemoteLogError as error:
+                failing.found(error=str(error))
+            except Exception:
+                logger.exception(begins)
+            await asyncio.sleep((interval_ms or self._services.settings.topics_interval_ms) / 1000)
+
+    def _lasting(self, begins: str, ends: str) -> LastingTrouble:
+        return LastingTrouble(logger, begins, ends, clock_ms=self._services.clock_ms)
+
     async def _keep_topics(self) -> None:
         services, settings = self._services, self._services.settings
         unread = self._lasting("the tiered topics could not be read", "the tiered topics can be read again")
@@ -160,93 +227,28 @@ class RemoteLogManager:
                     unread.found(error=str(error))
                 except Exception:  # the copying of the known topics goes on
                     logger.exception("the tiered topics could not be read")
-            self._assign()
-            self._wake.set()
+            for _ in self._assign():
+                await asyncio.sleep(0)
             await asyncio.sleep(min(settings.topics_interval_ms, _OWNERSHIP_INTERVAL_MS) / 1000)
 
-    def _lasting(self, begins: str, ends: str) -> LastingTrouble:
-        return LastingTrouble(logger, begins, ends, clock_ms=self._services.clock_ms)
-
-    async def _keep_deletions(self) -> None:
-        failing = self._lasting("deleted topics could not be found or removed", "deleted topics can be removed again")
-        while self._topic_deletion is not None:
+    async def _store_kept(self) -> None:
+        """Stores the segments in the spool whose partitions other members own by now. Raises the first error."""
+        errors: list[Exception] = []
+        for kept in self._services.spool.kept():
             try:
-                await self._topic_deletion.run()
-                failing.ended()
-            except RemoteLogError as error:
-                failing.found(error=str(error))
-            except Exception:  # the copying of other topics goes on
-                logger.exception("deleted topics could not be found or removed")
-            await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
-
-    async def _keep_disabled(self) -> None:
-        failing = self._lasting(
-            "the remote log of a disabled topic could not be removed",
-            "remote logs of disabled topics are removed again",
-        )
-        while self._remote_disable is not None:
-            try:
-                await self._remote_disable.run(self._is_worked_on)
-                failing.ended()
-            except RemoteLogError as error:
-                failing.found(error=str(error))
-            except Exception:  # the copying of other topics goes on
-                logger.exception("the remote log of a disabled topic could not be removed")
-            await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
-
-    async def _keep_deleted_segments(self) -> None:
-        failing = self._lasting(
-            "the objects of deleted segments could not be deleted once more",
-            "the objects of deleted segments are deleted once more again",
-        )
-        deleted_segments, settings = DeletedSegmentsTask(self._services), self._services.settings
-        while True:
-            # A look at millions of deleted segments takes time, and none of them is urgent.
-            retention_ms = settings.remote_log.deleted_segment_retention_ms
-            await asyncio.sleep(max(settings.topics_interval_ms, retention_ms // 100) / 1000)
-            try:
-                await deleted_segments.run()
-                failing.ended()
-            except RemoteLogError as error:
-                failing.found(error=str(error))
-            except Exception:  # the copying goes on
-                logger.exception("the objects of deleted segments could not be deleted once more")
-
-    async def _keep_kept_segments(self) -> None:
-        """Stores the segments in the spool whose partitions other members own by now."""
-        failing = self._lasting(
-            "a segment in the spool could not be stored for its owner",
-            "segments in the spool can be stored for their owners again",
-        )
-        while True:
-            await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
-            troubles: list[str] = []
-            for kept in self._services.spool.kept():
-                try:
-                    if not self._is_worked_on(kept.partition):
-                        await store_for_its_owner(self._services, kept)
-                except RemoteLogError as error:
-                    troubles.append(str(error))
-                except Exception:  # the copying goes on
-                    logger.exception("a segment in the spool could not be stored for its owner")
-            if troubles:
-                failing.found(error=troubles[0])
-            else:
-                failing.ended()
-
-    async def _keep_totals(self) -> None:
-        totals = TotalRetentionTask(self._services)
-        while True:
-            try:
-                await totals.run(self._topics.policies.values())
-            except Exception:  # the copying goes on
-                logger.exception("the total retention of topics could not be recorded")
-            await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
+                if not self._is_worked_on(kept.partition):
+                    await store_for_its_owner(self._services, kept)
+            except Exception as error:  # the other segments are stored
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     async def _keep_watch(self) -> None:
         while True:
-            for managed in list(self._managed.values()):
+            for number, managed in enumerate(list(self._managed.values()), 1):
                 self._watch_progress(managed)
+                if number % _PARTITIONS_OF_A_TURN == 0:
+                    await asyncio.sleep(0)
             await asyncio.sleep(min(_WATCH_INTERVAL_MS, self._services.settings.copy_stall_alarm_ms) / 1000)
 
     def _watch_progress(self, managed: PartitionTasks) -> None:
@@ -260,34 +262,42 @@ class RemoteLogManager:
     def _is_worked_on(self, partition: TopicIdPartition) -> bool:
         return partition in self._managed or partition in self._ending
 
-    def _assign(self) -> None:
+    def _assign(self) -> Iterator[None]:
         """Takes on the partitions that are tiered and owned, and gives up the others.
 
-        A partition that waits for its ownership is kept while its tenure lasts (docs/design.md, "Ownership")."""
-        metadata = self._services.metadata
-        wanted = {
-            partition: (policy, tenure)
-            for policy in self._topics.policies.values()
-            for partition in policy.partitions()
-            if (tenure := metadata.tenure(partition)) is not None
-        }
-        for managed in list(self._managed.values()):
-            if managed.partition not in wanted or managed.tenure != wanted[managed.partition][1]:
-                self._give_up(managed.partition)
-        self._services.failed_deletions.forget_unless(lambda partition: metadata.tenure(partition) is not None)
-        self._services.metrics.failed_deletions.set(self._services.failed_deletions.count)
-        for partition, (policy, tenure) in wanted.items():
-            known = self._managed.get(partition)
-            if known is not None:
+        A partition that waits for its ownership is kept while its tenure lasts (docs/design.md, "Ownership"). Yields
+        between turns of the loop. A later call ends the earlier one."""
+        self._assignments += 1
+        assignment, metadata, metrics = self._assignments, self._services.metadata, self._services.metrics
+        tiered = [(one, policy) for policy in self._topics.policies.values() for one in policy.partitions()]
+        for number, (partition, policy) in enumerate(tiered, 1):
+            known, tenure = self._managed.get(partition), metadata.tenure(partition)
+            if known is not None and known.tenure == tenure:
                 known.policy = policy
-                continue
-            if partition in self._ending:
-                # Ownership was lost and won again. The cancelled copy ends first.
-                continue
-            self._managed[partition] = PartitionTasks(self._services, partition, policy, tenure)
-            self._services.metrics.add(partition)
-        self._services.metrics.owned_partitions.set(len(self._managed))
-        self._services.metrics.keep_topics({each.topic for each in self._managed}, self._services.clock_ms())
+            else:
+                self._give_up(partition)
+                # Ownership may be lost and won again. Then the cancelled work ends first.
+                if tenure is not None and partition not in self._ending:
+                    self._take_on(PartitionTasks(self._services, partition, policy, tenure))
+            if number % _PARTITIONS_OF_A_TURN == 0:
+                yield
+                if assignment != self._assignments:
+                    return
+        for partition in self._managed.keys() - {partition for partition, _ in tiered}:
+            self._give_up(partition)
+        self._services.failed_deletions.forget_unless(lambda partition: metadata.tenure(partition) is not None)
+        metrics.failed_deletions.set(self._services.failed_deletions.count)
+        metrics.owned_partitions.set(len(self._managed))
+        metrics.keep_topics({each.topic for each in self._managed}, self._services.clock_ms())
+        for managed in self._awaited:
+            self._reschedule(managed)
+        self._awaited.clear()
+        self._wake.set()
+
+    def _take_on(self, managed: PartitionTasks) -> None:
+        self._managed[managed.partition] = managed
+        self._services.metrics.add(managed.partition)
+        self._reschedule(managed)
 
     def _give_up(self, partition: TopicIdPartition) -> None:
         """Gives up a partition, and cancels the work on it. Later writes of that work are fenced.
@@ -296,6 +306,8 @@ class RemoteLogManager:
         managed = self._managed.pop(partition, None)
         if managed is None:
             return
+        self._schedule.drop(managed)
+        self._awaited.discard(managed)
         if managed.running:
             self._ending[partition] = managed
             for task in managed.running.values():
@@ -306,37 +318,40 @@ class RemoteLogManager:
         self._services.metrics.forget(partition)
         self._services.metrics.owned_partitions.set(len(self._managed))
 
+    def _reschedule(self, managed: PartitionTasks) -> None:
+        """Puts the stages of a partition for which a round may begin into the schedule."""
+        if self._managed.get(managed.partition) is managed and "survey" not in managed.running:
+            for name in _STAGES_OF_A_ROUND:
+                if name not in managed.running:
+                    self._schedule.put(name, managed, managed.due_ms(name))
+
     def _start_rounds(self, tasks: asyncio.TaskGroup) -> None:
         """Starts the rounds of the partitions with work that is due and has a place, those that wait longest first.
 
         While a partition waits for its ownership, no round begins, and the work in progress goes on."""
-        owned = self._owned()
-        granted: dict[PartitionTasks, list[str]] = {}
-        for name, free in self._free_places().items():
-            idle = [each for each in owned if not self._is_running(each, name)]
-            waiting = [each for each in idle if each.waits_ms(name) == 0]
-            waiting.sort(key=lambda each: each.stages[name].due_ms)
-            for managed in waiting[:free]:
-                granted.setdefault(managed, []).append(name)
-        by_time = sorted(granted, key=lambda each: min(each.stages[name].due_ms for name in granted[each]))
-        for managed in by_time[: self._sizes["survey"] - len(self._places["survey"])]:
-            names = [name for name in granted[managed] if name in _WITH_PLACES]
-            for name in names:
-                self._places[name].add(managed)
-            self._launch(tasks, managed, "survey", self._round(tasks, managed, names))
+        now_ms = self._services.clock_ms()
+        while len(self._places["survey"]) < self._sizes["survey"]:
+            open_stages = self._open_stages()
+            found = self._schedule.pop(open_stages, now_ms)
+            if found is None:
+                return
+            name, managed = found
+            if managed.due_ms(name) > now_ms:
+                self._schedule.put(name, managed, managed.due_ms(name))
+            elif not self._services.metadata.owns(managed.partition):
+                self._awaited.add(managed)
+            else:
+                due = [each for each in open_stages if each not in managed.running and managed.due_ms(each) <= now_ms]
+                names = [each for each in due if each in _WITH_PLACES]
+                for each in names:
+                    self._places[each].add(managed)
+                self._schedule.drop(managed)
+                self._launch(tasks, managed, "survey", self._round(tasks, managed, names))
 
-    def _owned(self) -> list[PartitionTasks]:
-        return [each for each in self._managed.values() if self._services.metadata.owns(each.partition)]
-
-    def _free_places(self) -> dict[str, int]:
-        """Returns the free places of every stage for which a round begins. Expiry runs in the place of the round."""
-        free = {name: self._sizes[name] - len(self._places[name]) for name in _WITH_PLACES}
-        return {"expiry": len(self._managed), **free}
-
-    @staticmethod
-    def _is_running(managed: PartitionTasks, name: str) -> bool:
-        """Whether no round may begin for the stage: the stage or a round is in progress."""
-        return name in managed.running or "survey" in managed.running
+    def _open_stages(self) -> list[str]:
+        """Returns the stages that have a free place."""
+        free = [name for name in _WITH_PLACES if len(self._places[name]) < self._sizes[name]]
+        return ["expiry", *free]
 
     def _launch(
         self, tasks: asyncio.TaskGroup, managed: PartitionTasks, name: str, work: Coroutine[Any, Any, None]
@@ -359,6 +374,7 @@ class RemoteLogManager:
             del self._ending[managed.partition]
             managed.copy.discard()
             self._services.metrics.forget(managed.partition)
+        self._reschedule(managed)
         self._wake.set()
 
     async def _guard(self, managed: PartitionTasks, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -391,14 +407,10 @@ class RemoteLogManager:
 
     def _idle_ms(self) -> int:
         """Returns the time until a round can begin. Work that ends or an assignment ends the wait earlier."""
-        interval_ms = self._services.settings.remote_log.task_interval_ms
-        if len(self._places["survey"]) >= self._sizes["survey"]:
-            return interval_ms
-        names = [name for name, free in self._free_places().items() if free > 0]
-        waits_ms = [
-            managed.waits_ms(name) for managed in self._owned() for name in names if not self._is_running(managed, name)
-        ]
-        return max(1, min([*waits_ms, interval_ms]))
+        interval_ms, first_ms = self._services.settings.remote_log.task_interval_ms, None
+        if len(self._places["survey"]) < self._sizes["survey"]:
+            first_ms = self._schedule.first_ms(self._open_stages())
+        return interval_ms if first_ms is None else max(1, min(first_ms - self._services.clock_ms(), interval_ms))
 
     @staticmethod
     async def _wait(event: asyncio.Event, timeout_ms: int) -> None:

@@ -72,7 +72,7 @@ class SteppedManager(RemoteLogManager):
         """Does one round, one stage after the other. Returns True when more records are ready to be copied.
 
         A stage that fails fails the round."""
-        self._assign()
+        list(self._assign())
         managed = self._managed.get(PARTITION)
         if managed is None:
             raise OwnershipLostError(f"{PARTITION} is owned by another member")

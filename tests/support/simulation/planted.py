@@ -324,14 +324,14 @@ def _never_probes_a_store(stack: ExitStack) -> None:
 
 def _stages_fail_together(stack: ExitStack) -> None:
     """While one stage of a partition fails, the others wait."""
-    original = PartitionTasks.waits_ms
+    original = PartitionTasks.due_ms
 
-    def waits(self: Any, name: str) -> int:
+    def due_ms(self: Any, name: str) -> int:
         if any(stage.failures for other, stage in self.stages.items() if other != name):
-            return 1_000
+            return self._services.clock_ms() + 1_000
         return original(self, name)
 
-    _replace(stack, PartitionTasks, "waits_ms", waits)
+    _replace(stack, PartitionTasks, "due_ms", due_ms)
 
 
 def _stores_no_facts(stack: ExitStack) -> None:

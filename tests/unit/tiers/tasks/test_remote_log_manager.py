@@ -477,7 +477,7 @@ async def test_a_partition_that_comes_back_waits_for_its_cancelled_step(
         bench.metadata.owned = False
         await cancelled.wait()
         bench.metadata.owned = True
-        running.manager._assign()
+        list(running.manager._assign())
         assert PARTITION not in running.manager.partitions
         may_end.set()
         await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])

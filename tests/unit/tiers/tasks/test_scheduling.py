@@ -69,7 +69,7 @@ def schedule(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Schedule:
 
 async def test_a_new_partition_is_due_at_time_0(schedule: Schedule) -> None:
     assert schedule.bench.now_ms < PROCESS_INTERVAL_MS
-    schedule.manager._assign()
+    list(schedule.manager._assign())
     assert [schedule.due_ms(each) for each in (PARTITION, OTHER)] == [0, 0]
     async with schedule.running.run():
         await schedule.until_rounds(1, 1)
@@ -138,11 +138,11 @@ async def test_a_partition_that_is_taken_away_goes_when_its_step_has_ended(
     async with schedule.running.run():
         await copying.wait()
         schedule.bench.metadata.owned = False
-        schedule.manager._assign()
+        list(schedule.manager._assign())
         assert schedule.manager.partitions == []
         assert schedule.manager._is_worked_on(PARTITION)
         schedule.bench.metadata.owned = True
-        schedule.manager._assign()
+        list(schedule.manager._assign())
         assert schedule.manager.partitions == []
         assert schedule.rounds[PARTITION] == 1
         may_end.set()
