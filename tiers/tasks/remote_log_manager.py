@@ -269,8 +269,10 @@ class RemoteLogManager:
         between turns of the loop. A later call ends the earlier one."""
         self._assignments += 1
         assignment, metadata, metrics = self._assignments, self._services.metadata, self._services.metrics
-        tiered = [(one, policy) for policy in self._topics.policies.values() for one in policy.partitions()]
-        for number, (partition, policy) in enumerate(tiered, 1):
+        tiered: set[TopicIdPartition] = set()
+        policies = list(self._topics.policies.values())
+        for partition, policy in ((one, each) for each in policies for one in each.partitions()):
+            tiered.add(partition)
             known, tenure = self._managed.get(partition), metadata.tenure(partition)
             if known is not None and known.tenure == tenure:
                 known.policy = policy
@@ -279,11 +281,11 @@ class RemoteLogManager:
                 # Ownership may be lost and won again. Then the cancelled work ends first.
                 if tenure is not None and partition not in self._ending:
                     self._take_on(PartitionTasks(self._services, partition, policy, tenure))
-            if number % _PARTITIONS_OF_A_TURN == 0:
+            if len(tiered) % _PARTITIONS_OF_A_TURN == 0:
                 yield
                 if assignment != self._assignments:
                     return
-        for partition in self._managed.keys() - {partition for partition, _ in tiered}:
+        for partition in self._managed.keys() - tiered:
             self._give_up(partition)
         self._services.failed_deletions.forget_unless(lambda partition: metadata.tenure(partition) is not None)
         metrics.failed_deletions.set(self._services.failed_deletions.count)

@@ -127,7 +127,7 @@ class TierProcess:
         )
         self.settings = settings
         self._spool = Spool(settings.spool_dir, settings.spool_max_bytes, 1)
-        self._services = services = TaskServices(
+        self.services = TaskServices(
             source=self.calls.of(log, "broker", lambda: BrokerError("no answer", retriable=True)),
             share_groups=_NoShareGroups(),
             storage=self.calls.of(self.store, "store", lambda: RetriableRemoteStorageError("no answer")),
@@ -139,7 +139,7 @@ class TierProcess:
             wall_clock_ms=lambda: clock.wall_ms,
             cluster_id="cluster",
         )
-        self.manager = SteppedManager(services, topics)
+        self.manager = SteppedManager(self.services, topics)
 
     async def open(self) -> None:
         await self.store.open()
@@ -158,7 +158,7 @@ class TierProcess:
     async def store_kept(self) -> None:
         """Stores the segments in the spool for the owner of the partition, or removes them."""
         for kept in self._spool.kept():
-            await store_for_its_owner(self._services, kept)
+            await store_for_its_owner(self.services, kept)
 
     def spooled(self) -> list[Path]:
         return list(self.settings.spool_dir.iterdir())
