@@ -225,9 +225,8 @@ async def retain(tier: OpenTier) -> Planned:
             end = tier.metadata.remote_end_offset(partition) or 0
             kept_bytes = (end // RECORDS_PER_SEGMENT + 1) // 2 * SEGMENT_BYTES
             policy = TopicPolicy(partition.topic, partition.topic_id, 1, -1, kept_bytes, None, None, 1 << 30, -1)
-            expired.append(
-                RLMExpirationTask(services, partition).expired(policy, services.metadata.log_start_offset(partition))[1]
-            )
+            log_start = services.metadata.log_start_offset(partition) or 0
+            expired.append(RLMExpirationTask(services, partition).expired(policy, log_start)[1])
     runner = Pickled(lambda task: None)
     segments = [each for found in expired for each in found]
     parts = [tuple(segments[first : first + 1000]) for first in range(0, len(segments), 1000)]

@@ -50,7 +50,7 @@ def plan_merges(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, limits: MergeLimits
 ) -> list[MergeGroup]:
     """Returns the segments to merge; none while the partition has a CUT that is not proved and may still move down."""
-    if open_cut(metadata, partition, None) is not None:
+    if open_cut(metadata, partition, 0) is not None:
         return []
     target_bytes = min(limits.target_bytes, MAX_RELATIVE)
     groups: list[MergeGroup] = []

@@ -102,7 +102,7 @@ async def plan_retention(
             with garbage_collection_paused():
                 for partition, policy in policies.items():
                     log_start, segments = RLMExpirationTask(services, partition).expired(
-                        policy, services.metadata.log_start_offset(partition)
+                        policy, services.metadata.log_start_offset(partition) or 0
                     )
                     planned.append(PartitionRetention(partition, log_start, segments))
             return Retention([each for each in planned if each.segments])
@@ -162,7 +162,7 @@ async def expire_partitions(
     """Expires segments of partitions that this process owns. All log starts move first, then one purge deletes the
     segments of all partitions."""
 
-    async def aligned(partition: TopicIdPartition) -> tuple[LocalLogBounds, int | None]:
+    async def aligned(partition: TopicIdPartition) -> tuple[LocalLogBounds, int]:
         timeout_ms = services.settings.request_timeout_ms
         bounds = await services.source.bounds(partition, timeout_ms)
         await require_aligned(services.source, services.metadata, partition, bounds, timeout_ms)
@@ -176,12 +176,12 @@ async def expire_partitions(
         task = RLMExpirationTask(services, partition)
         log_start, _ = task.expired(policies[partition], before)
         expired = await task.expire(policies[partition], bounds.leader_epoch, before, 0, remote_end)
-        if (expired or 0) < log_start:
+        if expired < log_start:
             raise RemoteLogError(
                 f"{partition}: nothing expires: this machine's clock and the brokers' differ, or the settings of the"
                 " topic were changed meanwhile"
             )
-        return task.deletable(policies[partition], expired or 0)
+        return task.deletable(policies[partition], expired)
 
     async def apply(partition: TopicIdPartition) -> None:
         await RLMExpirationTask(services, partition).apply_log_start(*await aligned(partition))

@@ -151,7 +151,7 @@ class OffloadCommitter:
             one.end_offset = bounds.last_stable_offset
         return await continuation_at(services, partition, start)
 
-    async def _surveyed(self, one: PartitionOffload) -> tuple[LocalLogBounds, int | None]:
+    async def _surveyed(self, one: PartitionOffload) -> tuple[LocalLogBounds, int]:
         """Compares the metadata with the stored facts, and the tier with the leader's log. Raises `RemoteLogError`."""
         services, partition, timeout_ms = self.services, one.partition, self.services.settings.request_timeout_ms
         await services.metadata.ensure_fresh(partition, 0, timeout_ms)
@@ -181,11 +181,11 @@ class OffloadCommitter:
             raise one.gaps.doubt
         await self._delete_needless(one, bounds, log_start)
 
-    async def _delete_needless(self, one: PartitionOffload, bounds: LocalLogBounds, log_start: int | None) -> None:
+    async def _delete_needless(self, one: PartitionOffload, bounds: LocalLogBounds, log_start: int) -> None:
         """Deletes the attempts that other copies have replaced, unless a CUT that is not proved holds deletions."""
         services, partition = self.services, one.partition
         if open_cut(services.metadata, partition, log_start) is None:
-            needless = await one.attempts.give_up(bounds, log_start or 0)
+            needless = await one.attempts.give_up(bounds, log_start)
             await delete_attempts(services, partition, needless)
 
     async def announce(self, one: PartitionOffload, bounds: Sequence[int], leader_epoch: int) -> CopyPlan:

@@ -163,8 +163,8 @@ class OffloadDriver:
             one.is_over, one.error = True, str(error)
             return
         remote_end = self._tier.metadata.remote_end_offset(one.partition)
-        log_start = self._tier.metadata.log_start_offset(one.partition)
-        one.next_offset = max(bounds.log_start_offset, -1 if remote_end is None else remote_end + 1, log_start or 0)
+        log_start = self._tier.metadata.log_start_offset(one.partition) or 0
+        one.next_offset = max(bounds.log_start_offset, -1 if remote_end is None else remote_end + 1, log_start)
         one.end_offset = bounds.last_stable_offset
         one.local_offsets = bounds.high_watermark - bounds.log_start_offset
         one.is_over = one.next_offset >= one.end_offset

@@ -26,9 +26,8 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.attempts import attempt_at_head
-from tiers.metadata.log_bounds import earliest_readable, explained_to, recorded_log_start, unexplained_trim
 from tiers.metadata.log_history import confirms
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
@@ -184,10 +183,10 @@ class TieredLog:
             remote_end = metadata.remote_end_offset(partition)
             begin = local_start if begin is None else begin
             local_start = end = min(end, begin if remote_end is None else max(begin, remote_end + 1))
-        log_start = earliest_readable(metadata, partition, local_start)
-        known_start = recorded_log_start(metadata, partition, local_start) or 0
-        is_unknown = attempt_at_head(metadata, partition, known_start, local_start) is not None
-        if is_unknown or unexplained_trim(metadata, partition, known_start) is not None:
+        remote = RemoteLog(metadata, partition)
+        log_start, known_start = remote.earliest(local_start), remote.log_start(local_start)
+        is_unknown = remote.attempt_at_head(known_start, local_start) is not None
+        if is_unknown or remote.lost_trim(known_start) is not None:
             lost = f"{partition}: it is not known whether the store has the records before offset {local_start}"
             report_data_loss(self._options, lost)
         return LogBounds(min(local_start if log_start is None else log_start, end), local_start, end)
@@ -251,7 +250,7 @@ class TieredLog:
             return
         metadata, end = self._tier.metadata, bounds.local_start
         limit = end if answer is None else min(end, answer)
-        first = await explained_to(metadata, partition, bounds.log_start, limit)
+        first = await RemoteLog(metadata, partition).explained_to(bounds.log_start, limit)
         first = bounds.log_start if first is None else first
         if first >= limit:
             return

@@ -12,11 +12,12 @@ from protocol.apis.topic_reference import TopicReference
 from protocol.header import parse_request_header
 from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
-from proxy.cluster.tiered_partitions import TieredPartitions
+from proxy.cluster.two_tier_log import TwoTierLog
 from proxy.config import LimitsConfig
 from proxy.wire.exchange import Request
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import is_internal
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.reader.remote_reads import RemoteReads
@@ -102,7 +103,7 @@ class FetchSettings:
 @dataclass(frozen=True, slots=True)
 class HandlerTools:
     topology: ClusterTopology
-    tiered: TieredPartitions
+    metadata: RemoteLogMetadataReader
     bounds: LocalLogBoundsCache
     source: LogSource
     reader: RemoteReads
@@ -112,6 +113,20 @@ class HandlerTools:
     configured: ConfiguredTopics | NothingConfigured = NOTHING_CONFIGURED
     tracer: Tracer | None = None
     """None: there are no traces."""
+    log: TwoTierLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        log = TwoTierLog(
+            self.metadata,
+            self.bounds,
+            self.source,
+            self.clock_ms,
+            max_age_ms=settings.metadata_max_age_ms,
+            bounds_max_age_ms=settings.bounds_max_age_ms,
+            bounds_timeout_ms=settings.bounds_timeout_ms,
+        )
+        object.__setattr__(self, "log", log)
 
 
 def client_id_of(request: Request) -> str:

@@ -212,9 +212,9 @@ class DeleteRecordsHandler:
         if topic_id is None:
             return None  # the broker answers that the topic does not exist
         partition = TopicIdPartition(topic_id, asked.partition, asked.topic)
-        if not await tools.tiered.ensure_fresh(partition, timeout_ms, max_age_ms=0):
+        if not await tools.log.ensure_fresh(partition, timeout_ms, max_age_ms=0):
             raise RemoteLogMetadataNotReadyError(f"it is unknown whether {asked.topic} is tiered")
-        is_known = tools.tiered.is_tiered(partition)
+        is_known = tools.log.is_tiered(partition)
         if not is_known and not await tools.configured.is_tiered(topic_id, timeout_ms):
             return None
         # The broker refuses a partition without a leader, so the check must not wait long for one.
@@ -226,7 +226,7 @@ class DeleteRecordsHandler:
             raise RemoteLogMetadataNotReadyError(f"the metadata does not know {partition} yet")
         offset = bounds.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
         is_local = bounds.log_start_offset < offset <= bounds.high_watermark
-        if not is_local or tools.tiered.leader_epoch_at(partition, offset - 1) != UNKNOWN_EPOCH:
+        if not is_local or tools.log.remote(partition).epoch_at(offset - 1) != UNKNOWN_EPOCH:
             return None
         epoch = await epoch_before(tools.source, partition, offset, bounds.leader_epoch, timeout_ms)
         if epoch != bounds.leader_epoch:
@@ -292,9 +292,9 @@ class DeleteRecordsHandler:
             raise RemoteLogMetadataNotReadyError(f"the topic {asked.topic} does not exist any more")
         partition = TopicIdPartition(topic_id, asked.partition, asked.topic)
         # The metadata is read to its current end, because a copy that has just begun must not restore deleted records.
-        if not await tools.tiered.ensure_fresh(partition, timeout_ms, max_age_ms=0):
+        if not await tools.log.ensure_fresh(partition, timeout_ms, max_age_ms=0):
             raise RemoteLogMetadataNotReadyError(f"it is unknown whether {asked.topic} is tiered")
-        if not tools.tiered.is_tiered(partition):
+        if not tools.log.is_tiered(partition):
             return None
         offset = broker.low_watermark if asked.offset == HIGH_WATERMARK else asked.offset
         # The question is one millisecond later: a question of the same millisecond may be older than the deletion.
@@ -302,14 +302,14 @@ class DeleteRecordsHandler:
         if bounds.log_start_offset < max(offset, broker.low_watermark):
             raise RemoteLogMetadataNotReadyError(f"{asked.topic} was recreated after its records were deleted")
         if offset > 0:
-            last_epoch = tools.tiered.leader_epoch_at(partition, offset - 1)
+            last_epoch = tools.log.remote(partition).epoch_at(offset - 1)
             if last_epoch == UNKNOWN_EPOCH and last_record is not None:
                 last_epoch = last_record.epoch_below(partition, offset, bounds.leader_epoch)
             start = LogStart(offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
             # The write may take the rest of the client's timeout: the open transaction of a dead owner delays it.
             left_ms = deadline_ms - tools.clock_ms()
             await self._recorder.put_log_start(partition, start, left_ms)
-        log_start = tools.tiered.earliest_readable(partition, broker.low_watermark)
+        log_start = tools.log.remote(partition).earliest(broker.low_watermark)
         return DeleteRecordsAnswer(log_start) if log_start is not None and log_start < broker.low_watermark else None
 
 

@@ -47,11 +47,8 @@ from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.turns import Decision, decide_in_turns, in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_policy import is_internal
-from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
-from tiers.metadata.log_bounds import explained_to, next_local_offset
-from tiers.metadata.log_history import confirms
+from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LocalLogBounds
 from tiers.reader.remote_log_offset_reader import TimestampOffset
 
 logger = logging.getLogger(__name__)
@@ -186,7 +183,7 @@ class ListOffsetsHandler:
         if topic_id is None:
             return True
         try:
-            return self._tools.tiered.rlmm.is_tiered(topic_id) or self._tools.configured.may_be_tiered(topic_id)
+            return self._tools.log.metadata.is_tiered(topic_id) or self._tools.configured.may_be_tiered(topic_id)
         except RemoteLogError:
             return True
 
@@ -221,15 +218,15 @@ class ListOffsetsHandler:
         if partition is None:
             return ListOffsetsAnswer(UNAVAILABLE)
         is_offset_zero = broker.offset == 0 and (asked.timestamp == EARLIEST_TIMESTAMP or asked.timestamp >= 0)
-        if is_offset_zero and not tools.tiered.is_known(partition):
+        if is_offset_zero and not tools.log.is_known(partition):
             return None
-        if not await tools.tiered.ensure_fresh(partition, timeout_ms):
+        if not await tools.log.ensure_fresh(partition, timeout_ms):
             return ListOffsetsAnswer(UNAVAILABLE)
         try:
-            if not tools.tiered.is_tiered(partition):
+            if not tools.log.is_tiered(partition):
                 return await self._of_unknown(request, asked, partition, timeout_ms)
             answer = await self._of_tiered(request, asked, broker, partition, deadline_ms, connection_id)
-            tools.tiered.require_fresh(partition)
+            tools.log.require_fresh(partition)
         except RemoteLogError as error:
             return ListOffsetsAnswer(list_offsets_error(error))
         except CorruptBatchError as error:
@@ -257,11 +254,11 @@ class ListOffsetsHandler:
             return await self._next_local(partition)
         if asked.timestamp < 0 and asked.timestamp != MAX_TIMESTAMP:
             return None
-        if self._tools.tiered.is_reading_paused(partition):
+        if self._tools.log.is_reading_paused(partition):
             return ListOffsetsAnswer(UNAVAILABLE)  # the record may be remote
         if asked.timestamp == MAX_TIMESTAMP:
             return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
-        log_start = await self._log_start(partition)
+        log_start = await self._tools.log.log_start(partition)
         found = await self._tools.reader.offsets.offset_for_timestamp(
             partition,
             asked.timestamp,
@@ -270,7 +267,7 @@ class ListOffsetsHandler:
             deadline_ms=deadline_ms,
             connection_id=connection_id,
         )
-        await self._require_no_hole(partition, log_start, broker.offset if found is None else found.offset)
+        await self._tools.log.require_no_hole(partition, log_start, broker.offset if found is None else found.offset)
         return None if found is None else _of_record(found)
 
     async def _of_unknown(
@@ -295,74 +292,30 @@ class ListOffsetsHandler:
             return ListOffsetsAnswer(UNAVAILABLE)
         return ListOffsetsAnswer(offset=0) if request.asks_next_local(timestamp) else None
 
-    async def _log_start(self, partition: TopicIdPartition) -> int:
-        """Returns the recorded log start; 0 without one. Raises `BrokerError`.
-
-        The local bounds cost a request, so the method asks for them only if a log start hides remote records."""
-        tiered = self._tools.tiered
-        recorded, earliest = tiered.recorded_log_start(partition), tiered.rlmm.earliest_offset(partition)
-        if recorded is not None and earliest is not None and earliest < recorded:
-            recorded = tiered.recorded_log_start(partition, (await self._local_bounds(partition)).log_start_offset)
-        return recorded or 0
-
-    async def _was_lost(self, partition: TopicIdPartition, log_start: int) -> bool:
-        """Whether the metadata lost the segments below a recorded trim. Then the log start is unknown."""
-        tools = self._tools
-        trim = tools.tiered.unexplained_trim(partition, log_start)
-        if trim is None:
-            return False
-        return await confirms(tools.source, partition, trim, tools.settings.bounds_timeout_ms)
-
-    async def _require_no_hole(self, partition: TopicIdPartition, log_start: int, answer: int) -> None:
-        """Checks that the metadata explains all offsets below `answer` that the local log does not have.
-
-        `answer` -1: no record is named, so the check covers the whole log. A record that neither tier has may have the
-        timestamp, while its metadata is lost. A client that began at the later offset would skip it. Raises
-        `RemoteLogMetadataNotReadyError`, and `BrokerError`."""
-        end = answer if answer >= 0 else None
-        explained = await explained_to(self._tools.tiered.rlmm, partition, log_start, end)
-        is_hole = await self._was_lost(partition, log_start)
-        if not is_hole:
-            # The local bounds cost a request, so the method asks for them only if a hole may lie below `answer`.
-            tiered, far = self._tools.tiered, answer if answer >= 0 else _BEYOND_ALL
-            may_be_hole = tiered.has_attempt_at_head(partition, log_start, far)
-            may_be_hole |= explained is not None and not 0 <= answer <= explained
-            if may_be_hole:
-                local_start = (await self._local_bounds(partition)).log_start_offset
-                is_hole = explained is not None and local_start > explained and not 0 <= answer <= explained
-                is_hole |= tiered.has_attempt_at_head(partition, log_start, min(far, local_start))
-        if is_hole:
-            raise RemoteLogMetadataNotReadyError(
-                f"{partition}: neither tier has the offsets from {log_start if explained is None else explained} on"
-            )
-
     async def _earliest(self, partition: TopicIdPartition, local_log_start: int) -> ListOffsetsAnswer | None:
-        log_start = self._tools.tiered.recorded_log_start(partition, local_log_start) or 0
-        is_unknown = self._tools.tiered.has_attempt_at_head(partition, log_start, local_log_start)
-        if is_unknown or await self._was_lost(partition, log_start):
+        log = self._tools.log
+        remote = log.remote(partition)
+        log_start = remote.log_start(local_log_start)
+        is_unknown = remote.attempt_at_head(log_start, local_log_start) is not None
+        if is_unknown or await log.has_lost_head(partition, log_start):
             return ListOffsetsAnswer(UNAVAILABLE)
-        offset = self._tools.tiered.earliest_readable(partition, local_log_start)
+        offset = remote.earliest(local_log_start)
         if offset is None or offset == local_log_start:
             return None
-        return ListOffsetsAnswer(offset=offset, leader_epoch=self._tools.tiered.leader_epoch_at(partition, offset))
+        return ListOffsetsAnswer(offset=offset, leader_epoch=remote.epoch_at(offset))
 
     def _latest_tiered(self, partition: TopicIdPartition) -> ListOffsetsAnswer | None:
-        tiered = self._tools.tiered
-        end_offset = tiered.end_offset(partition, tiered.recorded_log_start(partition))
+        remote = self._tools.log.remote(partition)
+        end_offset = remote.end(remote.log_start())
         if end_offset is None:
             return None
-        return ListOffsetsAnswer(offset=end_offset, leader_epoch=tiered.leader_epoch_at(partition, end_offset))
+        return ListOffsetsAnswer(offset=end_offset, leader_epoch=remote.epoch_at(end_offset))
 
     async def _next_local(self, partition: TopicIdPartition) -> ListOffsetsAnswer:
-        if await self._was_lost(partition, await self._log_start(partition)):
+        log = self._tools.log
+        if await log.has_lost_head(partition, await log.log_start(partition)):
             return ListOffsetsAnswer(UNAVAILABLE)
-        local = await self._local_bounds(partition)
-        return ListOffsetsAnswer(offset=next_local_offset(self._tools.tiered.rlmm, partition, local))
-
-    async def _local_bounds(self, partition: TopicIdPartition) -> LocalLogBounds:
-        settings = self._tools.settings
-        not_before_ms = self._tools.clock_ms() - settings.bounds_max_age_ms
-        return (await self._tools.bounds.ask(partition, not_before_ms, settings.bounds_timeout_ms)).bounds
+        return ListOffsetsAnswer(offset=log.remote(partition).next_local(await log.local(partition)))
 
     async def _max_timestamp(
         self,
@@ -378,14 +331,14 @@ class ListOffsetsHandler:
         whole log is then "no record" too (docs/semantics.md 5).
         """
         if broker.offset < 0:
-            local = await self._local_bounds(partition)
+            local = await self._tools.log.local(partition)
             if local.log_start_offset < local.high_watermark:
                 return None
-        log_start = await self._log_start(partition)
+        log_start = await self._tools.log.log_start(partition)
         found = await self._tools.reader.offsets.max_timestamp(
             partition, log_start, _BEYOND_ALL, deadline_ms=deadline_ms, connection_id=connection_id
         )
-        await self._require_no_hole(partition, log_start, -1)
+        await self._tools.log.require_no_hole(partition, log_start, -1)
         if found is None or (broker.offset >= 0 and found.timestamp_ms < broker.timestamp):
             return None
         return _of_record(found)

@@ -79,25 +79,25 @@ class OffsetForLeaderEpochHandler:
             return None
         tools = self._tools
         partition = await current_partition(tools, asked.topic, asked.partition)
-        if partition is None or not await tools.tiered.ensure_fresh(partition, tools.settings.metadata_timeout_ms):
+        if partition is None or not await tools.log.ensure_fresh(partition, tools.settings.metadata_timeout_ms):
             return None
+        remote = tools.log.remote(partition)
         try:
-            last_remote_epoch = tools.tiered.last_leader_epoch(partition)
+            last_remote_epoch = remote.last_epoch()
             if last_remote_epoch is None or asked.leader_epoch == last_remote_epoch:
                 return None
             epochs = await tools.reader.leader_epochs(partition, deadline_ms=deadline_ms, connection_id=connection_id)
             if asked.leader_epoch < last_remote_epoch:
-                found = end_offset_for(epochs, asked.leader_epoch, tools.tiered.rlmm.gaps(partition))
+                found = end_offset_for(epochs, asked.leader_epoch, tools.log.metadata.gaps(partition))
                 return None if found is None else EpochAnswer(0, found.epoch, found.end_offset)
             if broker.leader_epoch != asked.leader_epoch or contains(epochs, asked.leader_epoch):
                 return None
-            if tools.tiered.has_gap_behind(partition):
+            if remote.has_gap_behind():
                 return None
-            not_before_ms = tools.clock_ms() - tools.settings.bounds_max_age_ms
-            verified = await tools.bounds.ask(partition, not_before_ms, tools.settings.bounds_timeout_ms)
+            local = await tools.log.local(partition)
         except RemoteLogError:
             return None
-        if broker.end_offset > verified.bounds.log_start_offset:
+        if broker.end_offset > local.log_start_offset:
             return None
         # The epoch is older than all epochs that the broker still knows, and newer than all remote epochs. No record is
         # lost between them, so no record has this epoch.

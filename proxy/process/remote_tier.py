@@ -22,7 +22,6 @@ from proxy.cluster.broker_configs import BrokerConfigs
 from proxy.cluster.configured_topics import ConfiguredTopics
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.remote_sizes import RemoteSizes
-from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
 from proxy.handlers.alter_configs import AlterConfigsHandler
@@ -168,7 +167,7 @@ def _handlers(
     rules = proxy.live.rules
     tools = HandlerTools(
         topology=proxy.topology,
-        tiered=TieredPartitions(metadata, settings.metadata_max_age_ms),
+        metadata=metadata,
         bounds=LocalLogBoundsCache(log_source, monotonic_ms),
         source=log_source,
         reader=reader if tracer is None else TracedReads(reader, tracer, metadata),

@@ -81,9 +81,9 @@ class Tasks:
                 await self.facts.require_proved()
             bounds, log_start, remote_end = await self.bounds(), await self.log_start(), self.remote_end
             await self.copying.follow_leader(bounds)
-            has_announced = await self.attempts.announce_kept(log_start or 0)
+            has_announced = await self.attempts.announce_kept(log_start)
             await self.attempts.run(bounds, log_start)
-            needless = await self.attempts.give_up(bounds, log_start or 0)
+            needless = await self.attempts.give_up(bounds, log_start)
             await delete_attempts(self.services, self.partition, needless)
             start = await self.gaps.copy_start(bounds, log_start)
             more = has_announced or self.remote_end != remote_end
@@ -93,7 +93,7 @@ class Tasks:
             if not more:
                 return
 
-    async def log_start(self) -> int | None:
+    async def log_start(self) -> int:
         services = self.services
         return await kept_log_start(services.source, services.metadata, self.partition, TIMEOUT_MS)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tiers.config.topic_policy import Refusal, TopicPolicy
-from tiers.metadata.log_bounds import next_uncopied, recorded_log_start, unexplained_runs, unexplained_trim
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -110,17 +110,17 @@ def facts_of(
 ) -> PartitionFacts:
     """Adds what the metadata of this process knows. The caller has made it fresh. Reads no broker and no store."""
     log_starts = tuple(metadata.log_starts(partition))
-    recorded = recorded_log_start(metadata, partition)
+    log_start = RemoteLog(metadata, partition).log_start()
     trim = metadata.local_log_start(partition)
     return PartitionFacts(
         partition=partition,
         now_ms=now_ms,
         policy=policy,
         segments=tuple(metadata.list_remote_log_segments(partition)),
-        answering=tuple(each.metadata for each in metadata.answering_segments(partition, recorded or 0)),
+        answering=tuple(each.metadata for each in metadata.answering_segments(partition, log_start)),
         gaps=tuple(metadata.gaps(partition)),
         log_starts=log_starts,
-        open_cut=open_cut(metadata, partition, recorded),
+        open_cut=open_cut(metadata, partition, log_start),
         local=local,
         local_trouble=local_trouble,
         owner=owner or OwnerFacts(),
@@ -130,19 +130,3 @@ def facts_of(
         has_store=has_store,
         trimmed_to=None if trim is None else trim.offset,
     )
-
-
-async def unknown_offsets(
-    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int, local_log_start: int
-) -> list[LogGap]:
-    """Returns the runs of offsets that neither tier has and that no recorded gap explains, ascending.
-
-    `log_start` is the recorded one. The offsets before the first segment are in a run if an attempt or
-    a trim shows that they were copied."""
-    if unexplained_trim(metadata, partition, log_start) is None:
-        return await unexplained_runs(metadata, partition, log_start, local_log_start)
-    following = metadata.next_segment(partition, log_start)
-    end = local_log_start if following is None else min(local_log_start, following.start_offset)
-    head = LogGap(next_uncopied(metadata, partition, log_start), end)
-    behind = await unexplained_runs(metadata, partition, end, local_log_start)
-    return [head, *behind] if head.first_offset < end else behind

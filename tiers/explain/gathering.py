@@ -17,9 +17,8 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
 from tiers.errors import BrokerError, LogDivergedError, RemoteLogError, RemoteStorageError
-from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of, unknown_offsets
-from tiers.metadata.attempts import copy_failing_since_ms
-from tiers.metadata.log_bounds import recorded_log_start
+from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.topic.group.assignor import differing
 from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
@@ -84,11 +83,12 @@ async def gather(
     `stored` was read before the metadata. A text says why the store does not answer."""
     metadata, is_tiered = around.metadata, isinstance(policy, TopicPolicy)
     remarks = [*around.remarks, *([stored] if isinstance(stored, str) else [])]
+    remote = RemoteLog(metadata, partition)
     trouble, local, stopped, doubt = "", None, "", ""
     try:
         local = await _local_facts(around, partition, remarks)
-        bounds, log_start = local.bounds, recorded_log_start(metadata, partition, local.bounds.log_start_offset)
-        for first, following in await unknown_offsets(metadata, partition, log_start or 0, bounds.log_start_offset):
+        bounds, log_start = local.bounds, remote.log_start(local.bounds.log_start_offset)
+        for first, following in await remote.unknown_offsets(log_start, bounds.log_start_offset):
             remarks.append(f"Neither tier has the offsets {first} to {following - 1}.")
         parting = await align(around.source, metadata, partition, bounds, around.timeout_ms)
         if parting is not None:
@@ -106,7 +106,7 @@ async def gather(
         trouble = str(error)
     except RemoteStorageError as error:
         remarks.append(f"The facts in the store cannot be read: {error}.")
-    since_ms = copy_failing_since_ms(metadata, partition, now_ms)
+    since_ms = remote.copy_failing_since_ms(now_ms)
     if since_ms is not None:
         remarks.append(f"An attempt at the next copy was left {max(0, now_ms - since_ms) // 1000} s ago.")
     owner = _owner(around, partition, remarks) if is_tiered else OwnerFacts("")

@@ -19,7 +19,6 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import leader_epoch_at
 
 
 async def confirms(source: LogSource, partition: TopicIdPartition, position: OffsetAndEpoch, timeout_ms: int) -> bool:
@@ -63,12 +62,6 @@ async def epoch_before(
     return highest
 
 
-def remote_epoch_before(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> int:
-    """Returns the leader epoch of the record before `offset`. `UNKNOWN_EPOCH`: no readable segment has the record."""
-    segment = metadata.remote_log_segment_metadata(partition, offset - 1)
-    return UNKNOWN_EPOCH if segment is None else leader_epoch_at(segment.segment_leader_epochs, offset - 1)
-
-
 async def disproved_log_starts(
     source: LogSource,
     metadata: RemoteLogMetadataReader,
@@ -95,10 +88,10 @@ async def kept_log_start(
     partition: TopicIdPartition,
     timeout_ms: int,
     known: Collection[LogStart] = (),
-) -> int | None:
-    """Returns the highest recorded log start that is in `known`, or that the leader confirms; None without one.
+) -> int:
+    """Returns the highest recorded log start that is in `known`, or that the leader confirms; 0 without one.
 
     A log start that is recorded meanwhile does not count. Raises `BrokerError`."""
     recorded = metadata.log_starts(partition)
     disproved = await disproved_log_starts(source, metadata, partition, timeout_ms, known)
-    return next((start.offset for start in recorded if start not in disproved), None)
+    return next((start.offset for start in recorded if start not in disproved), 0)

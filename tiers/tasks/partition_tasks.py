@@ -63,7 +63,7 @@ class Surveyed:
     that ends during the check may have records of another history behind it."""
 
     bounds: LocalLogBounds
-    log_start: int | None
+    log_start: int
     remote_end: int | None
 
 
@@ -199,7 +199,7 @@ class PartitionTasks:
         No client gets past removed records that no gap explains, and copying may be disabled for good. The open segment
         follows the leader first, whatever the policy is."""
         await self.copy.follow_leader(surveyed.bounds)
-        has_announced = await self.attempts.announce_kept(surveyed.log_start or 0)
+        has_announced = await self.attempts.announce_kept(surveyed.log_start)
         start = await self._gaps.copy_start(surveyed.bounds, surveyed.log_start)
         self._show_doubt("gap", self._gaps.doubt)
         return None if has_announced else start
@@ -272,7 +272,7 @@ class PartitionTasks:
         While expiring is paused, no copied segment is deleted."""
         if not self._may_remove or self._unproved(surveyed.log_start):
             return
-        needless = await self.attempts.give_up(surveyed.bounds, surveyed.log_start or 0)
+        needless = await self.attempts.give_up(surveyed.bounds, surveyed.log_start)
         await delete_attempts(self._services, self.partition, needless, self._may_delete)
         if TierWork.EXPIRING not in self.policy.paused:
             await self._expiration.delete(self.policy, surveyed.log_start, self._may_delete)
@@ -310,7 +310,7 @@ class PartitionTasks:
         self.stages["survey"].postpone(error)
         self.cancel_work()
 
-    def _unproved(self, log_start: int | None) -> str:
+    def _unproved(self, log_start: int) -> str:
         """Returns why nothing may expire since the tier was cut; empty: it may."""
         try:
             require_no_open_cut(self._services.metadata, self.partition, log_start)

@@ -77,7 +77,7 @@ class PartitionWatch:
         policy: TopicPolicy,
         bounds: LocalLogBounds,
         remote_bounds: tuple[int | None, int | None],
-        log_start: int | None,
+        log_start: int,
     ) -> None:
         """Raises an alarm when a bound between the tiers does not hold, or when uncopied records end the trimming.
 
@@ -87,7 +87,7 @@ class PartitionWatch:
         partition, (remote_start, remote_end) = self._partition, remote_bounds
         # A broker that lost its log start has records again that were removed before the owner could copy them.
         local_start, metadata = bounds.log_start_offset, self._services.metadata
-        is_among_copied = remote_end is not None and (log_start or 0) <= local_start <= remote_end
+        is_among_copied = remote_end is not None and log_start <= local_start <= remote_end
         is_uncopied = metadata.remote_log_segment_metadata(partition, local_start) is None or any(
             local_start < gap.next_offset <= (remote_end or 0) for gap in metadata.gaps(partition)
         )

@@ -34,7 +34,7 @@ from tiers.access.open_tier import (
 )
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.log_bounds import recorded_log_start
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
@@ -148,10 +148,10 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
 
 async def _log_of(
     source: LogSource, metadata: RemoteLogMetadataManager, partition: TopicIdPartition
-) -> tuple[LocalLogBounds, int | None]:
+) -> tuple[LocalLogBounds, int]:
     """Returns the leader's bounds, and the recorded log start. Raises `BrokerError`."""
     bounds = await source.bounds(partition, TIMEOUT_MS)
-    return bounds, recorded_log_start(metadata, partition, bounds.log_start_offset)
+    return bounds, RemoteLog(metadata, partition).log_start(bounds.log_start_offset)
 
 
 async def _is_needed(

@@ -24,9 +24,8 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
 from tiers.errors import RemoteLogError
-from tiers.explain.facts import unknown_offsets
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.log_bounds import next_local_offset, recorded_log_start
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
@@ -175,15 +174,15 @@ async def partition_bounds(
         local = await source.bounds(partition, TIMEOUT_MS)
     except RemoteLogError as error:
         return replace(known, trouble=str(error))
-    recorded = recorded_log_start(metadata, partition) or 0
+    remote = RemoteLog(metadata, partition)
     log_start = local.log_start_offset if known.log_start_offset is None else known.log_start_offset
     return replace(
         known,
         log_start_offset=log_start,
-        next_local_offset=next_local_offset(metadata, partition, local),
+        next_local_offset=remote.next_local(local),
         local_log_start=local.log_start_offset,
         last_stable_offset=local.last_stable_offset,
         high_watermark=local.high_watermark,
-        unknown=tuple(await unknown_offsets(metadata, partition, recorded, local.log_start_offset)),
+        unknown=tuple(await remote.unknown_offsets(remote.log_start(), local.log_start_offset)),
         violated=tuple(violated_bounds(local, known.remote_start, known.remote_end)),
     )

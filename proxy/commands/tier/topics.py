@@ -18,7 +18,7 @@ from tiers.config.paused_work import paused_work
 from tiers.config.topic_policy import Refusal, TopicConfig, exclusion, managed_rule
 from tiers.config.topic_settings import TierValue, tier_values
 from tiers.explain.gathering import policy_from
-from tiers.metadata.attempts import copy_failing_since_ms
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -156,7 +156,7 @@ def _line(
             if key.startswith("retention.")
         }
     now_ms = time.time_ns() // 1_000_000
-    since_ms = (copy_failing_since_ms(tier.metadata, partition, now_ms) for partition in partitions)
+    since_ms = (RemoteLog(tier.metadata, partition).copy_failing_since_ms(now_ms) for partition in partitions)
     failing = [each for each in since_ms if each is not None and known is not None]
     times = [each.max_timestamp_ms for each in segments if each.max_timestamp_ms >= 0]
     return TieredTopic(

@@ -39,6 +39,9 @@ from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome
 from proxy.handlers.fetch.verdict import Judgement, Verdict
 from proxy.handlers.turns import SLICE_ITEMS, in_turns, slices_of
 from proxy.wire.exchange import BrokerGoneError
+from tiers.errors import RemoteLogError
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.reader.remote_log_reader import RemoteRead
 
 logger = logging.getLogger(__name__)
@@ -156,9 +159,15 @@ class BehindGaps:
         epoch would be wrong: the records behind the gap may have a lower one."""
         leader_epoch = asked.last_fetched_epoch
         if leader_epoch < 0 and judgement.partition is not None:
-            leader_epoch = self._tools.tiered.leader_epoch_before_gap(judgement.partition, asked.fetch_offset)
+            leader_epoch = self._epoch_before_gap(judgement.partition, asked.fetch_offset)
         batch = memoryview(gap_batch(version, asked.fetch_offset, judgement.position, leader_epoch))
         return RemoteRead([batch], len(batch), asked.fetch_offset, judgement.position, ())
+
+    def _epoch_before_gap(self, partition: TopicIdPartition, offset: int) -> int:
+        try:
+            return self._tools.log.remote(partition).epoch_before_gap(offset)
+        except RemoteLogError:
+            return UNKNOWN_EPOCH
 
 
 def is_within_gap(asked: FetchPartition, position: int, base_offset: int) -> bool:

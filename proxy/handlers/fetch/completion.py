@@ -326,7 +326,7 @@ class FetchCompleter:
             return RemoteOutcome(error_code=UNAVAILABLE)
         try:
             log_start = self._local.log_start(partition)
-            end_offset = self._tools.tiered.end_offset(partition)
+            end_offset = self._tools.log.remote(partition).end()
         except RemoteLogError as error:
             return RemoteOutcome(error_code=fetch_error(error))
         self._keep_watermarks_young(partition)

@@ -219,8 +219,8 @@ class FetchHandler:
             yield from STEPS_OF_A_LOOK_UP
             asked = partitions[index]
             partition = self._local.known_partition(asked.topic, asked.partition)
-            position = None if partition is None else tools.tiered.remote_position(partition, asked.fetch_offset)
-            if partition is None or position is None or tools.tiered.is_reading_paused(partition):
+            position = None if partition is None else tools.log.remote_position(partition, asked.fetch_offset)
+            if partition is None or position is None or tools.log.is_reading_paused(partition):
                 continue
             readable[index] = partition, position
         for index, budget in split_max_bytes(partitions, readable, held.grant.max_bytes).items():

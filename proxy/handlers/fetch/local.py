@@ -80,7 +80,7 @@ class LocalAnswers:
         if partition is None:
             return None
         try:
-            log_start = self._tools.tiered.earliest_readable(partition, max(local_log_start, 0))
+            log_start = self._tools.log.remote(partition).earliest(max(local_log_start, 0))
         except RemoteLogError:
             return None
         if log_start is None:
@@ -93,7 +93,7 @@ class LocalAnswers:
         local_log_start = self._tools.bounds.expected_log_start(partition)
         if local_log_start is None:
             return UNKNOWN_OFFSET
-        log_start = self._tools.tiered.earliest_readable(partition, local_log_start)
+        log_start = self._tools.log.remote(partition).earliest(local_log_start)
         return UNKNOWN_OFFSET if log_start is None else log_start
 
     def is_tiered(self, topic: TopicReference) -> bool:
@@ -102,7 +102,7 @@ class LocalAnswers:
         False too while the metadata cannot be read: then the broker's log start offset stays unchanged."""
         partition = self.known_partition(topic, 0)
         try:
-            return partition is not None and self._tools.tiered.rlmm.is_tiered(partition.topic_id)
+            return partition is not None and self._tools.log.metadata.is_tiered(partition.topic_id)
         except RemoteLogError:
             return False
 
@@ -144,16 +144,16 @@ class StreamedPartitions:
         return self._out_of_range(head)
 
     def _out_of_range(self, head: PartitionHead) -> PartitionPatch | None:
-        tiered = self._tools.tiered
+        log = self._tools.log
         if is_of_internal_topic(self._tools, head.topic):
             return None
         partition = self._local.known_partition(head.topic, head.partition)
-        if partition is None or not tiered.is_fresh(partition):
+        if partition is None or not log.is_fresh(partition):
             return PartitionPatch(error_code=UNAVAILABLE)
         try:
-            if not tiered.is_tiered(partition) and not self._tools.configured.may_be_tiered(partition.topic_id):
+            if not log.is_tiered(partition) and not self._tools.configured.may_be_tiered(partition.topic_id):
                 return None
-            end_offset = tiered.end_offset(partition)
+            end_offset = log.remote(partition).end()
             log_start = self._local.log_start(partition)
         except RemoteLogError:
             return PartitionPatch(error_code=UNAVAILABLE)

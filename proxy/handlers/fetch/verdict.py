@@ -24,7 +24,6 @@ from protocol.apis.fetch.request import FetchPartition
 from protocol.apis.fetch.response import EpochEndOffset, FetchResponse, out_of_range
 from protocol.apis.topic_reference import TopicReference
 from proxy.cluster.local_log_bounds import VerifiedBounds
-from proxy.cluster.tiered_partitions import NO_LEADER_EPOCH, GapExit
 from proxy.handlers.base import HandlerTools, current_partition, is_of_internal_topic
 from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.handlers.fetch.held import HeldFetch, PartitionKey, answer_by_ms
@@ -32,9 +31,10 @@ from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.leader_epochs import end_offset_for
 from proxy.handlers.turns import SLICE_ITEMS, in_slices, slices_of
 from tiers.errors import RemoteLogError
-from tiers.metadata.log_history import confirms
+from tiers.metadata.remote_log import GapExit
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
+from tiers.model.log_start import UNKNOWN_EPOCH
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class FetchJudge:
         partition = judgement.partition
         if judgement.verdict is not Verdict.REMOTE or partition is None:
             return judgement
-        is_paused = self._tools.tiered.is_reading_paused(partition)
+        is_paused = self._tools.log.is_reading_paused(partition)
         return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True) if is_paused else judgement
 
     def _judge_at_once(self, refused: RefusedPartition, running: RemotePartitionRead | None) -> Judgement | None:
@@ -139,9 +139,11 @@ class FetchJudge:
         asked = refused.asked
         if asked is None or asked.last_fetched_epoch >= 0 or not isinstance(refused.topic, UUID):
             return None
-        tiered, partition = self._tools.tiered, TopicIdPartition(refused.topic, refused.index)
+        log, partition = self._tools.log, TopicIdPartition(refused.topic, refused.index)
         known = self._known_bounds(partition, asked, refused.received_at_ms)
-        if known is None or not tiered.is_fresh(partition) or not tiered.holds(partition, asked.fetch_offset):
+        if known is None or not log.is_fresh(partition):
+            return None
+        if log.remote_position(partition, asked.fetch_offset) != asked.fetch_offset:
             return None
         return Judgement(Verdict.REMOTE, partition, is_tiered=True, position=asked.fetch_offset)
 
@@ -176,17 +178,17 @@ class FetchJudge:
         return Judgement(Verdict.UNAVAILABLE, known, is_tiered=self._local.is_tiered(refused.topic))
 
     async def _judge_one(self, refused: RefusedPartition, deadline_ms: int) -> Judgement:
-        tools, tiered, asked = self._tools, self._tools.tiered, refused.asked
+        tools, log, asked = self._tools, self._tools.log, refused.asked
         after_refusal_ms = tools.clock_ms() + 1  # a question of the same millisecond may be older than the refusal
         if is_of_internal_topic(tools, refused.topic):
             return Judgement(Verdict.RELAY)
         partition = await current_partition(tools, refused.topic, refused.index)
         if partition is None:
             return Judgement(Verdict.UNAVAILABLE)
-        is_known_for_good = asked is not None and tiered.is_known_for_good(partition, asked.fetch_offset)
-        if not is_known_for_good and not await tiered.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms)):
+        is_known_for_good = asked is not None and log.is_known_for_good(partition, asked.fetch_offset)
+        if not is_known_for_good and not await log.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms)):
             return Judgement(Verdict.UNAVAILABLE, partition)
-        is_known = tiered.is_tiered(partition)
+        is_known = log.is_tiered(partition)
         if not is_known:
             timeout_ms = self._metadata_timeout_ms(deadline_ms)
             if not await tools.configured.is_tiered(partition.topic_id, timeout_ms):
@@ -195,7 +197,7 @@ class FetchJudge:
             return Judgement(Verdict.UNSEEN, partition, is_tiered=True)
         try:
             verified = await self._bounds(partition, asked, refused.received_at_ms)
-            log_start = max(asked.fetch_offset + 1, tiered.recorded_log_start(partition) or 0)
+            log_start = max(asked.fetch_offset + 1, log.remote(partition).log_start())
             if log_start > verified.bounds.log_start_offset:
                 # The known bounds may be older than the trim that led to this refusal, or than the log start.
                 verified = await tools.bounds.ask(partition, after_refusal_ms, tools.settings.bounds_timeout_ms)
@@ -212,7 +214,7 @@ class FetchJudge:
             is_true = asked.fetch_offset > bounds.high_watermark or asked.last_fetched_epoch >= 0
             # A new leader's log may begin lower than that of the leader that refused: retention trims each replica at
             # another time.
-            is_of_who_refused = asked.current_leader_epoch in (NO_LEADER_EPOCH, bounds.leader_epoch)
+            is_of_who_refused = asked.current_leader_epoch in (UNKNOWN_EPOCH, bounds.leader_epoch)
             is_true = is_true and is_of_who_refused and not is_known_for_good
             return Judgement(Verdict.RELAY if is_true else Verdict.UNAVAILABLE, partition, is_tiered=True)
         if asked.last_fetched_epoch > bounds.leader_epoch:
@@ -225,7 +227,7 @@ class FetchJudge:
             found = await self._below_local_log(partition, asked.fetch_offset, bounds, after_refusal_ms, is_anew=False)
             if found is None:
                 timeout_ms = self._metadata_timeout_ms(deadline_ms)
-                if not await tiered.ensure_fresh(partition, timeout_ms, max_age_ms=0):
+                if not await log.ensure_fresh(partition, timeout_ms, max_age_ms=0):
                     return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
                 found = await self._below_local_log(
                     partition, asked.fetch_offset, bounds, after_refusal_ms, is_anew=True
@@ -257,25 +259,23 @@ class FetchJudge:
 
         `is_anew` is true when the metadata was read to its end after the broker refused the offset. Raises
         `RemoteLogError`."""
-        tools, tiered = self._tools, self._tools.tiered
-        log_start = tiered.recorded_log_start(partition, bounds.log_start_offset) or 0
+        log = self._tools.log
+        remote = log.remote(partition)
+        log_start = remote.log_start(bounds.log_start_offset)
         if offset < log_start:
             return Judgement(Verdict.RELAY, partition, is_tiered=True)
-        if tiered.has_segment(partition, offset):
+        if remote.has(offset):
             return Judgement(Verdict.REMOTE, partition, is_tiered=True, position=offset)
-        gap = tiered.gap_exit(partition, offset)
+        gap = remote.gap_exit(offset)
         if gap is not None:
             return await self._behind_gap(partition, offset, gap, bounds, after_refusal_ms)
-        if not is_anew:
+        if not is_anew or not remote.is_at_head(offset, log_start):
             return None
-        if not tiered.is_at_head(partition, offset, log_start):
-            return None
-        if tiered.has_attempt_at_head(partition, log_start, offset + 1):
+        if remote.attempt_at_head(log_start, offset + 1) is not None:
             return None  # behind an attempt that becomes readable, the offset is in a gap
-        trim = tiered.unexplained_trim(partition, log_start)
-        if trim is not None and await confirms(tools.source, partition, trim, tools.settings.bounds_timeout_ms):
+        if await log.has_lost_head(partition, log_start):
             return None
-        tiered.require_fresh(partition)
+        log.require_fresh(partition)
         return Judgement(Verdict.RELAY, partition, is_tiered=True)
 
     async def _behind_gap(
@@ -337,7 +337,7 @@ class FetchJudge:
             epochs = await self._tools.reader.leader_epochs(
                 partition, deadline_ms=deadline_ms, connection_id=connection_id
             )
-            gaps = self._tools.tiered.rlmm.gaps(partition)
+            gaps = self._tools.log.metadata.gaps(partition)
         except RemoteLogError:
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         end = end_offset_for(epochs, asked.last_fetched_epoch, gaps)

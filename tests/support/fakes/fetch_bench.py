@@ -14,7 +14,6 @@ from protocol.api_keys import ApiKey
 from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
 from protocol.header import response_body_position
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
-from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.fetch.handler import FetchHandler
 from proxy.wire.exchange import Answer, Forward, Prepare
@@ -133,7 +132,7 @@ async def bench_of(
     ):
         tools = HandlerTools(
             topology=cluster,
-            tiered=TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
+            metadata=tier.rlmm,
             bounds=LocalLogBoundsCache(cluster, monotonic_ms),
             source=cluster,
             reader=reader if tracer is None else TracedReads(reader, tracer, tier.rlmm),

@@ -17,7 +17,6 @@ from protocol.errors import ErrorCode
 from protocol.header import build_request_header, build_response_header, response_body_position
 from protocol.primitives import INT8, INT32, write_array_length, write_string
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
-from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.wire.exchange import Forward
@@ -117,7 +116,7 @@ async def bench_of(
             cluster,
             HandlerTools(
                 cluster,
-                TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
+                tier.rlmm,
                 LocalLogBoundsCache(cluster, monotonic_ms),
                 cluster,
                 reader,

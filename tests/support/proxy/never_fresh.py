@@ -8,7 +8,7 @@ from tiers.model.ids import TopicIdPartition
 
 
 class NeverFresh:
-    """Stands in for `TieredPartitions.ensure_fresh`. `looks` is the number of calls."""
+    """Stands in for `TwoTierLog.ensure_fresh`. `looks` is the number of calls."""
 
     def __init__(self) -> None:
         self.looks = 0

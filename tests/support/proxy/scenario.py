@@ -31,7 +31,6 @@ from protocol.apis.metadata import PartitionMetadata
 from protocol.header import build_request_header, response_body_position
 from proxy.cluster.broker_listeners import ListenerAddresses
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
-from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.cluster.topology import Topology
 from proxy.config import LimitsConfig
 from proxy.handlers.base import FetchSettings, HandlerTools
@@ -197,7 +196,7 @@ async def scenario(root: Path, limits: LimitsConfig | None = None) -> AsyncItera
         await stack.enter_async_context(server)
         tools = HandlerTools(
             topology=topology,
-            tiered=TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
+            metadata=tier.rlmm,
             bounds=LocalLogBoundsCache(BrokerLogSource(client), monotonic_ms),
             source=BrokerLogSource(client),
             reader=reader,

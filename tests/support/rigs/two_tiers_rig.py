@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 
 from protocol.api_keys import ApiKey
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
-from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.delete_topics import DeleteTopicsHandler
@@ -153,7 +152,7 @@ base.port = {port}
         source = BrokerLogSource(proxy.client)
         tools = HandlerTools(
             topology=proxy.topology,
-            tiered=TieredPartitions(rlmm, settings.metadata_max_age_ms),
+            metadata=rlmm,
             bounds=LocalLogBoundsCache(source, monotonic_ms),
             source=source,
             reader=reader,

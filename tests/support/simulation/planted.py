@@ -328,7 +328,7 @@ def _stages_fail_together(stack: ExitStack) -> None:
 
     def due_ms(self: Any, name: str) -> int:
         if any(stage.failures for other, stage in self.stages.items() if other != name):
-            return self._services.clock_ms() + 1_000
+            return int(self._services.clock_ms()) + 1_000
         return original(self, name)
 
     _replace(stack, PartitionTasks, "due_ms", due_ms)

@@ -109,11 +109,11 @@ class Workbench:
             self.copy_task.start_over()
         bounds, log_start = await self.log.bounds(PARTITION, 1000), await self.log_start()
         await self.copy_task.follow_leader(bounds)
-        has_announced = await self.attempts.announce_kept(log_start or 0)
+        has_announced = await self.attempts.announce_kept(log_start)
         start = await self.gap_task.copy_start(bounds, log_start)
         remote_end = self.metadata.remote_end_offset(PARTITION)
         await self.attempts.run(bounds, log_start)
-        await delete_attempts(self.services, PARTITION, await self.attempts.give_up(bounds, log_start or 0))
+        await delete_attempts(self.services, PARTITION, await self.attempts.give_up(bounds, log_start))
         if self.metadata.remote_end_offset(PARTITION) != remote_end:
             return True
         if has_announced or start is None:
@@ -132,7 +132,7 @@ class Workbench:
             self.store, self.metadata, "cluster", PARTITION, bounds, log_start, timeout_ms=1000
         )
 
-    async def log_start(self) -> int | None:
+    async def log_start(self) -> int:
         return await kept_log_start(self.log, self.metadata, PARTITION, 1000)
 
     async def record_log_start(

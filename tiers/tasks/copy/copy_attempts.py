@@ -33,9 +33,8 @@ from tiers.errors import (
     RemoteStorageError,
     RetriableRemoteStorageError,
 )
-from tiers.metadata.attempts import agrees, attempts, is_measured, unread_from
-from tiers.metadata.log_bounds import next_uncopied
 from tiers.metadata.log_history import kept_log_start
+from tiers.metadata.remote_log import RemoteLog, is_measured
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -91,32 +90,33 @@ class CopyAttempts:
     def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
         self._services = services
         self._partition = topic_id_partition
+        self._remote = RemoteLog(services.metadata, topic_id_partition)
         self._readings: dict[UUID, _Reading] = {}
         self._reading = asyncio.Lock()
         """Held while an attempt is read back and finished, or given up."""
         self.in_progress: RemoteLogSegmentId | None = None
         """The attempt whose copy is in progress."""
 
-    async def run(self, bounds: LocalLogBounds, log_start: int | None) -> bool:
+    async def run(self, bounds: LocalLogBounds, log_start: int) -> bool:
         """Reads the attempts that are due, the lowest offsets first, and finishes those that are whole.
 
         `bounds` are the leader's, and `log_start` is the recorded one. Errors of the store
         stay with the attempt (`blocking`). Returns whether a survey comes before the next copy: an attempt was
         finished, or has another history than the log. Raises the errors of the metadata manager and of the brokers."""
         services = self._services
-        known = attempts(services.metadata, self._partition)
+        known = list(self._remote.attempts())
         ids = {each.segment_id.id for each in known}
         self._readings = {uuid: reading for uuid, reading in self._readings.items() if uuid in ids}
         failures, needs_survey = 0, False
         for attempt in known:
             remote_end = services.metadata.remote_end_offset(self._partition)
             next_offset = 0 if remote_end is None else remote_end + 1
-            if attempt.start_offset > max(bounds.log_start_offset, log_start or 0, next_offset):
+            if attempt.start_offset > max(bounds.log_start_offset, log_start, next_offset):
                 break  # the records before it come first
             reading = self._readings.setdefault(attempt.segment_id.id, _Reading())
             if reading.refused_end not in (None, attempt.valid_end_offset):
                 reading.refused_end, reading.due_ms = None, 0  # it was cut since
-            if reading.due_ms > services.clock_ms() or self._adds_nothing(attempt, log_start or 0):
+            if reading.due_ms > services.clock_ms() or self._adds_nothing(attempt, log_start):
                 continue
             refused_end = reading.refused_end
             needs_survey |= await self._read(attempt, reading, bounds) or reading.refused_end != refused_end
@@ -131,7 +131,7 @@ class CopyAttempts:
         """Reads the attempts with records of `[first_offset, next_offset)` before the owner records a gap there.
 
         A member may have stored one from its spool since the last read."""
-        for attempt in attempts(self._services.metadata, self._partition, first_offset):
+        for attempt in self._remote.attempts(first_offset):
             reading = self._readings.get(attempt.segment_id.id)
             if reading is not None and reading.is_not_whole and attempt.start_offset < next_offset:
                 await self._read(attempt, reading, bounds)
@@ -165,7 +165,7 @@ class CopyAttempts:
 
         `next_offset` None: the one offset alone."""
         services, end = self._services, first_offset + 1 if next_offset is None else next_offset
-        known = {each.segment_id: each for each in attempts(services.metadata, self._partition, first_offset)}
+        known = {each.segment_id: each for each in self._remote.attempts(first_offset)}
         # The owner is about to announce these.
         kept = {each.metadata.segment_id: each.metadata for each in services.spool.kept()}
         for attempt in (kept | known).values():
@@ -176,7 +176,7 @@ class CopyAttempts:
                 reading.is_not_whole or reading.refused_end == attempt.valid_end_offset
             )
             is_there = max(attempt.start_offset, first_offset) <= min(attempt.valid_end_offset, end - 1)
-            if is_there and not is_decided and unread_from(services.metadata, attempt, first_offset) is not None:
+            if is_there and not is_decided and self._remote.unread_from(attempt, first_offset) is not None:
                 return attempt
         return None
 
@@ -195,7 +195,7 @@ class CopyAttempts:
                     f"copying waits: it is not known whether the store has segment {attempt.segment_id.id}"
                     f" ({attempt.start_offset} to {attempt.end_offset}): {reason}"
                 ) from reading.error
-            start = next_uncopied(self._services.metadata, self._partition, attempt.valid_end_offset + 1)
+            start = self._remote.next_uncopied(attempt.valid_end_offset + 1)
         return start
 
     @property
@@ -212,12 +212,12 @@ class CopyAttempts:
     async def give_up(self, bounds: LocalLogBounds, log_start: int) -> list[RemoteLogSegmentMetadata]:
         """Returns the attempts whose objects are not needed any more. They are not finished from then on."""
         given_up: list[RemoteLogSegmentMetadata] = []
-        for attempt in attempts(self._services.metadata, self._partition):
+        for attempt in self._remote.attempts():
             reading = self._readings.setdefault(attempt.segment_id.id, _Reading())
             reading.is_given_up = False
             if attempt.segment_id == self.in_progress or not self._is_needless(attempt, bounds, log_start):
                 continue
-            if unread_from(self._services.metadata, attempt, log_start) is not None:
+            if self._remote.unread_from(attempt, log_start) is not None:
                 await self._read(attempt, reading, bounds)  # a member may have stored it from its spool
             elif not await self._is_stored_elsewhere(attempt, log_start):
                 continue
@@ -232,7 +232,7 @@ class CopyAttempts:
             return False
         if self._adds_nothing(attempt, log_start):
             return True
-        missing = unread_from(self._services.metadata, attempt, log_start)
+        missing = self._remote.unread_from(attempt, log_start)
         reading = self._readings.get(attempt.segment_id.id)
         if reading is None or not reading.is_not_whole:
             return False
@@ -243,7 +243,7 @@ class CopyAttempts:
 
     def _adds_nothing(self, attempt: RemoteLogSegmentMetadata, log_start: int) -> bool:
         """Whether readable segments have all of its records. No other segment has the records that a CUT voids."""
-        return attempt.cut_at is None and unread_from(self._services.metadata, attempt, log_start) is None
+        return attempt.cut_at is None and self._remote.unread_from(attempt, log_start) is None
 
     async def _is_stored_elsewhere(self, attempt: RemoteLogSegmentMetadata, log_start: int) -> bool:
         """Whether the store has the readable segments that have the records of an attempt.
@@ -415,7 +415,7 @@ class CopyAttempts:
             if not is_measured(attempt) and attempt.cut_at is None:
                 # With its leader epochs, the next survey compares it with the log, and may cut it.
                 await services.metadata.add_remote_log_segment_metadata(found)
-            is_in_log = agrees(services.metadata, found, end) and await self._has_history(attempt, found, bounds)
+            is_in_log = self._remote.agrees(found, end) and await self._has_history(attempt, found, bounds)
             if not (is_in_log or attempt.is_cut_off):
                 reading.refused_end = end
                 reading.due_ms = services.clock_ms() + _FIRST_PAUSE_MS
@@ -503,7 +503,7 @@ async def removed_if_needless(services: TaskServices, kept: KeptSegment, log_sta
     known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id)
     is_finished = known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     is_cut_off = known is not None and known.is_cut_off
-    if is_finished or is_cut_off or unread_from(metadata, kept.metadata, log_start) is None:
+    if is_finished or is_cut_off or RemoteLog(metadata, kept.partition).unread_from(kept.metadata, log_start) is None:
         await services.spool.remove(kept)
         return True
     return False

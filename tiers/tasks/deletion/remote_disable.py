@@ -15,7 +15,8 @@ from functools import partial
 from tiers.config.paused_work import TierWork, paused_work
 from tiers.config.topic_settings import is_deletion_requested
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
-from tiers.metadata.log_history import kept_log_start, remote_epoch_before
+from tiers.metadata.log_history import kept_log_start
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.tasks.deletion.segment_deletion import delete_all, end_copy_plans
@@ -72,7 +73,7 @@ class RemoteDisableTask:
         check = partial(self._check, partition)
         check()
         # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
-        last_epoch = remote_epoch_before(services.metadata, partition, bounds.log_start_offset)
+        last_epoch = RemoteLog(services.metadata, partition).epoch_at(bounds.log_start_offset - 1)
         start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
         await services.metadata.put_log_start(partition, start, check=check)
         await services.metadata.put_local_log_start(partition, start.position)

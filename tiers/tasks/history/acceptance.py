@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
 from tiers.config.total_retention import TotalRetention, longest_total, recorded_total
 from tiers.errors import LaterFormatError
-from tiers.metadata.log_bounds import last_trim, unexplained_runs, unexplained_trim
 from tiers.metadata.partition_facts import PartitionFacts
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -39,7 +39,7 @@ async def may_be_in_doubt(
     metadata: RemoteLogMetadataManager,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
-    log_start: int | None,
+    log_start: int,
     stored: StoredFacts,
     timeout_ms: int,
 ) -> bool:
@@ -49,10 +49,9 @@ async def may_be_in_doubt(
 
     `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. Raises the errors of the
     brokers and of the store."""
-    start = log_start or 0
-    if await unexplained_runs(metadata, partition, start, bounds.log_start_offset):
+    if await RemoteLog(metadata, partition).holes(log_start, bounds.log_start_offset):
         return True
-    if unexplained_trim(metadata, partition, start) is not None:
+    if RemoteLog(metadata, partition).lost_trim(log_start) is not None:
         return True
     return bool(await lost_reason(storage, metadata, partition, stored, timeout_ms))
 
@@ -93,14 +92,14 @@ async def accept_what_is_left(
     cluster_id: str,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
-    log_start: int | None,
+    log_start: int,
     timeout_ms: int,
 ) -> list[str]:
     """Does so, and returns what it could not restore. The caller has compared the marker of the store.
 
     `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. Raises the errors of the
     store, the brokers and the metadata manager."""
-    stored, log_start = await read_stored_facts(storage, cluster_id, partition), log_start or 0
+    stored = await read_stored_facts(storage, cluster_id, partition)
     await metadata.ensure_fresh(partition, 0, timeout_ms)
     facts = stored.joined() or PartitionFacts(cluster_id, partition)
     lost = await lost_positions(metadata, partition, stored, timeout_ms)
@@ -114,7 +113,7 @@ async def accept_what_is_left(
             found.append(decode_indexes_object(await storage.fetch_indexes(each), each).metadata)
         except LaterFormatError as error:
             not_restored.append(f"segment {each.segment_id.id}: {error}")
-    holes = await unexplained_runs(metadata, partition, log_start, bounds.log_start_offset)
+    holes = await RemoteLog(metadata, partition).holes(log_start, bounds.log_start_offset)
     known_cuts = {(cut.leader_epoch, cut.offset) for cut in metadata.cuts(partition)}
     known_starts = metadata.recorded_log_starts(partition)
     await metadata.restore(
@@ -150,11 +149,11 @@ def _trim_left(
     leader_epoch: int,
 ) -> OffsetAndEpoch | None:
     """Returns the trim that takes the place of the recorded one, which shows lost segments. None: it stays."""
-    trim = last_trim(metadata, partition)
+    trim = RemoteLog(metadata, partition).last_trim()
     if trim is None:
         return None
     for hole in holes:
         if hole.first_offset < trim.offset <= hole.next_offset:
             return OffsetAndEpoch(hole.first_offset, leader_epoch)
-    is_unexplained = unexplained_trim(metadata, partition, log_start) is not None
+    is_unexplained = RemoteLog(metadata, partition).lost_trim(log_start) is not None
     return OffsetAndEpoch(log_start, leader_epoch) if is_unexplained else None

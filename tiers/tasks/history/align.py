@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
-from tiers.metadata.attempts import attempts, begun_end_offset, is_measured, last_attempt
-from tiers.metadata.log_history import kept_log_start, remote_epoch_before
+from tiers.metadata.log_history import kept_log_start
+from tiers.metadata.remote_log import RemoteLog, is_measured
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
@@ -69,7 +69,7 @@ async def align(
     and `LogDivergedError` if the leader's log ends below the tier's end, and its epochs do not explain it: the broker
     was emptied or restored."""
     parting = await find_parting(source, metadata, partition, bounds, timeout_ms)
-    end = begun_end_offset(metadata, partition)
+    end = RemoteLog(metadata, partition).begun_end()
     if parting is None or parting.is_proved or end is None or bounds.high_watermark > end:
         return parting
     raise LogDivergedError(
@@ -111,7 +111,7 @@ async def find_parting(
     for end, epoch in _ends(metadata, partition, bounds, log_start):
         answer = await source.end_offset_for_epoch(partition, epoch, timeout_ms)
         if answer.leader_epoch != epoch or answer.end_offset < end:
-            ranges = ranges or _epoch_ranges(metadata, partition, log_start or 0)
+            ranges = ranges or _epoch_ranges(metadata, partition, log_start)
             parting = await _parting_below(source, partition, ranges, bounds, end, timeout_ms)
             found += [] if parting is None else [parting]
     deleted = await _deleted_otherwise(source, metadata, partition, bounds, timeout_ms)
@@ -119,13 +119,13 @@ async def find_parting(
 
 
 def _ends(
-    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, bounds: LocalLogBounds, log_start: int | None
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, bounds: LocalLogBounds, log_start: int
 ) -> list[tuple[int, int]]:
     """Returns the offset behind the last record, and behind the last one before each gap that the local log has.
 
     Each has the leader epoch of the record before it. The records behind a gap show nothing about those before it.
     Attempts count as segments do: the owner may find them whole."""
-    begun, remote_end = last_attempt(metadata, partition), metadata.remote_end_offset(partition)
+    begun, remote_end = RemoteLog(metadata, partition).last_attempt(), metadata.remote_end_offset(partition)
     last = {} if begun is None else {begun.valid_end_offset: begun}
     if remote_end is not None:
         before_gaps = [gap.first_offset - 1 for gap in metadata.gaps(partition)]
@@ -135,7 +135,7 @@ def _ends(
     return [
         (offset + 1, leader_epoch_at(segment.segment_leader_epochs, offset))
         for offset, segment in last.items()
-        if offset >= (log_start or 0)
+        if offset >= log_start
     ]
 
 
@@ -180,7 +180,7 @@ async def _deleted_otherwise(
     deleted, so the offset is proved."""
     found: list[Parting] = []
     for start in metadata.recorded_log_starts(partition):
-        copied_epoch = remote_epoch_before(metadata, partition, start.offset)
+        copied_epoch = RemoteLog(metadata, partition).epoch_at(start.offset - 1)
         if start.deletes and UNKNOWN_EPOCH not in (start.last_epoch, copied_epoch) and copied_epoch != start.last_epoch:
             answer = await source.end_offset_for_epoch(partition, start.last_epoch, timeout_ms)
             end = answer.end_offset if answer.leader_epoch == start.last_epoch else -1
@@ -195,7 +195,7 @@ def _epoch_ranges(metadata: RemoteLogMetadataReader, partition: TopicIdPartition
     while (segment := metadata.next_segment(partition, offset)) is not None:
         ranges += _ranges_of(segment, offset)
         offset = segment.valid_end_offset + 1
-    for attempt in attempts(metadata, partition, offset):
+    for attempt in RemoteLog(metadata, partition).attempts(offset):
         if is_measured(attempt):
             ranges += _ranges_of(attempt, offset)
             offset = max(offset, attempt.valid_end_offset + 1)
@@ -240,21 +240,20 @@ def unsettled_cuts(metadata: RemoteLogMetadataReader, partition: TopicIdPartitio
     ]
 
 
-def open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> Cut | None:
+def open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int) -> Cut | None:
     """Returns the lowest unsettled CUT above a record of the tier; None without one.
 
     `log_start` is the recorded one. While there is such a CUT, nothing of the partition expires or is deleted."""
-    start = log_start or 0
     cuts = sorted(unsettled_cuts(metadata, partition), key=attrgetter("offset"))
     if not cuts:
         return None
-    first = metadata.next_segment(partition, start)
-    begun = [*([] if first is None else [first]), *attempts(metadata, partition, start)]
-    begins_at = min((max(start, each.start_offset) for each in begun if not each.is_cut_off), default=None)
+    first = metadata.next_segment(partition, log_start)
+    begun = [*([] if first is None else [first]), *RemoteLog(metadata, partition).attempts(log_start)]
+    begins_at = min((max(log_start, each.start_offset) for each in begun if not each.is_cut_off), default=None)
     return next((each for each in cuts if begins_at is not None and begins_at < each.offset), None)
 
 
-def require_no_open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> None:
+def require_no_open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int) -> None:
     """Raises `LogDivergedError` if `open_cut` finds a CUT."""
     cut = open_cut(metadata, partition, log_start)
     if cut is not None:

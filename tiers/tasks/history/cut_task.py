@@ -36,10 +36,10 @@ class RLMCutTask:
         """A leader epoch, and the log starts that its leader confirmed."""
 
     @property
-    def log_start(self) -> int | None:
-        """The highest recorded log start that the leader confirmed in the last run; None without one."""
+    def log_start(self) -> int:
+        """The highest recorded log start that the leader confirmed in the last run; 0 without one."""
         recorded = self._services.metadata.log_starts(self._partition)
-        return next((start.offset for start in recorded if start in self._confirmed[1]), None)
+        return next((start.offset for start in recorded if start in self._confirmed[1]), 0)
 
     async def run(self, bounds: LocalLogBounds, end_work: Callable[[], Awaitable[None]] = _nothing) -> bool:
         """Cuts the tier if the leader's log parts from it. Ends the log starts that the leader disproves.

@@ -21,8 +21,8 @@ from __future__ import annotations
 import logging
 
 from tiers.errors import MetadataLostError, RemoteStorageError
-from tiers.metadata.log_bounds import last_trim, next_uncopied, unexplained_runs, unexplained_trim
 from tiers.metadata.log_history import confirms
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
@@ -65,14 +65,14 @@ class LogGapTask:
         """The first offsets of the holes that metadata may have been lost for: why, when they are checked again (ms),
         and the next pause."""
 
-    async def copy_start(self, bounds: LocalLogBounds, log_start: int | None) -> int | None:
+    async def copy_start(self, bounds: LocalLogBounds, log_start: int) -> int | None:
         """Returns the offset at which the next segment begins. Records and ends gaps, and sets `doubt`.
 
         The caller has just checked the remote lineage. `log_start` is the recorded one.
         It is the first offset of the local log that neither a readable segment nor a recorded gap has. Returns None
         while the task has seen a gap behind the last segment for less than `gap_alarm_ms`: the broker executes a
         DeleteRecords before the proxy records its log start."""
-        metadata, partition, log_start = self._services.metadata, self._partition, log_start or 0
+        metadata, partition = self._services.metadata, self._partition
         self._tell_of_effect()
         self.doubt = None
         remote_end = metadata.remote_end_offset(partition)
@@ -81,7 +81,7 @@ class LogGapTask:
         await self._record_seen(bounds)
         if local_start > log_start:
             await self._check_head(log_start, bounds)
-        found = await unexplained_runs(metadata, partition, log_start, local_start)
+        found = await RemoteLog(metadata, partition).holes(log_start, local_start)
         first_offsets = {hole.first_offset for hole in found}
         self._seen = {offset: since for offset, since in self._seen.items() if offset in first_offsets}
         self._doubted = {offset: doubt for offset, doubt in self._doubted.items() if offset in first_offsets}
@@ -89,7 +89,7 @@ class LogGapTask:
             is_last = hole.first_offset >= covered_to
             if not await self._behind_hole(hole, bounds) and is_last:
                 return None
-        return next_uncopied(metadata, partition, max(local_start, log_start))
+        return RemoteLog(metadata, partition).next_uncopied(max(local_start, log_start))
 
     async def _record_seen(self, bounds: LocalLogBounds) -> None:
         """Records the first log start that an owner saw.
@@ -108,7 +108,7 @@ class LogGapTask:
         services, metadata, partition = self._services, self._services.metadata, self._partition
         first = metadata.next_segment(partition, log_start)
         head = LogGap(log_start, bounds.log_start_offset if first is None else first.start_offset)
-        trim = unexplained_trim(metadata, partition, log_start)
+        trim = RemoteLog(metadata, partition).lost_trim(log_start)
         if trim is not None:
             await self._check_trim(trim, log_start)
             if self.doubt is not None and first is None and trim.offset < head.next_offset:
@@ -169,7 +169,7 @@ class LogGapTask:
 
     async def _is_sure(self, hole: LogGap) -> bool:
         """Whether no record of the hole was ever copied. Otherwise the method sets `doubt`."""
-        trim = last_trim(self._services.metadata, self._partition)
+        trim = RemoteLog(self._services.metadata, self._partition).last_trim()
         # A trim that ends above the hole was made of the segments above it.
         if trim is not None and hole.first_offset < trim.offset <= hole.next_offset:
             await self._check_trim(trim, hole.first_offset)

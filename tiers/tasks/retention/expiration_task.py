@@ -33,7 +33,7 @@ from tiers.config.paused_work import TierWork, paused_work
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import NOTHING_EXPIRES, Retention, recorded_total
 from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError
-from tiers.metadata.log_history import remote_epoch_before
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
@@ -175,10 +175,10 @@ class RLMExpirationTask:
         self,
         policy: TopicPolicy,
         bounds: LocalLogBounds,
-        log_start: int | None,
+        log_start: int,
         local_only_bytes: int,
         remote_end: int | None,
-    ) -> int | None:
+    ) -> int:
         """Moves the log start, and applies it to the broker. Needs no store. Returns the new log start.
 
         The caller has compared the remote records up to `remote_end` (inclusive) with the log of the leader of
@@ -191,7 +191,7 @@ class RLMExpirationTask:
     async def delete(
         self,
         policy: TopicPolicy,
-        log_start: int | None,
+        log_start: int,
         may_delete: Callable[[], bool] = lambda: True,
     ) -> int:
         """Deletes the segments below the log start, the superseded ones, and the void ones that have expired.
@@ -201,17 +201,16 @@ class RLMExpirationTask:
         The store must be the place of the tier. A superseded segment stays while the store lacks one of the segments
         that answer for its offsets. The method raises the store's error for that, after all other deletions. It ends
         when `may_delete` returns False."""
-        start = log_start or 0
-        void = await self._expired_void(policy, start)
-        superseded = self._superseded(start)
-        deletable = [*self._below(start), *superseded, *void]
+        void = await self._expired_void(policy, log_start)
+        superseded = self._superseded(log_start)
+        deletable = [*self._below(log_start), *superseded, *void]
         if not deletable:
             return 0
         await self._services.place.require(self._services)
         troubles = {each.segment_id: await self._trouble_without(each, superseded[each]) for each in superseded}
         allowed = [each for each in deletable if troubles.get(each.segment_id) is None]
         deleted = await self._delete(takewhile(lambda each: may_delete(), allowed))
-        if deleted and log_start is not None:
+        if deleted and log_start:
             await self._services.local_indexes.remove_below(self._partition, log_start)
         for trouble in filter(None, troubles.values()):
             raise trouble
@@ -250,9 +249,8 @@ class RLMExpirationTask:
             return found
         return []
 
-    def expired(self, policy: TopicPolicy, log_start: int | None) -> tuple[int, list[RemoteLogSegmentMetadata]]:
+    def expired(self, policy: TopicPolicy, log_start: int) -> tuple[int, list[RemoteLogSegmentMetadata]]:
         """Returns the log start that retention asks for, at least `log_start`, and the segments to delete after it."""
-        log_start = log_start or 0
         expired_to = log_start if expiry_hold(policy) else self._expired_to(policy, log_start, 0)
         return expired_to, self.deletable(policy, expired_to)
 
@@ -260,37 +258,35 @@ class RLMExpirationTask:
         self,
         policy: TopicPolicy,
         leader_epoch: int,
-        log_start: int | None,
+        log_start: int,
         local_only_bytes: int,
         remote_end: int | None,
-    ) -> int | None:
+    ) -> int:
         """Moves the log start, and returns the new one.
 
         `log_start` is the one that the leader of `leader_epoch` keeps. `remote_end` is as in `run`."""
         services, partition = self._services, self._partition
-        start = log_start or 0
-        expired_to = start if expiry_hold(policy) else self._expired_to(policy, start, local_only_bytes)
-        expired_to = min(expired_to, start if remote_end is None else max(start, remote_end + 1))
-        if expired_to <= start:
+        expired_to = log_start if expiry_hold(policy) else self._expired_to(policy, log_start, local_only_bytes)
+        expired_to = min(expired_to, log_start if remote_end is None else max(log_start, remote_end + 1))
+        if expired_to <= log_start:
             services.metrics.alarms.end(*self._skew_alarm)  # the clocks hold nothing up now
         elif await self._clock_is_trusted() and await self._settings_still_expire(policy):
             # The clock may have been set since the first judgement, so the records are judged again.
-            expired_to = min(expired_to, self._expired_to(policy, start, local_only_bytes))
+            expired_to = min(expired_to, self._expired_to(policy, log_start, local_only_bytes))
         else:
-            expired_to = start
-        self._watch_head(policy, max(start, expired_to))
-        if expired_to > start:
+            expired_to = log_start
+        self._watch_head(policy, max(log_start, expired_to))
+        if expired_to > log_start:
             self._check_ownership()
-            last_epoch = remote_epoch_before(services.metadata, partition, expired_to)
+            last_epoch = RemoteLog(services.metadata, partition).epoch_at(expired_to - 1)
             expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION, last_epoch)
             await services.metadata.put_log_start(partition, expired, check=partial(self._check_settings, policy))
             logger.info(
                 "records expired by the total retention",
-                extra={"partition": str(partition), "log_start_offset": expired_to, "before": start},
+                extra={"partition": str(partition), "log_start_offset": expired_to, "before": log_start},
             )
             services.checkpoint("log-start-raised")
-            log_start = expired_to
-        return log_start
+        return expired_to
 
     def _watch_head(self, policy: TopicPolicy, log_start: int) -> None:
         """Raises an alarm while a timestamp in the future keeps the first segment, and with it the later ones."""
@@ -482,11 +478,11 @@ class RLMExpirationTask:
             deleted += 1
         return deleted
 
-    async def apply_log_start(self, bounds: LocalLogBounds, log_start: int | None) -> None:
+    async def apply_log_start(self, bounds: LocalLogBounds, log_start: int) -> None:
         """Tells the broker to delete the records below `log_start`, if it still has any of them.
 
         `log_start` is the one that the leader of `bounds` keeps (`kept_log_start`)."""
-        if log_start is None or not bounds.log_start_offset < log_start <= bounds.last_stable_offset:
+        if not bounds.log_start_offset < log_start <= bounds.last_stable_offset:
             return
         self._check_ownership()
         settings = self._services.settings

@@ -17,7 +17,7 @@ from tiers.tasks.history.stored_facts import read_stored_facts
 Damage = Callable[[CommandBench, InMemoryLog], Awaitable[None]]
 
 
-async def is_needed(bench: CommandBench, log: InMemoryLog, log_start: int | None = None) -> bool:
+async def is_needed(bench: CommandBench, log: InMemoryLog, log_start: int = 0) -> bool:
     """Two segments of ten records are remote, and the log has 30 records."""
     bounds = await log.bounds(PARTITION, 1)
     stored = await read_stored_facts(bench.storage, CLUSTER_ID, PARTITION)

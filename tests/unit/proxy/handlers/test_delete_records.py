@@ -29,7 +29,6 @@ from protocol.header import (
 from protocol.primitives import INT16, INT32, INT64, write_array_length, write_string
 from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
-from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
 from proxy.handlers.turns import SLICE_ITEMS
@@ -145,12 +144,11 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     cluster.logs[P0] = LocalLog([], log_start_offset=30)
     settings = FetchSettings(metadata_timeout_ms=50)
     async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
-        tiered = TieredPartitions(tier.rlmm, settings.metadata_max_age_ms)
         bounds = LocalLogBoundsCache(cluster, monotonic_ms)
         yield Bench(
             tier,
             cluster,
-            HandlerTools(cluster, tiered, bounds, cluster, reader, settings, monotonic_ms, group.create_task),
+            HandlerTools(cluster, tier.rlmm, bounds, cluster, reader, settings, monotonic_ms, group.create_task),
         )
 
 

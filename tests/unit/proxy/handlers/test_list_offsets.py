@@ -430,7 +430,7 @@ async def test_partitions_whose_turn_comes_too_late_are_unavailable(
 ) -> None:
     monkeypatch.setattr(turns, "SLICE_ITEMS", 1)
     never_fresh = NeverFresh()
-    monkeypatch.setattr(bench.handler._tools.tiered, "ensure_fresh", never_fresh)
+    monkeypatch.setattr(bench.handler._tools.log, "ensure_fresh", never_fresh)
     count = 100
     answered = [(0, EARLIEST)] * (count - 2) + [(int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), EARLIEST), (0, LATEST)]
     asked = [ListOffsetsPartition("orders", each, -1, timestamp, 0) for each, (_, timestamp) in enumerate(answered)]

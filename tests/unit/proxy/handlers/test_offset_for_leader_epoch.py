@@ -22,7 +22,6 @@ from protocol.apis.offset_for_leader_epoch import (
 from protocol.header import build_request_header, build_response_header, response_body_position
 from protocol.primitives import INT16, INT32, INT64, write_array_length, write_string
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
-from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers import offset_for_leader_epoch, turns
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.leader_epochs import contains, end_offset_for
@@ -90,12 +89,11 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     cluster = FakeCluster(topics={"orders": TOPIC_ID}, logs={P0: LocalLog([batch_of(30, 10)], 30)})
     settings = FetchSettings()
     async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
-        tiered = TieredPartitions(tier.rlmm, settings.metadata_max_age_ms)
         bounds = LocalLogBoundsCache(cluster, monotonic_ms)
         yield Bench(
             tier,
             cluster,
-            HandlerTools(cluster, tiered, bounds, cluster, reader, settings, monotonic_ms, group.create_task),
+            HandlerTools(cluster, tier.rlmm, bounds, cluster, reader, settings, monotonic_ms, group.create_task),
         )
 
 
@@ -111,7 +109,7 @@ async def test_partitions_that_wait_in_vain_do_not_add_up(bench: Bench, monkeypa
     monkeypatch.setattr(turns, "SLICE_ITEMS", 1)
     monkeypatch.setattr(offset_for_leader_epoch, "_TIMEOUT_MS", 1)
     never_fresh = NeverFresh()
-    monkeypatch.setattr(bench.handler._tools.tiered, "ensure_fresh", never_fresh)
+    monkeypatch.setattr(bench.handler._tools.log, "ensure_fresh", never_fresh)
     count = 100
     request = OffsetForLeaderEpochRequest(3, -1, [EpochPartition("orders", each, -1, 0) for each in range(count)])
     payload = build_response_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, 9) + INT32.pack(0)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.tiers import segment_metadata
-from tiers.metadata.log_bounds import explained_to
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
 
@@ -39,15 +39,15 @@ async def test_it_is_the_first_offset_without_a_segment(
     metadata: CountingMetadata, log_start: int, explained: int | None
 ) -> None:
     """The offsets between the log start and the first segment count as explained."""
-    assert await explained_to(metadata, PARTITION, log_start) == explained
+    assert await RemoteLog(metadata, PARTITION).explained_to(log_start) == explained
 
 
 async def test_a_recorded_gap_explains_its_offsets(metadata: CountingMetadata) -> None:
     await metadata.put_log_gap(PARTITION, LogGap(20, 30), 0)
-    assert await explained_to(metadata, PARTITION, 0) == 50
+    assert await RemoteLog(metadata, PARTITION).explained_to(0) == 50
 
 
 async def test_the_search_ends_where_its_caller_needs_no_more(metadata: CountingMetadata) -> None:
-    assert await explained_to(metadata, PARTITION, 0, 10) == 10
+    assert await RemoteLog(metadata, PARTITION).explained_to(0, 10) == 10
     assert metadata.looked_at <= 2
-    assert await explained_to(metadata, PARTITION, 0, 21) == 20
+    assert await RemoteLog(metadata, PARTITION).explained_to(0, 21) == 20

@@ -90,7 +90,7 @@ async def test_one_deletion_that_was_recorded_twice_is_disproved_once() -> None:
     metadata = InMemoryRemoteLogMetadataManager(all_log_starts={PARTITION: [unnamed, DELETED]})
     cluster = cluster_with((4, 0), (6, 130), end_offset=140)
     assert await disproved_log_starts(cluster, metadata, PARTITION, TIMEOUT_MS) == [unnamed, DELETED]
-    assert await kept_log_start(cluster, metadata, PARTITION, TIMEOUT_MS) is None
+    assert await kept_log_start(cluster, metadata, PARTITION, TIMEOUT_MS) == 0
     assert await disproved_log_starts(cluster, metadata, PARTITION, TIMEOUT_MS, [unnamed]) == [unnamed, DELETED]
     assert await kept_log_start(cluster, metadata, PARTITION, TIMEOUT_MS, [unnamed, DELETED]) == 100
 

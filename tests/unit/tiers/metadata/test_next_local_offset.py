@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.fakes.record_batches import build_batch, record
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
-from tiers.metadata.log_bounds import next_local_offset
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap
@@ -37,10 +37,10 @@ async def test_behind_the_remote_end(
     await tier.add(P0, [build_batch(0, [record(number) for number in range(4)], leader_epoch=2)], 0)
     if gap_end is not None:
         await tier.rlmm.put_log_gap(P0, LogGap(4, gap_end), 5)
-    assert next_local_offset(tier.rlmm, P0, LocalLogBounds(local_start, lso, 10, 5)) == expected
+    assert RemoteLog(tier.rlmm, P0).next_local(LocalLogBounds(local_start, lso, 10, 5)) == expected
 
 
 @pytest.mark.parametrize("local_start", [0, 8])
 def test_where_the_log_begins_if_nothing_is_remote(tmp_path: Path, local_start: int) -> None:
     metadata = RemoteTier(tmp_path).rlmm
-    assert next_local_offset(metadata, P0, LocalLogBounds(local_start, 10, 10, 5)) == local_start
+    assert RemoteLog(metadata, P0).next_local(LocalLogBounds(local_start, 10, 10, 5)) == local_start

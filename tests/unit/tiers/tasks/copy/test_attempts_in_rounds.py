@@ -24,7 +24,7 @@ from tiers.errors import (
     RemoteResourceNotFoundError,
     RetriableRemoteStorageError,
 )
-from tiers.metadata.log_bounds import earliest_readable
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.tenure import Tenure
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -219,7 +219,7 @@ async def test_another_member_keeps_and_stores_what_its_spool_has(
     await a.store_kept()
     metadata = b.metadata if is_announced else a.metadata
     assert metadata.remote_log_segment_metadata(PARTITION, first + 29) is not None
-    assert earliest_readable(metadata, PARTITION, first + 60) == 0
+    assert RemoteLog(metadata, PARTITION).earliest(first + 60) == 0
     assert a.spooled() == []
     await a.end()
     await b.end()

@@ -13,7 +13,7 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.attempts import batches, begun, copied
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import EncryptionKeyError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.metadata.attempts import agrees
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.tenure import Tenure
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.log_start import LogGap
@@ -37,7 +37,7 @@ async def log(bench: Workbench) -> Workbench:
     return bench
 
 
-async def run(bench: Workbench, log_start: int | None = None) -> None:
+async def run(bench: Workbench, log_start: int = 0) -> None:
     await bench.attempts.run(await bench.log.bounds(PARTITION, 1000), log_start)
 
 
@@ -376,7 +376,12 @@ async def test_leader_epochs_ascend_over_an_attempt_and_other_segments(
     for other in others:
         await copied(bench, *other)
     entries = tuple(LeaderEpochEntry(*each) for each in epochs)
-    assert agrees(bench.metadata, replace(await begun(bench, 30, 60), segment_leader_epochs=entries), 59) is is_agreed
+    assert (
+        RemoteLog(bench.metadata, PARTITION).agrees(
+            replace(await begun(bench, 30, 60), segment_leader_epochs=entries), 59
+        )
+        is is_agreed
+    )
 
 
 @pytest.mark.parametrize("step", ["segment-kept", "copy-started-written"])

@@ -10,7 +10,8 @@ import pytest
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.metadata.log_history import confirms_log_start, epoch_before, remote_epoch_before
+from tiers.metadata.log_history import confirms_log_start, epoch_before
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import decode_indexes_object
@@ -38,7 +39,7 @@ async def test_the_tier_and_the_leader_agree_on_every_offset(bench: Workbench, l
     assert epochs_of(segment) == [(3, 0), (5, 150)]
     for offset in range(1, 210):
         of_leader = await epoch_before(log, PARTITION, offset, 5, 1000)
-        assert remote_epoch_before(bench.metadata, PARTITION, offset) == of_leader
+        assert RemoteLog(bench.metadata, PARTITION).epoch_at(offset - 1) == of_leader
     assert await verify_segment(bench.store, segment, None) == []
 
 
@@ -85,7 +86,7 @@ async def test_a_deletion_during_a_copy_cuts_off_no_record(
 
 async def test_a_log_start_in_a_hole_is_confirmed_by_a_leader_that_lost_it(bench: Workbench, log: InMemoryLog) -> None:
     await bench.copy(AT_ONCE)
-    last_epoch = remote_epoch_before(bench.metadata, PARTITION, 200)
+    last_epoch = RemoteLog(bench.metadata, PARTITION).epoch_at(199)
     start = LogStart(200, 5, LogStartReason.USER, last_epoch)
     log.log_start_offset = 200
     assert await confirms_log_start(log, PARTITION, start, 1000)

@@ -15,9 +15,8 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tests.support.tiers.segment_metadata import copied
 from tests.support.tiers.workbench import Workbench
-from tiers.metadata.attempts import attempt_at_head
-from tiers.metadata.log_bounds import earliest_readable, unexplained_trim
 from tiers.metadata.records.serde import decode_value
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.tenure import Tenure
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
@@ -93,7 +92,7 @@ class Site:
     async def accept(self) -> list[str]:
         metadata, bounds = self.process.metadata, await self.log.bounds(PARTITION, 1000)
         await metadata.ensure_fresh(PARTITION, 0, 1000)
-        return await accept_what_is_left(self.process.store, metadata, "cluster", PARTITION, bounds, None, 1000)
+        return await accept_what_is_left(self.process.store, metadata, "cluster", PARTITION, bounds, 0, 1000)
 
     async def doubt_later(self) -> str:
         """Returns the owner's doubt after it has looked again."""
@@ -159,7 +158,7 @@ async def test_an_acceptance_takes_effect_without_the_objects(
         assert await site.doubt_later() == ""
     metadata = site.process.metadata
     assert metadata.gaps(PARTITION) == [LogGap(*gap)]
-    assert unexplained_trim(metadata, PARTITION, gap[0]) is None
+    assert RemoteLog(metadata, PARTITION).lost_trim(gap[0]) is None
     await site.start_anew()
     await site.rounds()
     site.clock.advance(POLICY.segment_ms)
@@ -269,5 +268,5 @@ async def test_an_acceptance_records_a_gap_over_a_segment_of_another_history(ben
     await rounds(bench, tasks, 5)
     assert tasks.doubt == ""
     assert bench.metadata.gaps(PARTITION) == [LogGap(30, 60)]
-    assert attempt_at_head(bench.metadata, PARTITION, 0, 60) is None
-    assert earliest_readable(bench.metadata, PARTITION, 60) == 60
+    assert RemoteLog(bench.metadata, PARTITION).attempt_at_head(0, 60) is None
+    assert RemoteLog(bench.metadata, PARTITION).earliest(60) == 60

@@ -10,7 +10,7 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
-from tiers.metadata.log_bounds import last_trim, unexplained_trim
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import UNKNOWN_EPOCH
@@ -296,7 +296,7 @@ async def test_a_deletion_that_is_recorded_late_counts_for_its_leader(bench: Wor
     assert (answering(bench)[0][0], answering(bench)[-1][1]) == (0, copied_to - 1)
     bench.log.last_stable_offset = None
     await bench.metadata.put_log_start(PARTITION, DELETED)
-    assert (bench.metadata.log_starts(PARTITION), await bench.log_start()) == ([], None)
+    assert (bench.metadata.log_starts(PARTITION), await bench.log_start()) == ([], 0)
 
     await lead(bench, 7, 90, *DELETING)
     assert (bench.metadata.log_starts(PARTITION), await bench.log_start()) == ([DELETED], 90)
@@ -327,7 +327,7 @@ async def test_a_log_that_begins_above_both_gives_no_deletion_its_records(bench:
     readable = answering(bench)
     await bench.metadata.put_log_start(PARTITION, DELETED)
     await lead(bench, 5, 140, *CUT_OFF)
-    assert (answering(bench), await bench.log_start()) == (readable, None)
+    assert (answering(bench), await bench.log_start()) == (readable, 0)
 
 
 async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench) -> None:
@@ -368,14 +368,14 @@ async def test_a_cut_below_the_last_trim_voids_the_trim(bench: Workbench) -> Non
     bench.now_ms += 60_000
     start = await bench.trim(with_retention(local_retention_bytes=300))
     assert start is not None
-    assert last_trim(bench.metadata, PARTITION) == (start, 0)
+    assert RemoteLog(bench.metadata, PARTITION).last_trim() == (start, 0)
     bench.log.log_start_offset = 0
     bench.log.elect_unclean(start - 10)
     bench.restart()
     await bench.copy_all(AT_ONCE)
     assert bench.metadata.cuts(PARTITION) == [Cut(1, start - 10, bench.wall_ms)]
-    assert last_trim(bench.metadata, PARTITION) is None
-    assert unexplained_trim(bench.metadata, PARTITION, start - 10) is None
+    assert RemoteLog(bench.metadata, PARTITION).last_trim() is None
+    assert RemoteLog(bench.metadata, PARTITION).lost_trim(start - 10) is None
 
 
 async def test_a_cut_above_the_last_trim_is_only_a_cut(bench: Workbench) -> None:

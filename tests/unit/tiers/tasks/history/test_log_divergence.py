@@ -84,7 +84,8 @@ class Tier:
     @property
     def is_held(self) -> bool:
         """Whether a CUT that is not proved holds every expiry and deletion."""
-        return open_cut(self.process.metadata, PARTITION, self.process.metadata.log_start_offset(PARTITION)) is not None
+        metadata = self.process.metadata
+        return open_cut(metadata, PARTITION, metadata.log_start_offset(PARTITION) or 0) is not None
 
     async def stops(self) -> None:
         before = self.stored()

@@ -14,7 +14,7 @@ from tiers.errors import (
     RemoteStorageError,
     RetriableRemoteStorageError,
 )
-from tiers.metadata.log_bounds import unexplained_trim
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds
@@ -302,7 +302,7 @@ async def test_an_operator_accepts_a_gap_though_metadata_was_lost(bench: Workben
     await bench.check_facts()
     assert await until_recorded(bench) == 120
     assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
-    assert unexplained_trim(bench.metadata, PARTITION, 90) is None
+    assert RemoteLog(bench.metadata, PARTITION).lost_trim(90) is None
 
 
 async def test_no_gap_is_recorded_while_the_store_does_not_answer(
@@ -345,7 +345,7 @@ async def test_an_unclean_election_ends_the_gap_of_the_history_that_it_cut_off(b
 async def test_the_bounds_that_a_gap_is_judged_by_are_the_leaders(bench: Workbench) -> None:
     await with_removed_records(bench)
     earlier = LocalLogBounds(0, 200, 200, 0)
-    assert await bench.gap_task.copy_start(earlier, None) == 90
+    assert await bench.gap_task.copy_start(earlier, 0) == 90
     assert bench.metadata.gaps(PARTITION) == []
 
 

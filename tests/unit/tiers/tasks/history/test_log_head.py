@@ -10,7 +10,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.errors import RetriableRemoteStorageError
-from tiers.metadata.attempts import attempt_at_head
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.log_start import LogGap
 from tiers.storage.remote_storage_manager import StoredObject
 
@@ -126,7 +126,7 @@ async def test_an_attempt_of_another_history_leaves_the_earliest_offset_known(
     void = [(30, 59)] * is_cut
     assert bench.finished[: len(void) + 1] == [*void, (60, 89)]
     assert bench.metadata.gaps(PARTITION) == gaps
-    assert attempt_at_head(bench.metadata, PARTITION, 0, 60) is None
+    assert RemoteLog(bench.metadata, PARTITION).attempt_at_head(0, 60) is None
 
 
 async def test_a_gap_is_recorded_over_an_attempt_that_a_cut_voids(bench: Workbench) -> None:

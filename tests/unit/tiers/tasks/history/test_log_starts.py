@@ -11,7 +11,7 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.tiers.attempts import batches, whole_rounds
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import LogDivergedError
-from tiers.metadata.log_bounds import earliest_readable, last_trim
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.tenure import Tenure
 from tiers.model.log_start import UNKNOWN_EPOCH, OffsetAndEpoch
 from tiers.tasks.history.align import find_parting
@@ -55,7 +55,7 @@ class Partition:
     @property
     def readable(self) -> tuple[int | None, list[tuple[int, int]]]:
         """The first offset that clients can read, and the runs of remote offsets behind it."""
-        start = earliest_readable(self.metadata, PARTITION, self.log.log_start_offset)
+        start = RemoteLog(self.metadata, PARTITION).earliest(self.log.log_start_offset)
         runs: list[tuple[int, int]] = []
         for first, end in self.metadata.answered_offsets(PARTITION, start or 0):
             is_next = runs and runs[-1][1] + 1 == first
@@ -120,7 +120,7 @@ async def test_a_deletion_that_ends_leaves_no_doubt_about_a_trim(partition: Part
     partition.new_owner(local_retention_bytes=300)
     await partition.rounds()
     [trimmed_to] = partition.log.trims
-    assert last_trim(partition.metadata, PARTITION) == (trimmed_to, 0)
+    assert RemoteLog(partition.metadata, PARTITION).last_trim() == (trimmed_to, 0)
     await partition.delete_to_90()
     partition.elect(80, log_start=trimmed_to)
     partition.new_owner()
@@ -166,7 +166,7 @@ async def test_an_emptied_brokers_new_records_stay(partition: Partition) -> None
     with pytest.raises(LogDivergedError):
         await partition.tasks.round(lambda *surveyed: None)
     assert partition.metadata.log_starts(PARTITION) == [DELETED]
-    assert earliest_readable(partition.metadata, PARTITION, 0) == 0
+    assert RemoteLog(partition.metadata, PARTITION).earliest(0) == 0
     partition.log.append(*batches(60, 150, 1))
     partition.new_owner()
     await partition.rounds()
@@ -221,11 +221,11 @@ async def test_after_restored_controllers_a_later_trim_counts(bench: Workbench) 
     for cut in named_cuts(bench.metadata, PARTITION, bounds, 0, parting):
         assert cut.leader_epoch == 6
         await bench.metadata.put_named_cut(PARTITION, cut.leader_epoch, cut.offset)
-    assert last_trim(bench.metadata, PARTITION) is None
+    assert RemoteLog(bench.metadata, PARTITION).last_trim() is None
     log.leader_epoch = 1
     log.append(*batches(0, 150, 1))
     partition.new_owner(local_retention_bytes=300)
     await partition.rounds()
     [trimmed_to] = log.trims
-    assert last_trim(bench.metadata, PARTITION) == (trimmed_to, 1)
+    assert RemoteLog(bench.metadata, PARTITION).last_trim() == (trimmed_to, 1)
     assert partition.readable == (0, [(0, 149)])

@@ -147,10 +147,10 @@ async def test_no_attempt_is_finished_in_the_folder_below_that_has_its_objects(
 
     monkeypatch.setattr(bench.services.place, "require", require)
     bounds = await bench.log.bounds(PARTITION, 1000)
-    assert not await bench.attempts.run(bounds, None)
+    assert not await bench.attempts.run(bounds, 0)
     assert bench.finished == []
     bench.now_ms += 60_000
-    assert await bench.attempts.run(bounds, None)
+    assert await bench.attempts.run(bounds, 0)
     assert bench.finished == [(0, 29)]
 
 
