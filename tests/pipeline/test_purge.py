@@ -44,7 +44,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[JobBench]:
 
 async def dead(bench: JobBench) -> int:
     """Returns how many segments the stored facts call dead."""
-    facts = (await read_stored_facts(bench.storage, CLUSTER_ID, bench.partition)).joined()
+    facts = (await read_stored_facts(bench.storage, CLUSTER_ID, bench.partition)).joined(None)
     assert facts is not None
     return len(facts.dead)
 

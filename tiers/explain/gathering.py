@@ -16,7 +16,7 @@ from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
-from tiers.errors import BrokerError, LogDivergedError, RemoteLogError, RemoteStorageError
+from tiers.errors import BrokerError, LogDivergedError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.topic.group.assignor import differing
@@ -104,7 +104,7 @@ async def gather(
         stopped = str(error)
     except BrokerError as error:
         trouble = str(error)
-    except RemoteStorageError as error:
+    except (RemoteStorageError, RemoteLogMetadataError) as error:
         remarks.append(f"The facts in the store cannot be read: {error}.")
     since_ms = remote.copy_failing_since_ms(now_ms)
     if since_ms is not None:

@@ -7,7 +7,7 @@
   its own, `.facts`. Both kinds of object are immutable.
 * They name how far the owner had read the metadata topic. A metadata topic that does not reach this position has lost
   records. Facts name a position only if the owner has compared the metadata with the stored facts before.
-* Their size does not depend on the number of segments.
+* A later position means later metadata of the same topic, so the newest facts of a topic contain its earlier ones.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _HEAD = "facts 1"
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """The facts. `dead` has the segments whose deletion has begun, and `accepted` the lost positions of the metadata
-    that an operator has accepted."""
+    """The facts. `dead` has the segments at or above the log start whose deletion has begun, and `accepted` the lost
+    positions of the metadata that an operator has accepted."""
 
     cluster_id: str
     topic_id_partition: TopicIdPartition
@@ -74,7 +74,8 @@ class PartitionFacts:
         if later is None and earlier is not None:
             return False
         if later is None or earlier is None or later.topic_id != earlier.topic_id:
-            return joined([self, other]).content == self.content
+            whole = joined([self, other], None if later is None else later.topic_id)
+            return replace(whole, position=None, settings_position=None) == self.content
         return later.next_offset >= earlier.next_offset and set(other.accepted) <= set(self.accepted)
 
 
@@ -88,17 +89,27 @@ def newest_of(facts: Iterable[PartitionFacts], topic_id: UUID | None = None) -> 
     return max(found)[-1] if found else None
 
 
-def joined(facts: Iterable[PartitionFacts]) -> PartitionFacts:
-    """Returns all CUTs, gaps and dead segments, the highest log start of each leader epoch, and the rest of the newest.
-
-    `facts` are of one partition, and not empty."""
+def newest_of_topics(facts: Iterable[PartitionFacts]) -> list[PartitionFacts]:
+    """Returns the newest facts of each metadata topic, and all facts without a position: they contain the others."""
     several = list(facts)
+    topic_ids = dict.fromkeys(each.position.topic_id for each in several if each.position is not None)
+    newest = [found for topic_id in topic_ids if (found := newest_of(several, topic_id)) is not None]
+    return [*(each for each in several if each.position is None), *newest]
+
+
+def joined(facts: Iterable[PartitionFacts], topic_id: UUID | None) -> PartitionFacts:
+    """Joins the newest facts of each metadata topic; `facts` are of one partition, and not empty.
+
+    The result has all their CUTs, gaps and dead segments, and the highest log start of each leader epoch. The rest is
+    that of the newest facts of the metadata topic `topic_id`, or of any topic."""
+    known = list(facts)
+    several = newest_of_topics(known)
+    newest = newest_of(several, topic_id) or newest_of(several) or several[-1]
     starts: dict[int, LogStart] = {}
     for start in (start for each in several for start in each.log_starts):
-        known = starts.get(start.leader_epoch)
-        if known is None or (start.offset, start.last_epoch) > (known.offset, known.last_epoch):
+        highest = starts.get(start.leader_epoch)
+        if highest is None or (start.offset, start.last_epoch) > (highest.offset, highest.last_epoch):
             starts[start.leader_epoch] = start
-    newest = newest_of(several) or several[-1]
     known_cuts = sorted((cut for each in several for cut in each.cuts), key=lambda cut: cut.is_proved)
     cuts = {(cut.leader_epoch, cut.offset): cut for cut in known_cuts}
     return replace(
@@ -107,7 +118,7 @@ def joined(facts: Iterable[PartitionFacts]) -> PartitionFacts:
         gaps=tuple(sorted({gap for each in several for gap in each.gaps})),
         cuts=tuple(cuts[name] for name in sorted(cuts)),
         dead=tuple(sorted({uuid for each in several for uuid in each.dead})),
-        accepted=tuple(sorted({position for each in several for position in each.accepted})),
+        accepted=tuple(sorted({position for each in known for position in each.accepted})),
     )
 
 

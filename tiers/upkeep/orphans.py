@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, readable_segments
+from tiers.errors import LaterFormatError, RemoteLogMetadataError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -176,7 +177,7 @@ async def _without_the_lost(tier: OpenTier, orphans: list[Orphan]) -> list[Orpha
         key = parse_segment_key(orphan.key)
         if key is not None:
             partition = TopicIdPartition(key.topic_id, key.partition)
-            if partition not in reasons and partition.topic_id in tier.cluster.topics_by_id:
+            if partition not in reasons and _is_of_cluster(tier, partition):
                 reasons[partition] = await _lost(tier, partition)
             if reasons.get(partition):
                 orphan = replace(orphan, what=LOST, deletable=False)
@@ -184,8 +185,16 @@ async def _without_the_lost(tier: OpenTier, orphans: list[Orphan]) -> list[Orpha
     return judged
 
 
+def _is_of_cluster(tier: OpenTier, partition: TopicIdPartition) -> bool:
+    """Whether the topic is not known to be gone: the brokers may hide a topic that this client may not describe."""
+    return partition.topic_id in tier.cluster.topics_by_id or tier.metadata.is_known(partition)
+
+
 async def _lost(tier: OpenTier, partition: TopicIdPartition) -> str:
-    stored = await with_retries(lambda: read_stored_facts(tier.storage, tier.cluster_id, partition))
+    try:
+        stored = await with_retries(lambda: read_stored_facts(tier.storage, tier.cluster_id, partition))
+    except (LaterFormatError, RemoteLogMetadataError) as error:
+        return str(error)
     return await lost_reason(tier.storage, tier.metadata, partition, stored, TIMEOUT_MS)
 
 

@@ -26,7 +26,7 @@ from uuid import UUID
 from tiers.config.paused_work import paused_work
 from tiers.config.topic_settings import is_deletion_requested
 from tiers.config.total_retention import TOTAL_KEYS, longest_total, recorded_total
-from tiers.metadata.partition_facts import PartitionFacts, joined
+from tiers.metadata.partition_facts import PartitionFacts, joined, newest_of_topics
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.written_records import key_and_value
@@ -124,8 +124,9 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
     plan.refused += [f"facts in the store cannot be read: {each}" for each in found.facts if isinstance(each, str)]
     dead, gaps = frozenset[UUID](), tuple[LogGap, ...]()
     if plan.facts:
-        known = joined(plan.facts)
-        plan.positions = [each for each in known.positions() if each[1] not in known.accepted]
+        known = joined(plan.facts, None)
+        newest = [pair for each in newest_of_topics(plan.facts) for pair in each.positions()]
+        plan.positions = [each for each in dict.fromkeys(newest) if each[1] not in known.accepted]
         plan.topic_id_partition, plan.local_log_start = known.topic_id_partition, known.local_log_start
         plan.log_starts, plan.cuts = list(known.log_starts), known.cuts
         dead, gaps = frozenset(known.dead), known.gaps

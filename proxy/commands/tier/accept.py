@@ -33,6 +33,7 @@ from tiers.access.open_tier import (
     tiered_cluster,
 )
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
+from tiers.errors import LaterFormatError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -41,7 +42,7 @@ from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.history.acceptance import KeptSettings, accept_what_is_left, kept_settings, may_be_in_doubt
 from tiers.tasks.history.stored_facts import StoredFacts, read_stored_facts
-from tiers.tasks.history.tier_place import missing_marker, write_marker
+from tiers.tasks.history.tier_place import NO_COPY, find_copied, missing_marker, write_marker
 
 
 class Acceptance(NamedTuple):
@@ -125,12 +126,17 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
             ):
                 cluster_id = storage_cluster_id(config, cluster.cluster_id)
                 lost_marker = await missing_marker(storage, metadata, cluster_id)
-                stored = await read_stored_facts(storage, cluster_id, partition)
+                is_readable = True
+                try:
+                    stored = await read_stored_facts(storage, cluster_id, partition)
+                except (LaterFormatError, RemoteLogMetadataError):
+                    stored = await read_stored_facts(storage, cluster_id, partition, is_strict=False)
+                    is_readable = False
                 await metadata.ensure_fresh(partition, 0, TIMEOUT_MS)
                 source = BrokerLogSource(client)
                 found = await partition_bounds(source, cluster, metadata, partition)
                 # While the leader does not answer, the operator alone can judge.
-                is_needed = lost_marker is not None or bool(found.trouble)
+                is_needed = lost_marker is not None or bool(found.trouble) or not is_readable
                 is_needed = is_needed or await _is_needed(source, storage, metadata, partition, stored)
                 if not (is_needed or metadata.is_known(partition)):
                     raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
@@ -138,12 +144,21 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
                 not_restored: list[str] = []
                 if write and is_needed:
                     if lost_marker is not None:
+                        await _require_copied(storage, metadata)
                         await write_marker(storage, cluster_id, lost_marker)
                     bounds, log_start = await _log_of(source, metadata, partition)
                     not_restored = await accept_what_is_left(
                         storage, metadata, cluster_id, partition, bounds, log_start, TIMEOUT_MS
                     )
                 return Acceptance(found, is_needed, settings, tuple(not_restored))
+
+
+async def _require_copied(storage: RemoteStorageManager, metadata: RemoteLogMetadataManager) -> None:
+    is_found, asked = await find_copied(storage, metadata)
+    while not is_found and asked:
+        is_found, asked = await find_copied(storage, metadata, asked)
+    if not is_found:
+        raise RemoteTierError(NO_COPY)
 
 
 async def _log_of(

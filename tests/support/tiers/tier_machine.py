@@ -478,7 +478,7 @@ class Tier(RuleBasedStateMachine):
         assert named <= stored
         if segments:
             stored_facts = await read_stored_facts(self.processes[NAMES[0]].store, "cluster", PARTITION)
-            facts = stored_facts.joined()
+            facts = stored_facts.joined(None)
             assert facts is not None
             assert set(metadata.cuts(PARTITION)) <= set(facts.cuts)
             assert set(metadata.gaps(PARTITION)) <= set(facts.gaps)

@@ -8,17 +8,23 @@ present positions, which name the lost ones. By them the owner's doubt ends. It 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
 from tiers.config.total_retention import TotalRetention, longest_total, recorded_total
-from tiers.errors import LaterFormatError
-from tiers.metadata.partition_facts import PartitionFacts
+from tiers.errors import LaterFormatError, RemoteLogMetadataError
+from tiers.metadata.partition_facts import (
+    PartitionFacts,
+    decode_partition_facts,
+    newest_of,
+    newest_of_topics,
+)
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.log_start import LogGap, OffsetAndEpoch
+from tiers.model.log_start import LogGap, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -32,6 +38,9 @@ from tiers.tasks.history.stored_facts import (
     read_stored_facts,
     unknown_segments,
 )
+
+_SEGMENTS_PER_WRITE = 500
+"""The records of a write are one batch, and brokers limit its size."""
 
 
 async def may_be_in_doubt(
@@ -77,13 +86,16 @@ async def kept_settings(
     An acceptance is about the known records. It is no word for a shorter total or for the end of a pause. If the
     metadata lost records since the facts were stored, the settings that it has may be earlier ones, or none. Raises
     `BrokerError`."""
-    facts = stored.joined()
-    if facts is None or not await lost_positions(metadata, partition, stored, timeout_ms):
+    if not await lost_positions(metadata, partition, stored, timeout_ms):
         return KeptSettings()
+    facts = stored.all()
+    of_topic = newest_of(facts, metadata.position(partition).topic_id)
+    configs = [each.tier_config for each in ([of_topic] if of_topic else newest_of_topics(facts))]
     present = metadata.topic_tier_config(partition.topic_id)
     known = recorded_total(present)
-    kept = longest_total([recorded_total(facts.tier_config), known])
-    return KeptSettings(None if kept == known else kept, paused_work(facts.tier_config) - paused_work(present))
+    kept = longest_total([*map(recorded_total, configs), known])
+    paused = frozenset(work for each in configs for work in paused_work(each))
+    return KeptSettings(None if kept == known else kept, paused - paused_work(present))
 
 
 async def accept_what_is_left(
@@ -99,26 +111,29 @@ async def accept_what_is_left(
 
     `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. Raises the errors of the
     store, the brokers and the metadata manager."""
-    stored = await read_stored_facts(storage, cluster_id, partition)
+    stored = await read_stored_facts(storage, cluster_id, partition, is_strict=False)
     await metadata.ensure_fresh(partition, 0, timeout_ms)
-    facts = stored.joined() or PartitionFacts(cluster_id, partition)
-    lost = await lost_positions(metadata, partition, stored, timeout_ms)
-    settings = (await kept_settings(metadata, partition, stored, timeout_ms)).config()
-    if settings:  # first: the owner may expire records as soon as its doubt ends
-        await metadata.change_topic_tier_config(partition.topic_id, partition.topic, settings)
     found: list[RemoteLogSegmentMetadata] = []
     not_restored: list[str] = []
     async for each in unknown_segments(storage, metadata, partition, stored, LogGap(log_start, LAST_OFFSET)):
         try:
-            found.append(decode_indexes_object(await storage.fetch_indexes(each), each).metadata)
+            decoded = decode_indexes_object(await storage.fetch_indexes(each), each)
+            found.append(decoded.metadata)
+            with suppress(RemoteLogMetadataError):  # the segment can be restored without them
+                if decoded.indexes.facts:
+                    stored.objects[str(each.segment_id.id)] = decode_partition_facts(decoded.indexes.facts)
         except LaterFormatError as error:
             not_restored.append(f"segment {each.segment_id.id}: {error}")
+    lost = await lost_positions(metadata, partition, stored, timeout_ms)
+    settings = (await kept_settings(metadata, partition, stored, timeout_ms)).config()
+    if settings:  # first: the owner may expire records as soon as its doubt ends
+        await metadata.change_topic_tier_config(partition.topic_id, partition.topic, settings)
+    facts = stored.joined(metadata.position(partition).topic_id) or PartitionFacts(cluster_id, partition)
     holes = await RemoteLog(metadata, partition).holes(log_start, bounds.log_start_offset)
     known_cuts = {(cut.leader_epoch, cut.offset) for cut in metadata.cuts(partition)}
     known_starts = metadata.recorded_log_starts(partition)
     await metadata.restore(
         partition,
-        segments=found,
         cuts=[cut for cut in facts.cuts if (cut.leader_epoch, cut.offset) not in known_cuts],
         gaps=[
             LogGap(max(gap.first_offset, hole.first_offset), min(gap.next_offset, hole.next_offset))
@@ -128,9 +143,14 @@ async def accept_what_is_left(
             and hole.first_offset < gap.next_offset
             and not any(_overlap(each, gap) for each in found)
         ],
-        log_starts=[start for start in facts.log_starts if start not in known_starts],
+        # Retention finds its log start again, by the settings of this cluster.
+        log_starts=[
+            start for start in facts.log_starts if start.reason is LogStartReason.USER and start not in known_starts
+        ],
         local_log_start=_trim_left(metadata, partition, holes, log_start, bounds.leader_epoch),
     )
+    for first in range(0, len(found), _SEGMENTS_PER_WRITE):
+        await metadata.restore(partition, segments=found[first : first + _SEGMENTS_PER_WRITE])
     accepted = {position for each in stored.all() for position in each.accepted}.union(lost)
     if not not_restored:
         await put_facts(storage, facts_of(metadata, cluster_id, partition, sorted(accepted)))

@@ -11,10 +11,11 @@ their own. It deletes an earlier such object when it has read a later one that c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from uuid import UUID
 
-from tiers.errors import MetadataLostError
+from tiers.errors import LaterFormatError, MetadataLostError, RemoteLogMetadataError
 from tiers.metadata.partition_facts import (
     PartitionFacts,
     decode_partition_facts,
@@ -88,18 +89,22 @@ class FactsTask:
         """Compares the metadata with the store, and sets `doubt`. Raises the errors of the store and the brokers."""
         services, partition = self._services, self._partition
         await services.place.require(services)
-        stored = await read_stored_facts(services.storage, services.cluster_id, partition)
         timeout_ms = services.settings.request_timeout_ms
-        for each in {partition, partition.of_settings}:
-            await services.metadata.ensure_fresh(each, 0, timeout_ms)
-        reason = await lost_reason(services.storage, services.metadata, partition, stored, timeout_ms)
+        try:
+            stored = await read_stored_facts(services.storage, services.cluster_id, partition)
+        except (LaterFormatError, RemoteLogMetadataError) as error:
+            reason = f"it is not known whether the metadata lost records: {error}: {WAY_BACK}"
+        else:
+            for each in {partition, partition.of_settings}:
+                await services.metadata.ensure_fresh(each, 0, timeout_ms)
+            reason = await lost_reason(services.storage, services.metadata, partition, stored, timeout_ms)
+            self._keep(stored)
         services.require_ownership(partition)  # to a former owner, the copies of the present one are unknown
         if reason:
             self.doubt, self._proved_at_ms = MetadataLostError(reason), None
             self._check_at_ms = services.clock_ms() + self._pause_ms
             self._pause_ms = min(2 * self._pause_ms, _MAX_PAUSE_MS)
             return
-        self._keep(stored)
         self.doubt, self._proved_at_ms, self._pause_ms = None, services.clock_ms(), _FIRST_PAUSE_MS
 
     async def require_proved(self) -> None:
@@ -139,7 +144,7 @@ class FactsTask:
         """Returns whether only the store knows a whole segment with records of `hole`. Raises the store's errors."""
         services, partition = self._services, self._partition
         await services.place.require(services)  # otherwise the listing is that of another place
-        stored = await read_stored_facts(services.storage, services.cluster_id, partition)
+        stored = await read_stored_facts(services.storage, services.cluster_id, partition, is_strict=False)
         async for _ in unknown_segments(services.storage, services.metadata, partition, stored, hole):
             return True
         return False
@@ -148,12 +153,18 @@ class FactsTask:
         """Stores the facts if they have changed since the last run and no copy has them. Raises the store's errors."""
         self._note_copies()
         facts = self.present()
-        if facts.content == self._stored or (self._stored is None and facts.is_empty):
+        is_stored = facts.content in (self._stored, *(each.content for each in self._in_doubt(facts)))
+        if is_stored or (self._stored is None and self._changed is None and facts.is_empty):
             self._changed = None
         elif facts.content != self._changed:
-            self._changed = facts.content  # the next copy may have them
+            # The next copy may have them. What the store has is not theirs, also after the change is taken back.
+            self._changed, self._stored = facts.content, None
         else:
             await self.store()
+
+    def _in_doubt(self, facts: PartitionFacts) -> Iterator[PartitionFacts]:
+        """Yields the stored facts without a position, if `facts` have none either."""
+        return (each for each in self._objects.values() if facts.position is None and each.position is None)
 
     def _note_copies(self) -> None:
         metadata = self._services.metadata
@@ -178,6 +189,8 @@ class FactsTask:
         services.checkpoint("facts-stored")
         read = decode_partition_facts(await services.storage.get_object(key))
         self._stored, self._changed = facts.content, None
+        self._announced.clear()  # a copy that ends now has earlier facts
+        services.require_ownership(partition)
         for earlier, known in list(self._objects.items()):
             if read.contains(known):
                 await services.storage.delete_object(earlier)

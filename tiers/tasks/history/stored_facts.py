@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from tiers.config.paused_work import paused_work
-from tiers.config.total_retention import TOTAL_KEYS
+from tiers.config.total_retention import longest_total, recorded_total
 from tiers.errors import CorruptSegmentError, LaterFormatError, RemoteLogMetadataError, RemoteResourceNotFoundError
 from tiers.metadata.partition_facts import (
     PartitionFacts,
@@ -20,10 +20,12 @@ from tiers.metadata.partition_facts import (
     encode_partition_facts,
     joined,
     newest_of,
+    newest_of_topics,
 )
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition, RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogGap
+from tiers.model.log_start import LogGap, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
@@ -38,6 +40,9 @@ from tiers.storage.object_key import (
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 LAST_OFFSET = (1 << 63) - 1
+_LISTINGS = 3
+_INDEXES_PER_LOOK = 16
+"""A copy that was made while the owner was in doubt names no position. So an earlier one may have to be read."""
 WAY_BACK = (
     "`tidegate tier rebuild` restores the metadata from the store; `tidegate tier accept` reads back what only the"
     " store knows, and goes on without the rest (docs/operations.md, 'A partition stops')"
@@ -57,9 +62,10 @@ class StoredFacts:
     def all(self) -> list[PartitionFacts]:
         return [*self.objects.values(), *([] if self.latest is None else [self.latest])]
 
-    def joined(self) -> PartitionFacts | None:
+    def joined(self, topic_id: UUID | None) -> PartitionFacts | None:
+        """Returns all facts as `joined` does, where `topic_id` is the present metadata topic; None without any."""
         facts = self.all()
-        return joined(facts) if facts else None
+        return joined(facts, topic_id) if facts else None
 
     def not_accepted(self) -> list[PartitionFacts]:
         """Returns the facts whose positions no operator has accepted as lost."""
@@ -79,19 +85,19 @@ def facts_of(
     begun = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
     deleting = (each.metadata for each in metadata.segments_apart(partition) if each.state >= begun)
     deleted = (*deleting, *metadata.deleted_segments(partition))
+    log_starts = sorted(
+        (each for each in metadata.recorded_log_starts(partition) if each.deletes),
+        key=lambda each: (each.leader_epoch, each.offset, each.reason, each.last_epoch),
+    )
+    log_start = log_starts[-1].offset if log_starts else 0
     return PartitionFacts(
         cluster_id=cluster_id,
         topic_id_partition=partition,
-        log_starts=tuple(
-            sorted(
-                (each for each in metadata.recorded_log_starts(partition) if each.deletes),
-                key=lambda each: (each.leader_epoch, each.offset, each.reason, each.last_epoch),
-            )
-        ),
+        log_starts=tuple(log_starts),
         local_log_start=metadata.local_log_start(partition),
         gaps=tuple(metadata.gaps(partition)),
         cuts=tuple(metadata.cuts(partition)),
-        dead=tuple(sorted(each.segment_id.id for each in deleted)),
+        dead=tuple(sorted(each.segment_id.id for each in deleted if each.end_offset >= log_start)),
         accepted=tuple(sorted(accepted)),
         tier_config=dict(metadata.topic_tier_config(partition.topic_id)),
         position=metadata.position(partition) if is_proved else None,
@@ -108,28 +114,50 @@ async def put_facts(storage: RemoteStorageManager, facts: PartitionFacts) -> str
     return key
 
 
-async def read_stored_facts(storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition) -> StoredFacts:
-    """Lists the partition, and reads the newest facts. Unreadable facts do not count.
+async def read_stored_facts(
+    storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition, *, is_strict: bool = True
+) -> StoredFacts:
+    """Lists the partition, and reads the newest facts.
 
-    Costs one LIST per 1000 objects, and a GET of each `.facts` object and of one `.indexes` object, or a few. Raises
-    the store's errors."""
+    Costs one LIST per 1000 objects, and a GET of each `.facts` object and of one `.indexes` object, or a few. If
+    `is_strict`, facts that cannot be read are an error, unless later ones can be read. Raises the store's errors,
+    `LaterFormatError` and `RemoteLogMetadataError`."""
+    for _ in range(_LISTINGS):
+        with suppress(RemoteResourceNotFoundError):  # an owner replaced a listed object by a later one
+            return await _read_listed(storage, cluster_id, partition, is_strict=is_strict)
+    return await _read_listed(storage, cluster_id, partition, is_strict=is_strict)
+
+
+async def _read_listed(
+    storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition, *, is_strict: bool
+) -> StoredFacts:
     segments: list[RemoteLogSegmentMetadata] = []
     objects: dict[str, PartitionFacts] = {}
+    unread: dict[str, RemoteLogMetadataError] = {}
     async for found in storage.list_objects(partition_prefix(cluster_id, partition)):
         key = parse_segment_key(found.key)
         if key is not None and key.suffix == INDEXES_SUFFIX:
             segments.append(segment_of_key(key, found.custom_metadata))
         elif parse_facts_key(found.key) is not None:
-            with suppress(RemoteResourceNotFoundError, RemoteLogMetadataError):
+            try:
                 objects[found.key] = decode_partition_facts(await storage.get_object(found.key))
+            except RemoteLogMetadataError as error:
+                unread[found.key] = error
+    if is_strict and unread and max(unread) > max(objects, default=""):
+        raise RemoteLogMetadataError(f"{max(unread)}: {unread[max(unread)]}")
     segments.sort(key=lambda each: (each.start_offset, each.end_offset))
-    for segment in reversed(segments):
-        with suppress(RemoteResourceNotFoundError, CorruptSegmentError, RemoteLogMetadataError):
-            facts = decode_partition_facts(
-                decode_indexes_object(await storage.fetch_indexes(segment), segment).indexes.facts
-            )
-            if facts.position is not None:
-                return StoredFacts(segments, objects, facts)
+    for segment in segments[: -_INDEXES_PER_LOOK - 1 : -1]:
+        try:
+            indexes = decode_indexes_object(await storage.fetch_indexes(segment), segment).indexes
+            facts = decode_partition_facts(indexes.facts) if indexes.facts else None
+        except (LaterFormatError, RemoteLogMetadataError):
+            if is_strict:
+                raise
+            continue
+        except (RemoteResourceNotFoundError, CorruptSegmentError):
+            continue
+        if facts is not None and facts.position is not None:
+            return StoredFacts(segments, objects, facts)
     return StoredFacts(segments, objects, None)
 
 
@@ -148,9 +176,11 @@ async def lost_reason(
             f"facts of {partition} in the store name offset {lost[0].next_offset} of the metadata topic"
             f" {lost[0].topic_id}: the metadata lost records since, or lacks the settings that held there: {WAY_BACK}"
         )
-    end = metadata.remote_end_offset(partition)
-    known_to = max(0 if end is None else end + 1, metadata.log_start_offset(partition) or 0)
-    async for segment in unknown_segments(storage, metadata, partition, stored, LogGap(known_to, LAST_OFFSET)):
+    remote = RemoteLog(metadata, partition)
+    log_start = remote.log_start()
+    lacking = [each for each in stored.segments if remote.unread_from(each, log_start) is not None]
+    hole = LogGap(log_start, LAST_OFFSET)
+    async for segment in unknown_segments(storage, metadata, partition, replace(stored, segments=lacking), hole):
         return (
             f"the store has segment {segment.segment_id.id} of {partition}, which the metadata does not know: metadata"
             f" was lost: {WAY_BACK}"
@@ -164,20 +194,30 @@ async def lost_positions(
     """Returns the positions in the stored facts that the metadata topic does not reach.
 
     A position in another metadata topic does not count: `rebuild` or `import` made the present one. But an import
-    restores no settings. So it counts if no facts name the present topic, and the metadata lacks the total retention
-    or a pause that the newest facts have. Raises `BrokerError`."""
+    restores no settings. So it counts if no facts name the present topic, and the metadata lacks what the newest facts
+    have. Raises `BrokerError`."""
     facts, topic_id = stored.not_accepted(), metadata.position(partition).topic_id
     newest = newest_of(facts)
-    if newest is not None and newest_of(facts, topic_id) is None and _lacks_settings(metadata, newest):
+    if newest is not None and newest_of(facts, topic_id) is None and _lacks(metadata, newest_of_topics(facts)):
         return [position for _, position in newest.positions()]
     named = dict.fromkeys(pair for each in facts for pair in each.positions() if pair[1].topic_id == topic_id)
     return [position for of, position in named if not await metadata.confirms(of, position, timeout_ms)]
 
 
-def _lacks_settings(metadata: RemoteLogMetadataManager, facts: PartitionFacts) -> bool:
-    """Whether the metadata lacks what holds back deletions: the total retention, and the work that is paused."""
-    recorded = facts.tier_config.keys() & set(TOTAL_KEYS) | {work.key for work in paused_work(facts.tier_config)}
-    return not recorded <= metadata.topic_tier_config(facts.topic_id_partition.topic_id).keys()
+def _lacks(metadata: RemoteLogMetadataManager, several: Sequence[PartitionFacts]) -> bool:
+    """Whether the metadata lacks a CUT, a user's log start, or what holds back deletions: a longer total, a pause."""
+    partition = several[0].topic_id_partition
+    config = metadata.topic_tier_config(partition.topic_id)
+    known = recorded_total(config)
+    cuts = {(cut.leader_epoch, cut.offset) for cut in metadata.cuts(partition)}
+    log_start = RemoteLog(metadata, partition).log_start()
+    return any(
+        longest_total([recorded_total(each.tier_config), known]) != known
+        or not paused_work(each.tier_config) <= paused_work(config)
+        or not cuts.issuperset((cut.leader_epoch, cut.offset) for cut in each.cuts)
+        or any(start.reason is LogStartReason.USER and start.offset > log_start for start in each.log_starts)
+        for each in several
+    )
 
 
 async def unknown_segments(
@@ -191,7 +231,7 @@ async def unknown_segments(
 
     The broker's own retention may have removed the records of a copy that the metadata lost. Raises the store's
     errors."""
-    known = stored.joined()
+    known = stored.joined(metadata.position(partition).topic_id)
     gone = {each.segment_id.id for each in metadata.deleted_segments(partition)} | set(known.dead if known else ())
     for segment in _unknown(metadata, stored, hole):
         # One answer may be damaged on its way, and the gap that is recorded because of it stays.

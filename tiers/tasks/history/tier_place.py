@@ -24,6 +24,7 @@ from tiers.errors import RemoteLogMetadataNotReadyError, RemoteResourceNotFoundE
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TIER_PARTITION
 from tiers.model.segment_metadata import TierMarkerUpdate
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.locations import HOME, decode_location
 from tiers.storage.object_key import marker_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -31,6 +32,10 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager
 if TYPE_CHECKING:
     from tiers.tasks.task_services import TaskServices
 
+NO_COPY = (
+    "the store has neither the marker of the tier nor the segments that were copied: does [storage] name another place"
+    " than that of the process which copied them, or is it not mounted? Correct that; nothing new is copied here"
+)
 _VERSION = 1
 _SEGMENTS_PER_LOOK = 8
 
@@ -67,7 +72,14 @@ class TierPlace:
         with suppress(_UnreadableMarkerError):  # the store may have damaged it when it was written
             found = await read_marker(storage, services.cluster_id)
         if found is None:
-            await self._require_copied(services)
+            if not services.knows_all_partitions:
+                raise RemoteLogMetadataNotReadyError(
+                    "it is unknown whether any partition was copied, so it is unknown whether this store is the right"
+                    " one"
+                )
+            is_found, self._skipped = await find_copied(storage, metadata, self._skipped)
+            if not is_found:
+                raise RemoteStorageError(NO_COPY)
         if known is None:
             await metadata.put_tier_marker(HOME, found or uuid4(), is_confirmed=False)
             services.checkpoint("marker-announced")
@@ -81,45 +93,37 @@ class TierPlace:
         await metadata.put_tier_marker(HOME, known.marker_id, is_confirmed=True)
         return known
 
-    async def _require_copied(self, services: TaskServices) -> None:
-        """Raises `RemoteStorageError` when the home location has none of the segments that were copied there.
 
-        It asks for a few of them, and one is enough. The next call asks for others: the store may have lost some."""
-        metadata = services.metadata
-        if not services.knows_all_partitions:
-            raise RemoteLogMetadataNotReadyError(
-                "it is unknown whether any partition was copied, so it is unknown whether this store is the right one"
-            )
-        copied = (
-            each.metadata
-            for partition in metadata.partitions()
-            for each in metadata.stored_segments(partition)
-            if each.is_finished and decode_location(each.metadata.custom_metadata)[0] == HOME
-        )
-        asked = list(islice(copied, self._skipped, self._skipped + _SEGMENTS_PER_LOOK))
-        is_any = bool(asked) or self._skipped > 0
-        for segment in asked:
-            with suppress(RemoteResourceNotFoundError):
-                await services.storage.fetch_indexes(segment)
-                return
-            self._skipped += 1
-        if len(asked) < _SEGMENTS_PER_LOOK:
-            self._skipped = 0
-        if is_any:
-            raise RemoteStorageError(
-                "the store has neither the marker of the tier nor the segments that were copied: does [storage] name"
-                " another place than that of the process which copied them, or is it not mounted? Correct that; nothing"
-                " new is copied here"
-            )
+async def find_copied(
+    storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, skipped: int = 0
+) -> tuple[bool, int]:
+    """Returns whether the home location has one of the segments that were copied there, or none was copied.
+
+    It asks for a few of them, from number `skipped` on, and one is enough. The second result is the number for the next
+    call: the store may have lost some. Raises the store's errors, and `LaterFormatError` for an old layout."""
+    copied = (
+        each.metadata
+        for partition in metadata.partitions()
+        for each in metadata.stored_segments(partition)
+        if each.is_finished and decode_location(each.metadata.custom_metadata)[0] == HOME
+    )
+    asked = list(islice(copied, skipped, skipped + _SEGMENTS_PER_LOOK))
+    for segment in asked:
+        with suppress(RemoteResourceNotFoundError):
+            decode_indexes_object(await storage.fetch_indexes(segment), segment)
+            return True, skipped
+    return not asked and not skipped, 0 if len(asked) < _SEGMENTS_PER_LOOK else skipped + len(asked)
 
 
 async def missing_marker(
     storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, cluster_id: str
 ) -> UUID | None:
-    """Returns the id of the marker that the store lacks by the metadata; None: it lacks none.
+    """Returns the id of the marker that the store lacks by the metadata, or that is damaged; None: it lacks none.
 
     Raises `RemoteStorageError` when the store has the marker of another tier."""
-    known, found = metadata.tier_marker(HOME), await read_marker(storage, cluster_id)
+    known, found = metadata.tier_marker(HOME), None
+    with suppress(_UnreadableMarkerError):
+        found = await read_marker(storage, cluster_id)
     if known is not None and found is None:
         return known.marker_id
     if known is not None:

@@ -89,7 +89,7 @@ def test_facts_are_joined_and_none_is_lost() -> None:
         cuts=(Cut(1, 30, 5, True), Cut(2, 7, 5)),
         dead=(UUID(int=2),),
     )
-    found = joined([later, replace(FACTS, log_starts=(higher,))])
+    found = joined([later, replace(FACTS, log_starts=(higher,), position=None)], None)
     assert (found.position, found.tier_config, found.local_log_start) == (later.position, {}, None)
     assert [(start.leader_epoch, start.offset) for start in found.log_starts] == [(1, 9), (4, 2)]
     assert found.gaps == (LogGap(1, 2), LogGap(10, 20))

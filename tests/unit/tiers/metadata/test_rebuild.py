@@ -114,7 +114,7 @@ def test_segments_are_live_and_those_that_facts_call_dead_are_not(store: Store) 
     assert len(plan.dropped) == 1
 
 
-def test_facts_are_joined_and_those_of_segments_count(store: Store) -> None:
+def test_the_newest_facts_count_and_those_of_segments_too(store: Store) -> None:
     first, dead = store.holds(0, 9), store.holds(10, 19)
     store.facts(log_start=3, gaps=(LogGap(20, 30),), position=70)
     store.facts(log_start=2, dead=(dead,), trimmed_to=5, position=80)
@@ -125,8 +125,8 @@ def test_facts_are_joined_and_those_of_segments_count(store: Store) -> None:
     known.indexes = replace(known.indexes, facts=earlier)
     plan = store.plan()
     assert live(plan) == [(0, 9)]
-    assert (plan.log_start_offset, plan.gaps, plan.local_log_start) == (3, [LogGap(20, 30)], (5, 0))
-    assert [position.next_offset for _, position in plan.positions] == [80, 80]
+    assert (plan.log_start_offset, plan.gaps, plan.local_log_start) == (2, [], (5, 0))
+    assert [position.next_offset for _, position in plan.positions] == [80]
 
 
 def test_the_last_segment_and_those_that_overlap_are_read_back(store: Store) -> None:

@@ -10,9 +10,11 @@ import pytest
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, Workbench, copied
+from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import MetadataLostError, RetriableRemoteStorageError
-from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts
+from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts, newest_of
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.log_start import LogGap
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
@@ -126,16 +128,81 @@ async def test_a_position_that_is_not_reached_shows_lost_metadata(bench: Workben
         await bench.check_facts()
 
 
-async def test_a_whole_unknown_segment_behind_the_last_known_one_shows_a_loss(bench: Workbench) -> None:
+@pytest.mark.parametrize("lost", [0, 1, 2])
+async def test_a_whole_unknown_segment_shows_a_loss(bench: Workbench, lost: int) -> None:
     await copied(bench)
-    first, _, last = bench.segments
-    del bench.metadata.segments[first.segment_id]
-    await bench.check_facts()
-    del bench.metadata.segments[last.segment_id]
+    segment = bench.segments[lost]
+    del bench.metadata.segments[segment.segment_id]
     with pytest.raises(MetadataLostError, match="which the metadata does not know"):
         await bench.check_facts()
-    await bench.store.delete_log_segment_data(last)
+    await bench.store.delete_log_segment_data(segment)
     await bench.check_facts()
+
+
+async def test_an_unknown_segment_below_the_log_start_shows_no_loss(bench: Workbench) -> None:
+    await copied(bench)
+    first = bench.segments[0]
+    del bench.metadata.segments[first.segment_id]
+    await bench.record_log_start(first.end_offset + 1)
+    await bench.check_facts()
+
+
+@pytest.mark.parametrize("damage", [b"facts 2 00000000\n{}", b"facts 1"])
+async def test_facts_that_cannot_be_read_prove_nothing(bench: Workbench, damage: bytes) -> None:
+    await copied(bench)
+    await bench.record_log_start(5)
+    await runs(bench, 2)
+    [path] = (bench.folder / "remote").rglob("*.facts")
+    path.write_bytes(damage)
+    bench.restart()
+    with pytest.raises(MetadataLostError, match="not known whether the metadata lost records"):
+        await bench.check_facts()
+    await bench.record_log_start(6)
+    await bench.facts_task.store()
+    assert await bench.accept() == []
+
+
+async def test_facts_that_an_owner_replaces_during_the_look_are_read(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await copied(bench)
+    await bench.check_facts()
+    await bench.record_log_start(5)
+    await bench.facts_task.store()
+    get, owner = bench.store.get_object, bench.facts_task
+    replaced = False
+
+    async def replacing(key: str) -> bytes:
+        nonlocal replaced
+        if key.endswith(".facts") and not replaced:
+            replaced = True
+            await bench.record_log_start(6)
+            await owner.store()
+        return await get(key)
+
+    monkeypatch.setattr(bench.store, "get_object", replacing)
+    found = await read_stored_facts(bench.store, "cluster", PARTITION)
+    assert [start.offset for each in found.objects.values() for start in each.log_starts] == [6]
+
+
+async def test_a_change_that_is_taken_back_is_stored_once_more(bench: Workbench) -> None:
+    """Otherwise a metadata topic that loses the last change reaches the position of the first one."""
+
+    async def position_of(paused: str | None, rounds: int) -> MetadataPosition | None:
+        config = {TierWork.EXPIRING.key: paused}
+        await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", config)
+        await runs(bench, rounds)
+        newest = newest_of(await alone(bench))
+        return None if newest is None else newest.position
+
+    await copied(bench)
+    await bench.check_facts()
+    first = await position_of("true", 2)
+    assert await position_of(None, 1) == first
+    last = await position_of("true", 2)
+    assert first is not None
+    assert last is not None
+    assert last > first
 
 
 async def test_positions_of_another_topic_count_only_for_settings(bench: Workbench) -> None:

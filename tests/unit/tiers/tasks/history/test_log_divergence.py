@@ -160,7 +160,7 @@ async def test_a_broker_that_was_emptied_stops_until_an_operator_cuts(tier: Tier
     await tier.rounds()
     assert old < tier.stored()
     stored = await read_stored_facts(tier.process.store, "cluster", PARTITION)
-    facts = stored.joined()
+    facts = stored.joined(None)
     assert facts is not None
     assert [cut.offset for cut in facts.cuts] == [0]
 
