@@ -79,11 +79,7 @@ ALARMS: Final = {
     "the history of the page has a hole": "history-has-a-hole",
     "the remote log manager failed": "remote-log-manager-failed",
     "the tiered topics could not be read": "tiered-topics-unreadable",
-    "deleted topics could not be found or removed": "topic-deletion-failed",
-    "the remote log of a disabled topic could not be removed": "disabled-topic-not-removed",
-    "the objects of deleted segments could not be deleted once more": "second-deletion-failed",
-    "the total retention of topics could not be recorded": "total-retentions-not-recorded",
-    "a segment in the spool could not be stored for its owner": "spooled-segment-not-stored",
+    "work of the remote log manager failed": "remote-log-work-failed",
     "a stage of a partition failed": "stage-failed",
     "closing the connection": "connection-closed",
     "no code handles an error": "error-not-handled",
@@ -139,6 +135,7 @@ OTHER_EVENTS: Final = {
     "copying goes on": "copying-goes-on",
     "deleted segments are forgotten": "deleted-segments-forgotten",
     "deleted topics can be removed again": "topic-deletion-works-again",
+    "the total retention of topics can be recorded again": "total-retentions-recorded",
     "following the remote log metadata": "following-metadata",
     "local index files can be read and written again": "local-indexes-usable",
     "local index files cannot be read or written; the indexes come from the store": "local-indexes-unusable",
@@ -229,6 +226,11 @@ OTHER_EVENTS: Final = {
     "waiting for the end of processes that an earlier proxy left behind": "waiting-for-earlier-processes",
     "… connections outlived the drain and are aborted": "drain-outlived",
     "it is unknown whether the offset is gone": "offset-unknown",
+    "deleted topics could not be found or removed": "topic-deletion-failed",
+    "the remote log of a disabled topic could not be removed": "disabled-topic-not-removed",
+    "the objects of deleted segments could not be deleted once more": "second-deletion-failed",
+    "a segment in the spool could not be stored for its owner": "spooled-segment-not-stored",
+    "the total retention of topics could not be recorded": "total-retentions-not-recorded",
 }
 """The other events, by the phrase of the message."""
 
@@ -245,8 +247,8 @@ SHARED_PAGES: Final = {
     ),
     DEFECT: (
         "read-for-another-process-failed", "internal-error", "remote-log-manager-failed", "tiered-topics-unreadable",
-        "topic-deletion-failed", "disabled-topic-not-removed", "second-deletion-failed", "spooled-segment-not-stored",
-        "total-retentions-not-recorded", "stage-failed", "connection-closed", "remote-read-failed",
+
+        "remote-log-work-failed", "stage-failed", "connection-closed", "remote-read-failed",
         "partition-not-judged", "log-start-not-recorded", "tier-settings-not-recorded",
         "look-failed", "history-has-a-hole", "error-not-handled", "thread-ended",
     ),

@@ -6,82 +6,23 @@ tests."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 
-from tests.support.examples import install_example
-from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetadataManager
-from tests.support.rigs.metadata_managers import TIMEOUT_MS, bear_standstills
-from tests.support.servers.kafka import KafkaCluster
-from tests.support.tiers.metadata_context import metadata_context
+from tests.support.rigs.metadata_managers import TIMEOUT_MS
 from tests.support.tiers.segment_metadata import copied, segment, to
 from tests.support.tiers.waiting import until
-from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.config.metadata_registry import create_metadata_manager
 from tiers.errors import InvalidTransitionError, RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import Cut, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
-
-IMPLEMENTATIONS = ["in-memory", "following", "sqlite", pytest.param("topic-based", marks=pytest.mark.integration)]
-
-
-@pytest.fixture(params=IMPLEMENTATIONS)
-async def manager(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[RemoteLogMetadataManager]:
-    bear_standstills(monkeypatch)
-    async with AsyncExitStack() as stack:
-        manager: RemoteLogMetadataManager
-        match request.param:
-            case "in-memory":
-                manager = InMemoryRemoteLogMetadataManager()
-            case "following":
-                log = FakeMetadataTopic(lambda: time.time_ns() // 1_000_000, owner="one")
-                manager = FakeTopicMetadataManager(log, "one", tmp_path, monotonic_ms)
-            case "sqlite":
-                install_example("sqlite-metadata", tmp_path / "site-packages")
-                monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
-                settings = {"path": str(tmp_path / "metadata.sqlite")}
-                manager = create_metadata_manager("sqlite", settings, metadata_context(tmp_path / "state"))
-            case _:
-                kafka: KafkaCluster = request.getfixturevalue("kafka")
-                manager = await stack.enter_async_context(_topic_based(kafka, tmp_path))
-        stack.push_async_callback(manager.close)
-        await manager.open()
-        yield manager
-
-
-@asynccontextmanager
-async def _topic_based(kafka: KafkaCluster, folder: Path) -> AsyncIterator[RemoteLogMetadataManager]:
-    unique = f"rlmm-contract-{uuid4().hex[:8]}"
-    client = BrokerClient([kafka.address()], client_id="test")
-    try:
-        topic = MetadataTopicSettings(unique, 3)
-        yield TopicBasedRemoteLogMetadataManager(
-            client, TopicBasedSettings(folder, prefix=unique, topic=topic, write_timeout_ms=TIMEOUT_MS)
-        )
-    finally:
-        await client.close()
-
-
-@pytest.fixture
-async def partition(manager: RemoteLogMetadataManager) -> TopicIdPartition:
-    partition = TopicIdPartition(uuid4(), 1, "orders")
-    await until(lambda: manager.owns(partition))
-    return partition
 
 
 async def test_nothing_is_known_of_a_partition_without_metadata(
@@ -210,38 +151,6 @@ async def test_a_lower_log_start_counts_when_the_higher_one_ends(
     assert manager.log_starts(partition) == [old, new]
     await manager.end_log_start(partition, old)
     assert (manager.recorded_log_starts(partition), manager.log_start_offset(partition)) == ([new], 50)
-
-
-@pytest.mark.parametrize(("trim", "left"), [((40, 2), None), ((60, 2), (60, 2)), ((40, 3), (40, 3))])
-async def test_a_log_start_ends_with_the_trim_whose_records_it_deleted(
-    manager: RemoteLogMetadataManager, partition: TopicIdPartition, trim: tuple[int, int], left: tuple[int, int] | None
-) -> None:
-    """Without the log start, the lack of these records would look like lost metadata."""
-    start = LogStart(50, 2, LogStartReason.USER)
-    await manager.put_log_start(partition, start)
-    await manager.put_local_log_start(partition, OffsetAndEpoch(*trim))
-    await manager.end_log_start(partition, start)
-    assert manager.local_log_start(partition) == left
-    assert manager.is_known(partition) == (left is not None)
-
-
-@pytest.mark.parametrize("is_named", [False, True])
-async def test_a_cut_ends_the_trim_that_it_voids(
-    manager: RemoteLogMetadataManager, partition: TopicIdPartition, is_named: bool
-) -> None:
-    """It voids no later one. A log start may be of the leader's own history, so only an operator's CUT ends it."""
-    trim, start = OffsetAndEpoch(50, 2), LogStart(120, 1, LogStartReason.USER)
-    await manager.put_log_start(partition, start)
-    for each in (OffsetAndEpoch(70, 1), trim):
-        await manager.put_local_log_start(partition, each)
-        assert manager.local_log_start(partition) == each
-    for leader_epoch, offset, left in ((2, 20, trim), (3, 50, trim), (3, 49, None)):
-        put = manager.put_named_cut if is_named else manager.put_cut
-        await put(partition, leader_epoch, offset)
-        assert manager.local_log_start(partition) == left
-    assert manager.log_starts(partition) == ([] if is_named else [start])
-    await manager.put_local_log_start(partition, trim)
-    assert manager.local_log_start(partition) == trim
 
 
 async def test_a_log_start_that_its_check_refuses_is_not_recorded(
@@ -452,24 +361,6 @@ async def test_a_change_of_tier_settings_is_judged_by_what_is_there(
     assert manager.topic_tier_config(topic_id) == {"local.retention.ms": "1", "local.retention.bytes": "3"}
 
 
-async def test_an_operators_cut_ends_the_log_starts_of_the_void_history(
-    manager: RemoteLogMetadataManager, partition: TopicIdPartition
-) -> None:
-    kept, ended = LogStart(40, 1, LogStartReason.USER), LogStart(70, 5, LogStartReason.RETENTION)
-    await manager.put_log_start(partition, LogStart(0, 0, LogStartReason.SEEN))
-    await manager.put_log_start(partition, kept)
-    await manager.put_log_start(partition, ended)
-    for leader_epoch, offset, left in ((5, 40, [ended, kept]), (6, 40, [kept]), (2, 0, [])):
-        await manager.put_named_cut(partition, leader_epoch, offset)
-        assert manager.log_starts(partition) == left
-    assert [(cut.leader_epoch, cut.offset, cut.is_proved) for cut in manager.cuts(partition)] == [
-        (2, 0, True),
-        (5, 40, True),
-        (6, 40, True),
-    ]
-    assert manager.is_known(partition)
-
-
 async def test_a_copy_plan_announces_all_attempts_and_ends_when_none_is_left(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
@@ -495,49 +386,3 @@ async def test_a_copy_plan_announces_all_attempts_and_ends_when_none_is_left(
     assert manager.copy_plans(partition) == []
     listed = [each.segment_id for each in manager.list_remote_log_segments(partition)]
     assert listed == [first.segment_id, second.segment_id]
-
-
-async def test_a_cut_removes_no_other_one(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
-    assert list(manager.cuts(partition)) == []
-    for leader_epoch, offset in ((2, 60), (1, 130), (2, 50)):
-        await manager.put_cut(partition, leader_epoch, offset, is_proved=offset == 50)
-    cuts = [(cut.leader_epoch, cut.offset, cut.is_proved) for cut in manager.cuts(partition)]
-    assert cuts == [(1, 130, False), (2, 50, True), (2, 60, False)]
-    await manager.put_named_cut(partition, 2, 60)
-    assert [cut.is_proved for cut in manager.cuts(partition)] == [False, True, True]
-
-
-async def test_a_cut_voids_a_copy_that_began_before_it_and_ends_after_it(
-    manager: RemoteLogMetadataManager, partition: TopicIdPartition
-) -> None:
-    begun = segment(partition, 0, 99, epoch=1)
-    await manager.add_remote_log_segment_metadata(begun)
-    await manager.put_cut(partition, 2, 60)
-    await manager.update_remote_log_segment_metadata(to(begun, State.COPY_SEGMENT_FINISHED))
-    assert [each.valid_end_offset for each in manager.list_remote_log_segments(partition)] == [59]
-    assert (manager.remote_end_offset(partition), manager.highest_offset_for_epoch(partition, 1)) == (59, 59)
-    assert manager.remote_log_segment_metadata(partition, 60) is None
-
-
-async def test_a_cut_voids_what_was_copied_in_an_earlier_epoch(
-    manager: RemoteLogMetadataManager, partition: TopicIdPartition
-) -> None:
-    first = await copied(manager, segment(partition, 0, 99, epoch=1))
-    second = await copied(manager, segment(partition, 100, 199, epoch=2))
-    await manager.put_cut(partition, 3, 60)
-    third = await copied(manager, segment(partition, 60, 129, epoch=3))
-    answering = [manager.remote_log_segment_metadata(partition, offset) for offset in (59, 60, 129, 130)]
-    assert [None if each is None else each.segment_id for each in answering] == [
-        first.segment_id,
-        third.segment_id,
-        third.segment_id,
-        None,
-    ]
-    assert manager.remote_end_offset(partition) == 129
-    assert [manager.highest_offset_for_epoch(partition, epoch) for epoch in (1, 2, 3)] == [59, None, 129]
-    listed = {each.segment_id: each for each in manager.list_remote_log_segments(partition)}
-    assert [each for each in listed if listed[each].is_cut_off] == [second.segment_id]
-    assert listed[first.segment_id].valid_end_offset == 59
-    for state in (State.DELETE_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED):
-        await manager.update_remote_log_segment_metadata(to(second, state))
-    assert manager.remote_end_offset(partition) == 129

@@ -158,48 +158,52 @@ class RemoteLogManager:
         totals = TotalRetentionTask(services)
         yield self._keep(
             lambda: totals.run(self._topics.policies.values()),
-            "the total retention of topics could not be recorded",
-            "the total retention of topics can be recorded again",
+            self._lasting(
+                "the total retention of topics could not be recorded",
+                "the total retention of topics can be recorded again",
+            ),
+            interval_ms,
         )
         if self._topic_deletion is not None:
             yield self._keep(
                 self._topic_deletion.run,
-                "deleted topics could not be found or removed",
-                "deleted topics can be removed again",
+                self._lasting("deleted topics could not be found or removed", "deleted topics can be removed again"),
+                interval_ms,
             )
         if self._remote_disable is not None:
             yield self._keep(
                 partial(self._remote_disable.run, self._is_worked_on),
-                "the remote log of a disabled topic could not be removed",
-                "remote logs of disabled topics are removed again",
+                self._lasting(
+                    "the remote log of a disabled topic could not be removed",
+                    "remote logs of disabled topics are removed again",
+                ),
+                interval_ms,
             )
         yield self._keep(
             self._store_kept,
-            "a segment in the spool could not be stored for its owner",
-            "segments in the spool can be stored for their owners again",
+            self._lasting(
+                "a segment in the spool could not be stored for its owner",
+                "segments in the spool can be stored for their owners again",
+            ),
+            interval_ms,
             delay_ms=interval_ms,
         )
         # A look at millions of deleted segments takes time, and none of them is urgent.
         rarely_ms = max(interval_ms, retention_ms // 100)
         yield self._keep(
             DeletedSegmentsTask(services).run,
-            "the objects of deleted segments could not be deleted once more",
-            "the objects of deleted segments are deleted once more again",
-            interval_ms=rarely_ms,
+            self._lasting(
+                "the objects of deleted segments could not be deleted once more",
+                "the objects of deleted segments are deleted once more again",
+            ),
+            rarely_ms,
             delay_ms=rarely_ms,
         )
 
     async def _keep(
-        self,
-        work: Callable[[], Awaitable[object]],
-        begins: str,
-        ends: str,
-        *,
-        interval_ms: int | None = None,
-        delay_ms: int = 0,
+        self, work: Callable[[], Awaitable[object]], failing: LastingTrouble, interval_ms: int, *, delay_ms: int = 0
     ) -> None:
-        """Does the work once per interval. A failure is logged as `begins`, and ends no other work."""
-        failing = self._lasting(begins, ends)
+        """Does the work once per interval. A failure ends no other work."""
         await asyncio.sleep(delay_ms / 1000)
         while True:
             try:
@@ -207,9 +211,10 @@ class RemoteLogManager:
                 failing.ended()
             except RemoteLogError as error:
                 failing.found(error=str(error))
-            except Exception:
-                logger.exception(begins)
-            await asyncio.sleep((interval_ms or self._services.settings.topics_interval_ms) / 1000)
+            except Exception as error:
+                failing.found(error=repr(error))
+                logger.exception("work of the remote log manager failed")
+            await asyncio.sleep(interval_ms / 1000)
 
     def _lasting(self, begins: str, ends: str) -> LastingTrouble:
         return LastingTrouble(logger, begins, ends, clock_ms=self._services.clock_ms)

@@ -162,32 +162,9 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         "New topics and new settings. The copying of the known topics goes on.",
     ),
     defect(
-        "topic-deletion-failed",
-        "deleted topics could not be found or removed",
-        "The deletion of the remote data of deleted topics, until the next round.",
-    ),
-    defect(
-        "disabled-topic-not-removed",
-        "the remote log of a disabled topic could not be removed",
-        "That deletion, until the next round.",
-    ),
-    defect(
-        "second-deletion-failed",
-        "the objects of deleted segments could not be deleted once more",
-        "That deletion, until the next run.",
-    ),
-    defect(
-        "spooled-segment-not-stored",
-        "a segment in the spool could not be stored for its owner",
-        "The storing of segments whose partitions other members own, until the next run.",
-    ),
-    defect(
-        "total-retentions-not-recorded",
-        "the total retention of topics could not be recorded",
-        (
-            "The recording of a total retention from the file, until the next round. Nothing of these topics expires "
-            "meanwhile."
-        ),
+        "remote-log-work-failed",
+        "work of the remote log manager failed",
+        "The work that the warning before it names, until its next attempt.",
     ),
     defect(
         "stage-failed",

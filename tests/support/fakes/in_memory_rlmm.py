@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from uuid import UUID
 
+from tests.support.fakes.log_starts import makes_needless, replaces
 from tests.support.fakes.stored_segments import stored
 from tests.support.tiers.segment_metadata import with_update
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataNotReadyError
@@ -20,7 +21,7 @@ from tiers.metadata.remote_log_metadata_manager import MetadataPosition, Metadat
 from tiers.metadata.tenure import Tenure
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     Cut,
     RemoteLogSegmentMetadata,
@@ -41,13 +42,9 @@ IN_MEMORY_TOPIC_ID = UUID(int=9)
 """The topic id of the metadata topic, which does not exist here."""
 
 
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
-
-
 @dataclass
 class InMemoryRemoteLogMetadataManager:
-    clock_ms: Callable[[], int] = _monotonic_ms
+    clock_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000
     wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     fresh: bool = True
     final: bool = False
@@ -68,7 +65,6 @@ class InMemoryRemoteLogMetadataManager:
     all_log_starts: dict[TopicIdPartition, list[LogStart]] = field(default_factory=dict)
     local_log_starts: dict[TopicIdPartition, OffsetAndEpoch] = field(default_factory=dict)
     recorded_gaps: dict[TopicIdPartition, dict[int, LogGap]] = field(default_factory=dict)
-    accepted: dict[TopicIdPartition, str] = field(default_factory=dict)
     deleted_topics: set[UUID] = field(default_factory=set)
     missing: dict[UUID, int] = field(default_factory=dict)
     topic_id: UUID | None = IN_MEMORY_TOPIC_ID
@@ -216,9 +212,6 @@ class InMemoryRemoteLogMetadataManager:
     def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
         return next((gap for gap in self.gaps(partition) if gap.holds(offset)), None)
 
-    def acceptance(self, partition: TopicIdPartition) -> str | None:
-        return self.accepted.get(partition)
-
     def is_topic_deleted(self, topic_id: UUID) -> bool:
         return topic_id in self.deleted_topics
 
@@ -285,14 +278,13 @@ class InMemoryRemoteLogMetadataManager:
             self._raise_epochs(self._cut(moved))
 
     def _raise_epochs(self, segment: RemoteLogSegmentMetadata) -> None:
-        starts = [entry.start_offset for entry in segment.segment_leader_epochs]
-        for start_offset, (epoch, end_offset) in zip(starts, _epoch_ends(segment), strict=True):
-            if start_offset > segment.valid_end_offset:
+        ends = [*(each.start_offset - 1 for each in segment.segment_leader_epochs[1:]), segment.end_offset]
+        for entry, end_offset in zip(segment.segment_leader_epochs, ends, strict=True):
+            if entry.start_offset > segment.valid_end_offset:
                 break
-            end_offset = min(end_offset, segment.valid_end_offset)
-            key = (segment.topic_id_partition, epoch)
-            lowest, highest = self.epoch_bounds.get(key, (start_offset, end_offset))
-            self.epoch_bounds[key] = min(lowest, start_offset), max(highest, end_offset)
+            key, end_offset = (segment.topic_id_partition, entry.epoch), min(end_offset, segment.valid_end_offset)
+            lowest, highest = self.epoch_bounds.get(key, (entry.start_offset, end_offset))
+            self.epoch_bounds[key] = min(lowest, entry.start_offset), max(highest, end_offset)
 
     def deleted_segments(
         self, partition: TopicIdPartition | None = None, until_ms: int | None = None
@@ -371,7 +363,6 @@ class InMemoryRemoteLogMetadataManager:
             self.all_log_starts.pop(partition, None)
             self.local_log_starts.pop(partition, None)
             self.recorded_gaps.pop(partition, None)
-            self.accepted.pop(partition, None)
             self.plans = {key: one for key, one in self.plans.items() if one.topic_id_partition != partition}
 
     async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
@@ -389,9 +380,9 @@ class InMemoryRemoteLogMetadataManager:
         self._write_anybodys()
         known = self.all_log_starts.setdefault(partition, [])
         if start.deletes:
-            covering = [one for one in self.log_starts(partition) if _makes_needless(one, start)]
+            covering = [one for one in self.log_starts(partition) if makes_needless(one, start)]
             if not covering:
-                known[:] = [one for one in known if not _replaces(start, one)]
+                known[:] = [one for one in known if not replaces(start, one)]
                 known.append(start)
         elif not known:
             known.append(start)
@@ -524,23 +515,3 @@ class InMemoryRemoteLogMetadataManager:
         if self.fail_writes is None and not self.owned:
             raise OwnershipLostError(f"{partition} is owned by another member")
         self._write_anybodys()
-
-
-def _makes_needless(known: LogStart, new: LogStart) -> bool:
-    is_as_late = known.leader_epoch >= new.leader_epoch
-    return is_as_late and (known.offset, known.last_epoch) >= (new.offset, new.last_epoch)
-
-
-def _replaces(new: LogStart, known: LogStart) -> bool:
-    if not known.deletes or known.offset >= new.offset:
-        return False
-    if known.reason is LogStartReason.RETENTION:
-        return known.leader_epoch <= new.leader_epoch
-    return new.reason is LogStartReason.USER and known.leader_epoch == new.leader_epoch
-
-
-def _epoch_ends(segment: RemoteLogSegmentMetadata) -> Iterator[tuple[int, int]]:
-    epochs = segment.segment_leader_epochs
-    for index, entry in enumerate(epochs):
-        last = index + 1 == len(epochs)
-        yield entry.epoch, segment.end_offset if last else epochs[index + 1].start_offset - 1
