@@ -226,7 +226,7 @@ class OffloadCommitter:
     async def _commit_one(self, one: PartitionOffload, segment: RemoteLogSegmentMetadata) -> None:
         # The executor that wrote and verified the segment may have another place at the same path: a folder whose file
         # system is not mounted on its machine.
-        await self.services.place.require(self.services)
+        await self.services.place.require(self.services, [segment])
         await check_stored(self.services.storage, segment, self.services.key_ring)
 
         async def write() -> None:

@@ -28,7 +28,7 @@ from tiers.errors import (
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.circuit_breaker import CircuitBreakers, loop_ms
 from tiers.storage.late_opening import LateOpening
-from tiers.storage.object_key import parse_segment_key
+from tiers.storage.object_key import marked_location, parse_segment_key
 from tiers.storage.remote_storage_manager import (
     Allocate,
     LogSegmentData,
@@ -201,14 +201,24 @@ class LocatedRemoteStorageManager:
             raise troubles[0]
         return found
 
+    def _named_place(self, key: str) -> tuple[str, RemoteStorageManager]:
+        """Returns the location of a small object: that of a marker is in its key, and all others are at home."""
+        name = marked_location(key)
+        place = self._places.get(name)
+        if place is None:
+            raise RemoteStorageError(f"location {name!r} is not configured: add [[storage.locations]] with that name")
+        return name, place
+
     async def put_object(self, key: str, data: bytes) -> None:
-        with self.write_breakers.of(HOME):
-            await (await self._ready(self._home)).put_object(key, data)
+        name, place = self._named_place(key)
+        with self.write_breakers.of(name):
+            await (await self._ready(place)).put_object(key, data)
 
     async def get_object(self, key: str) -> bytes:
         """Reads an object. Looks for a segment's object in every location, because its key does not name one."""
+        _, named = self._named_place(key)
         try:
-            return await (await self._ready(self._home)).get_object(key)
+            return await (await self._ready(named)).get_object(key)
         except RemoteResourceNotFoundError:
             if parse_segment_key(key) is None:
                 raise

@@ -39,7 +39,7 @@ _FACTS_KEY = re.compile(
     rf"(?P<entropy>[0-9a-f]{{4}})/(?P<cluster>{_CLUSTER_ID.pattern})/(?P<topic>{_UUID})/(?P<partition>\d{{1,10}})/"
     rf"f(?P<epoch>\d{{10}})-(?P<offset>\d{{20}})-{_UUID}\.facts"
 )
-_MARKER_KEY = re.compile(rf"({_CLUSTER_ID.pattern})/tier\.json")
+_MARKER_KEY = re.compile(rf"({_CLUSTER_ID.pattern})/tier(?:\.([A-Za-z0-9._-]{{1,64}}))?\.json")
 _PROBE_KEY = re.compile(rf"\.(?:check|race)-{_UUID}")
 
 
@@ -85,8 +85,9 @@ def facts_key(cluster_id: str, partition: TopicIdPartition, leader_epoch: int, n
     return f"{partition_prefix(cluster_id, partition)}f{max(0, leader_epoch):010d}-{next_offset:020d}-{uuid}.facts"
 
 
-def marker_key(cluster_id: str) -> str:
-    return f"{cluster_id}/tier.json"
+def marker_key(cluster_id: str, location: str = "") -> str:
+    """Returns the key of the marker of a location; home has the empty name."""
+    return f"{cluster_id}/tier.{location}.json" if location else f"{cluster_id}/tier.json"
 
 
 def log_key(cluster_id: str, metadata: RemoteLogSegmentMetadata) -> str:
@@ -134,6 +135,12 @@ def marked_cluster(key: str) -> str | None:
     """Returns the cluster id in the key of a marker; None for other keys."""
     found = _MARKER_KEY.fullmatch(key)
     return None if found is None else found[1]
+
+
+def marked_location(key: str) -> str:
+    """Returns the location of a marker by its key; the empty name for home, and for other keys."""
+    found = _MARKER_KEY.fullmatch(key)
+    return "" if found is None else found[2] or ""
 
 
 def segment_of_key(key: SegmentObjectKey, custom_metadata: bytes | None) -> RemoteLogSegmentMetadata:

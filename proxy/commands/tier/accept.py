@@ -17,6 +17,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from typing import Annotated, NamedTuple
+from uuid import UUID
 
 import typer
 
@@ -39,10 +40,11 @@ from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
+from tiers.storage.locations import HOME
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.history.acceptance import KeptSettings, accept_what_is_left, kept_settings, may_be_in_doubt
 from tiers.tasks.history.stored_facts import StoredFacts, read_stored_facts
-from tiers.tasks.history.tier_place import NO_COPY, find_copied, missing_marker, write_marker
+from tiers.tasks.history.tier_place import NO_COPY, find_copied, location_of, missing_marker, write_marker
 
 
 class Acceptance(NamedTuple):
@@ -125,7 +127,7 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
                 metadata_to_now(config, client, Path(folder), progress=TERMINAL) as metadata,
             ):
                 cluster_id = storage_cluster_id(config, cluster.cluster_id)
-                lost_marker = await missing_marker(storage, metadata, cluster_id)
+                lost_markers = await _lost_markers(storage, metadata, cluster_id, partition)
                 is_readable = True
                 try:
                     stored = await read_stored_facts(storage, cluster_id, partition)
@@ -136,16 +138,16 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
                 source = BrokerLogSource(client)
                 found = await partition_bounds(source, cluster, metadata, partition)
                 # While the leader does not answer, the operator alone can judge.
-                is_needed = lost_marker is not None or bool(found.trouble) or not is_readable
+                is_needed = bool(lost_markers) or bool(found.trouble) or not is_readable
                 is_needed = is_needed or await _is_needed(source, storage, metadata, partition, stored)
                 if not (is_needed or metadata.is_known(partition)):
                     raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
                 settings = await kept_settings(metadata, partition, stored, TIMEOUT_MS)
                 not_restored: list[str] = []
                 if write and is_needed:
-                    if lost_marker is not None:
-                        await _require_copied(storage, metadata)
-                        await write_marker(storage, cluster_id, lost_marker)
+                    for location, marker_id in lost_markers.items():
+                        await _require_copied(storage, metadata, location)
+                        await write_marker(storage, cluster_id, location, marker_id)
                     bounds, log_start = await _log_of(source, metadata, partition)
                     not_restored = await accept_what_is_left(
                         storage, metadata, cluster_id, partition, bounds, log_start, TIMEOUT_MS
@@ -153,10 +155,19 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
                 return Acceptance(found, is_needed, settings, tuple(not_restored))
 
 
-async def _require_copied(storage: RemoteStorageManager, metadata: RemoteLogMetadataManager) -> None:
-    is_found, asked = await find_copied(storage, metadata)
+async def _lost_markers(
+    storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, cluster_id: str, partition: TopicIdPartition
+) -> dict[str, UUID]:
+    """Returns the ids of the markers that home and the locations of the partition's segments lack."""
+    names = {HOME, *(location_of(each.metadata) for each in metadata.stored_segments(partition))}
+    lost = {name: await missing_marker(storage, metadata, cluster_id, name) for name in sorted(names)}
+    return {name: marker_id for name, marker_id in lost.items() if marker_id is not None}
+
+
+async def _require_copied(storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, location: str) -> None:
+    is_found, asked = await find_copied(storage, metadata, location)
     while not is_found and asked:
-        is_found, asked = await find_copied(storage, metadata, asked)
+        is_found, asked = await find_copied(storage, metadata, location, asked)
     if not is_found:
         raise RemoteTierError(NO_COPY)
 

@@ -337,7 +337,7 @@ class CopyAttempts:
         try:
             with suppress(RemoteResourceNotFoundError):
                 found = await self._read_back(attempt)
-                await self._services.place.require(self._services)  # another place may have them too
+                await services.place.require(services, [found])  # another place may have them too
                 return found
         except _UNREADABLE:
             raise
@@ -359,7 +359,7 @@ class CopyAttempts:
         self, attempt: RemoteLogSegmentMetadata, progress: Progress = no_progress
     ) -> RemoteLogSegmentMetadata:
         # In this order, since the file system may be mounted again meanwhile: the right place must have the objects.
-        await self._services.place.require(self._services)
+        await self._services.place.require(self._services, [attempt])
         return await read_attempt(self._services, attempt, progress)
 
     async def _is_damaged(self, kept: KeptSegment) -> bool:

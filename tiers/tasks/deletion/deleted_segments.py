@@ -49,7 +49,7 @@ class DeletedSegmentsTask:
             until_ms = services.wall_clock_ms() + skew_ms - retention_ms
             segments = [one for one in candidates if one.event_timestamp_ms <= until_ms]
             if segments:
-                await services.place.require(services)  # another place has no late objects of theirs
+                await services.place.require(services, segments)  # another place has no late objects
             for first in range(0, len(segments), _FORGOTTEN_AT_ONCE):
                 forgotten += await self._forget(partition, segments[first : first + _FORGOTTEN_AT_ONCE], troubles)
                 if troubles and isinstance(troubles[-1], CircuitOpenError):

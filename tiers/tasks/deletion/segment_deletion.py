@@ -146,7 +146,7 @@ async def delete_attempts(
     services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in known))
     due = [one for one in known if is_due(services, one)]
     if due:
-        await services.place.require(services)
+        await services.place.require(services, due)
     troubles: list[RemoteLogError] = []
 
     async def delete(segment: RemoteLogSegmentMetadata) -> bool | None:

@@ -1,20 +1,20 @@
 """`TierPlace` proves by a marker that the store is the place of the tier (docs/design.md, safety rule 5).
 
-    <cluster id>/tier.json    {"version": 1, "clusterId": ..., "id": ...}
+    <cluster id>/tier.json               {"version": 1, "clusterId": ..., "id": ...}
+    <cluster id>/tier.<location>.json    the same, in a location beside home
 
 The settings of this process may name another bucket or folder than those of the other processes, or a file system may
 not be mounted at its folder. The copies would go where no other process reads them, and a deletion would delete
 nothing. So the metadata has the id of the marker object, and the store has the object. The id is announced in the
 metadata before the object is written, and confirmed after it was read back. From then on, a store without this object
 is another place. Reads never ask for it.
-
-The marker is in the home location, where the small objects are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from uuid import UUID, uuid4
 from tiers.errors import RemoteLogMetadataNotReadyError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TIER_PARTITION
-from tiers.model.segment_metadata import TierMarkerUpdate
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, TierMarkerUpdate
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.locations import HOME, decode_location
 from tiers.storage.object_key import marker_key
@@ -49,55 +49,62 @@ class TierPlace:
 
     def __init__(self) -> None:
         self._marking = asyncio.Lock()
-        self._skipped = 0
-        """The number of copied segments for which the store was asked without success."""
+        self._skipped: dict[str, int] = {}
+        """By location: the number of copied segments for which the store was asked without success."""
 
-    async def require(self, services: TaskServices) -> None:
-        """Raises `RemoteStorageError` unless the store has the marker of this tier. Costs one GET.
+    async def require(self, services: TaskServices, segments: Iterable[RemoteLogSegmentMetadata] = ()) -> None:
+        """Raises `RemoteStorageError` unless home and the locations of the segments have the markers of this tier.
 
-        The first process of the tier writes the marker. Raises the errors of the store and of the metadata manager."""
-        known = services.metadata.tier_marker(HOME)
-        if known is None or not known.is_confirmed:
-            async with self._marking:
-                known = await self._marked(services)
-        _compare(known, await read_marker(services.storage, services.cluster_id))
+        Costs a GET for each of these locations. The first process that needs a location writes its marker. Raises the
+        errors of the store and of the metadata manager."""
+        for location in sorted({HOME, *map(location_of, segments)}):
+            known = services.metadata.tier_marker(location)
+            if known is None or not known.is_confirmed:
+                async with self._marking:
+                    known = await self._marked(services, location)
+            _compare(known, await read_marker(services.storage, services.cluster_id, location))
 
-    async def _marked(self, services: TaskServices) -> TierMarkerUpdate:
+    async def _marked(self, services: TaskServices, location: str) -> TierMarkerUpdate:
         metadata, storage = services.metadata, services.storage
         await metadata.ensure_fresh(TIER_PARTITION, 0, services.settings.request_timeout_ms)
-        known = metadata.tier_marker(HOME)
+        known = metadata.tier_marker(location)
         if known is not None and known.is_confirmed:
             return known
         found: UUID | None = None
         with suppress(_UnreadableMarkerError):  # the store may have damaged it when it was written
-            found = await read_marker(storage, services.cluster_id)
+            found = await read_marker(storage, services.cluster_id, location)
         if found is None:
             if not services.knows_all_partitions:
                 raise RemoteLogMetadataNotReadyError(
                     "it is unknown whether any partition was copied, so it is unknown whether this store is the right"
                     " one"
                 )
-            is_found, self._skipped = await find_copied(storage, metadata, self._skipped)
+            skipped = self._skipped.get(location, 0)
+            is_found, self._skipped[location] = await find_copied(storage, metadata, location, skipped)
             if not is_found:
                 raise RemoteStorageError(NO_COPY)
         if known is None:
-            await metadata.put_tier_marker(HOME, found or uuid4(), is_confirmed=False)
+            await metadata.put_tier_marker(location, found or uuid4(), is_confirmed=False)
             services.checkpoint("marker-announced")
-            known = metadata.tier_marker(HOME)
+            known = metadata.tier_marker(location)
             assert known is not None
         if found is None:
-            await write_marker(storage, services.cluster_id, known.marker_id)
+            await write_marker(storage, services.cluster_id, location, known.marker_id)
             services.checkpoint("marker-written")
-            found = await read_marker(storage, services.cluster_id)
+            found = await read_marker(storage, services.cluster_id, location)
         _compare(known, found)
-        await metadata.put_tier_marker(HOME, known.marker_id, is_confirmed=True)
+        await metadata.put_tier_marker(location, known.marker_id, is_confirmed=True)
         return known
 
 
+def location_of(segment: RemoteLogSegmentMetadata) -> str:
+    return decode_location(segment.custom_metadata)[0]
+
+
 async def find_copied(
-    storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, skipped: int = 0
+    storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, location: str, skipped: int = 0
 ) -> tuple[bool, int]:
-    """Returns whether the home location has one of the segments that were copied there, or none was copied.
+    """Returns whether a location has one of the segments that were copied there, or none was copied.
 
     It asks for a few of them, from number `skipped` on, and one is enough. The second result is the number for the next
     call: the store may have lost some. Raises the store's errors, and `LaterFormatError` for an old layout."""
@@ -105,7 +112,7 @@ async def find_copied(
         each.metadata
         for partition in metadata.partitions()
         for each in metadata.stored_segments(partition)
-        if each.is_finished and decode_location(each.metadata.custom_metadata)[0] == HOME
+        if each.is_finished and location_of(each.metadata) == location
     )
     asked = list(islice(copied, skipped, skipped + _SEGMENTS_PER_LOOK))
     for segment in asked:
@@ -116,14 +123,14 @@ async def find_copied(
 
 
 async def missing_marker(
-    storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, cluster_id: str
+    storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, cluster_id: str, location: str
 ) -> UUID | None:
-    """Returns the id of the marker that the store lacks by the metadata, or that is damaged; None: it lacks none.
+    """Returns the id of the marker that a location lacks by the metadata, or that is damaged; None: it lacks none.
 
     Raises `RemoteStorageError` when the store has the marker of another tier."""
-    known, found = metadata.tier_marker(HOME), None
+    known, found = metadata.tier_marker(location), None
     with suppress(_UnreadableMarkerError):
-        found = await read_marker(storage, cluster_id)
+        found = await read_marker(storage, cluster_id, location)
     if known is not None and found is None:
         return known.marker_id
     if known is not None:
@@ -131,35 +138,40 @@ async def missing_marker(
     return None
 
 
-async def write_marker(storage: RemoteStorageManager, cluster_id: str, marker_id: UUID) -> None:
+async def write_marker(storage: RemoteStorageManager, cluster_id: str, location: str, marker_id: UUID) -> None:
     document = {"version": _VERSION, "clusterId": cluster_id, "id": str(marker_id)}
-    await storage.put_object(marker_key(cluster_id), json.dumps(document).encode())
+    await storage.put_object(marker_key(cluster_id, location), json.dumps(document).encode())
 
 
-async def read_marker(storage: RemoteStorageManager, cluster_id: str) -> UUID | None:
+async def read_marker(storage: RemoteStorageManager, cluster_id: str, location: str = HOME) -> UUID | None:
     """Returns the id that the marker object has; None: the store has no such object.
 
     Raises `RemoteStorageError` when the object cannot be read."""
+    key = marker_key(cluster_id, location)
     try:
-        document = json.loads(await storage.get_object(marker_key(cluster_id)))
+        document = json.loads(await storage.get_object(key))
         if document["version"] == _VERSION and document["clusterId"] == cluster_id:
             return UUID(document["id"])
     except RemoteResourceNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _UnreadableMarkerError(f"the object {marker_key(cluster_id)} cannot be read: {error!r}") from error
-    raise RemoteStorageError(f"the object {marker_key(cluster_id)} is of another cluster, or of a later release")
+        raise _UnreadableMarkerError(f"the object {key} cannot be read: {error!r}") from error
+    raise RemoteStorageError(f"the object {key} is of another cluster, or of a later release")
+
+
+def _name(known: TierMarkerUpdate) -> str:
+    return marker_key("", known.location)[1:]
 
 
 def _compare(known: TierMarkerUpdate, found: UUID | None) -> None:
     if found is None:
         raise RemoteStorageError(
-            "the store does not have the marker tier.json: does [storage] name another place than before, or is it not"
-            " mounted? Correct that; nothing is copied, trimmed or deleted here. If the store lost it,"
+            f"the store does not have the marker {_name(known)}: does [storage] name another place than before, or is"
+            " it not mounted? Correct that; nothing is copied, trimmed or deleted here. If the store lost it,"
             " `tidegate tier accept` writes it again"
         )
     if found != known.marker_id:
         raise RemoteStorageError(
-            f"the marker tier.json of the store names the place {found}, and the metadata {known.marker_id}: does"
+            f"the marker {_name(known)} of the store names the place {found}, and the metadata {known.marker_id}: does"
             " [storage] name the place of another tier? Correct that; nothing is copied, trimmed or deleted here"
         )

@@ -206,7 +206,7 @@ class RLMExpirationTask:
         deletable = [*self._below(log_start), *superseded, *void]
         if not deletable:
             return 0
-        await self._services.place.require(self._services)
+        await self._services.place.require(self._services, deletable)
         troubles = {each.segment_id: await self._trouble_without(each, superseded[each]) for each in superseded}
         allowed = [each for each in deletable if troubles.get(each.segment_id) is None]
         deleted = await self._delete(takewhile(lambda each: may_delete(), allowed))

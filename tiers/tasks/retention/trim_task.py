@@ -83,7 +83,6 @@ class TrimTask:
             if target <= bounds.log_start_offset:
                 return None
         await require_aligned(services.source, services.metadata, partition, bounds, timeout_ms)
-        await services.place.require(services)
         target = await self._stored_to(bounds.log_start_offset, target)
         if not await self._has_present_settings(policy):
             return None
@@ -109,6 +108,7 @@ class TrimTask:
         services = self._services
         covering = covering_segments(services.metadata, self._partition, local_log_start)
         segments = [*takewhile(lambda segment: segment.start_offset < target, covering)]
+        await services.place.require(services, segments)
 
         async def trouble_with(segment: RemoteLogSegmentMetadata) -> RemoteStorageError | None:
             try:

@@ -15,7 +15,8 @@ from tests.support.tiers.attempts import begun
 from tests.support.tiers.workbench import PARTITION, Workbench, copied, with_retention
 from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
-from tiers.storage.locations import HOME
+from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.locations import HOME, LocatedRemoteStorageManager, StorageLocation
 from tiers.storage.object_key import marker_key
 from tiers.tasks.history.tier_place import TierPlace, missing_marker, read_marker, write_marker
 
@@ -76,12 +77,12 @@ async def test_new_metadata_takes_the_marker_that_the_store_has(bench: Workbench
 
 
 async def test_the_place_of_another_tier_is_refused(bench: Workbench) -> None:
-    await write_marker(bench.store, "cluster", UUID(int=8))
+    await write_marker(bench.store, "cluster", HOME, UUID(int=8))
     for _ in range(2):
         with pytest.raises(RemoteStorageError, match="the place of another tier"):
             await require(bench)
         with pytest.raises(RemoteStorageError, match="the place of another tier"):
-            await missing_marker(bench.store, bench.metadata, "cluster")
+            await missing_marker(bench.store, bench.metadata, "cluster", HOME)
 
 
 async def test_a_place_without_the_segments_that_were_copied_gets_no_marker(bench: Workbench) -> None:
@@ -141,7 +142,7 @@ async def test_no_attempt_is_finished_in_the_folder_below_that_has_its_objects(
     await begun(bench, 0, 30)
     places = iter([None, RemoteStorageError("not mounted")])
 
-    async def require(services: object) -> None:
+    async def require(services: object, segments: object) -> None:
         if error := next(places, None):
             raise error
 
@@ -162,7 +163,7 @@ async def test_no_copy_counts_that_the_next_mount_hides(bench: Workbench, monkey
     await unmounted(bench)
     place, require = bench.services.place, bench.services.place.require
 
-    async def mounted_meanwhile(services: object) -> None:
+    async def mounted_meanwhile(services: object, segments: object) -> None:
         if (bench.folder / "mounted").exists():
             mounted_again(bench)
         await require(bench.services)
@@ -178,3 +179,30 @@ async def test_no_copy_counts_that_the_next_mount_hides(bench: Workbench, monkey
         bench.now_ms += 60_000
     assert sorted(bench.finished)[: len(known) + 1] == [*known, (90, 119)]
     assert not hidden & {each.segment_id for each in bench.segments}, "the folder below has no segment that counts"
+
+
+async def test_each_location_has_a_marker_of_its_own(bench: Workbench) -> None:
+    """The broker keeps the records that are in a location which is not mounted."""
+    folder = bench.folder / "east"
+    folder.mkdir()
+    east = LocalRemoteStorageManager({"path": str(folder), "cluster.id": "cluster"})
+    await east.open()
+    located = LocatedRemoteStorageManager(bench.store, [StorageLocation("east", east)])
+    bench.services = replace(bench.services, storage=located)
+    bench.restart()
+    bench.log.append(*(batch_of(start, 10, value_bytes=15) for start in range(0, 70, 10)))
+    await bench.check_facts()
+    await bench.copy_all()
+    assert bench.finished == [(0, 29), (30, 59)]
+    assert (folder / "cluster" / "tier.east.json").is_file()
+    folder.rename(bench.folder / "mounted")
+    (folder / ".tmp").mkdir(parents=True)
+    bench.log.append(*(batch_of(start, 10, value_bytes=15) for start in range(70, 160, 10)))
+    with pytest.raises(RemoteStorageError, match=r"does not have the marker tier\.east\.json"):
+        await bench.copy_all()
+    assert bench.finished == [(0, 29), (30, 59)]
+    bench.now_ms += 60_000
+    with pytest.raises(RemoteStorageError, match=r"does not have the marker tier\.east\.json"):
+        await bench.trim(with_retention(local_retention_bytes=0))
+    assert bench.log.log_start_offset == 0
+    await east.close()
