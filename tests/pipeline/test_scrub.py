@@ -160,11 +160,11 @@ def with_crc(batch: bytes) -> bytes:
 
 async def test_objects_without_a_record_are_found_when_they_are_old(bench: ScrubBench) -> None:
     await three(bench)
-    orphan = await bench.stored(60)
+    orphan = await bench.stored(0)
     report = await scrubbed(bench, META)
     assert (found(report), report.young_orphans) == ([], 2)
     report = await scrubbed(bench, META, grace_ms=0)
-    assert found(report) == [(FindingKind.ORPHAN, name(orphan), 60, 69)] * 2
+    assert found(report) == [(FindingKind.ORPHAN, name(orphan), 0, 9)] * 2
     assert [each.object for each in report.findings] == [of("cluster", orphan) for of in (indexes_key, log_key)]
     assert (report.deletable_segments, report.deleted_segments, len(bench.files())) == (1, 0, 9)
     report = await scrubbed(bench, META, grace_ms=0, delete_orphans=True)
