@@ -138,11 +138,12 @@ _CHECKS = (
     _returns("copy/copy_attempts:CopyAttempts._is_damaged", "False", "the spool's files are intact", _UNFINISHED),
     _returns("copy/copy_attempts:CopyAttempts._has_other_log", "False", "the store has the kept size", _STORES),
     _without(
-        "copy/copy_attempts:CopyAttempts._adopt", "agrees(services.metadata, found, end)",
+        "copy/copy_attempts:CopyAttempts._adopt", "self._remote.agrees(found, end)",
         "True", "an attempt continues its neighbours", _HISTORIES_OF_ATTEMPTS,
     ),
     _without(
-        "copy/copy_attempts:CopyAttempts._read_back", "await self._services.place.require(self._services)", "pass",
+        "copy/copy_attempts:CopyAttempts._read_back",
+        "await self._services.place.require(self._services, [attempt])", "pass",
         "the place that has the objects is the tier's", _OTHER_PLACES,
     ),
     _without(
@@ -217,7 +218,7 @@ _CHECKS = (
     ),
     _returns("history/stored_facts:lost_reason", "''", "the metadata knows all copies", _LOST_METADATA),
     _returns("history/stored_facts:lost_positions", "[]", "the metadata reaches its positions", _LOST_METADATA),
-    _returns("history/stored_facts:_lacks_settings", "False", "an import lacks settings", _LOST_METADATA),
+    _returns("history/stored_facts:_lacks", "False", "an import lacks settings and log starts", _LOST_METADATA),
     _returns("history/tier_place:TierPlace.require", "None", "the store is the place of the tier", _OTHER_PLACES),
     # Trims
     _returns(
@@ -258,7 +259,7 @@ _CHECKS = (
     ),
     _without(
         "retention/expiration_task:RLMExpirationTask.expire",
-        "min(expired_to, start if remote_end is None else max(start, remote_end + 1))", "expired_to",
+        "min(expired_to, log_start if remote_end is None else max(log_start, remote_end + 1))", "expired_to",
         "only compared records expire", _OTHER_HISTORIES,
     ),
     _returns(
