@@ -147,5 +147,5 @@ async def read_indexes(
         replace(decoded.metadata, custom_metadata=read.custom_metadata),
         content_of(chunks),
         sum(each.stored_bytes for each in chunks),
-        None if isinstance(facts, str) else facts,
+        facts,
     )

@@ -60,7 +60,8 @@ class FoundIndexes:
     metadata: RemoteLogSegmentMetadata
     content: bytes
     stored_bytes: int
-    facts: PartitionFacts | None = None
+    facts: PartitionFacts | str | None = None
+    """The facts of the segment. A text says why they cannot be read."""
 
 
 @dataclass(slots=True)
@@ -119,9 +120,9 @@ def content_of(chunks: Sequence[Chunk]) -> bytes:
 def plan_partition(found: FoundPartition) -> PartitionPlan:
     plan = PartitionPlan(found.topic_id_partition)
     read = [each.indexes for each in found.segments.values() if isinstance(each.indexes, FoundIndexes)]
-    plan.facts = [each for each in found.facts if isinstance(each, PartitionFacts)]
-    plan.facts += [each.facts for each in read if each.facts is not None]
-    plan.refused += [f"facts in the store cannot be read: {each}" for each in found.facts if isinstance(each, str)]
+    stored = [*found.facts, *(each.facts for each in read if each.facts is not None)]
+    plan.facts = [each for each in stored if isinstance(each, PartitionFacts)]
+    plan.refused += [f"facts in the store cannot be read: {each}" for each in stored if isinstance(each, str)]
     dead, gaps = frozenset[UUID](), tuple[LogGap, ...]()
     if plan.facts:
         known = joined(plan.facts, None)

@@ -129,6 +129,14 @@ def test_the_newest_facts_count_and_those_of_segments_too(store: Store) -> None:
     assert [position.next_offset for _, position in plan.positions] == [80]
 
 
+def test_facts_of_a_segment_that_cannot_be_read_are_refused(store: Store) -> None:
+    segment = store.holds(0, 9)
+    known = store.found.segments[segment.segment_id.id]
+    assert isinstance(known.indexes, FoundIndexes)
+    known.indexes = replace(known.indexes, facts="a later release wrote them")
+    assert store.plan().refused == ["facts in the store cannot be read: a later release wrote them"]
+
+
 def test_the_last_segment_and_those_that_overlap_are_read_back(store: Store) -> None:
     store.holds(0, 9)
     later = store.holds(10, 19)
