@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from protocol.primitives import INT16, Buffer
+from protocol.primitives import INT16, Buffer, read_uvarint
 from protocol.records.record_batch import RecordBatch, iterate_batches
 from protocol.records.record_reader import read_records
 from tests.drill.violations import FENCED, Violations
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import READ_COMMITTED, READ_UNCOMMITTED, FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError
+from tiers.metadata.records.serde import TIER_MARKER_API_KEY, TOPIC_TIER_CONFIG_API_KEY
 from tiers.metadata.state.replay import MetadataEvent
 from tiers.metadata.topic.committed_records import read_committed
 
@@ -31,12 +32,22 @@ Producer = tuple[int, int]
 """A producer's id and epoch."""
 
 
-class _Transactions:
-    """Counts the committed transactions with records of one topic, by producer."""
+def _needs_ownership(records: Buffer, batch: RecordBatch) -> bool:
+    """Whether a batch has a record that only an owner may write. Any process may write a marker and tier settings."""
+    anybodys = {TIER_MARKER_API_KEY, TOPIC_TIER_CONFIG_API_KEY}
+    return any(
+        each.key is None or read_uvarint(each.key, 0)[0] not in anybodys for each in read_records(records, batch)
+    )
 
-    def __init__(self) -> None:
+
+class _Transactions:
+    """Counts the committed transactions with records of one topic that count, by producer."""
+
+    def __init__(self, counts: Callable[[Buffer, RecordBatch], bool] = lambda records, batch: True) -> None:
         self.committed: Counter[Producer] = Counter()
+        self._counts = counts
         self._open: dict[tuple[int, int], int] = {}
+        self._counting: set[tuple[int, int]] = set()
 
     def read(self, partition: int, records: Buffer, position: int) -> Iterator[RecordBatch]:
         """Yields the data batches of transactions."""
@@ -47,10 +58,14 @@ class _Transactions:
             if not batch.is_control:
                 yield batch
                 self._open[of] = batch.producer_epoch
+                if self._counts(records, batch):
+                    self._counting.add(of)
                 continue
-            epoch = self._open.pop(of, None)
+            epoch, is_counted = self._open.pop(of, None), of in self._counting
+            self._counting.discard(of)
             key = next(read_records(records, batch)).key
-            if epoch is not None and key is not None and INT16.unpack_from(key, 2)[0] == _COMMIT_MARKER:
+            is_commit = key is not None and INT16.unpack_from(key, 2)[0] == _COMMIT_MARKER
+            if epoch is not None and is_counted and is_commit:
                 self.committed[batch.producer_id, epoch] += 1
 
     def is_open(self, producer: Producer) -> bool:
@@ -65,7 +80,7 @@ class MetadataAudit:
         self._topic = topic
         self._violations = violations
         self._positions: dict[tuple[str, int], int] = {}
-        self._brought = {topic: _Transactions(), OFFSETS_TOPIC: _Transactions()}
+        self._brought = {topic: _Transactions(_needs_ownership), OFFSETS_TOPIC: _Transactions()}
         self._epochs: dict[tuple[int, int], int] = {}
         self.transactions = 0
         self.proofs_waited_for = 0
