@@ -42,7 +42,7 @@ from tests.support.servers.producing import create_topic, delete_topics, produce
 from tests.support.servers.versitygw import VersityGateway
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.object_key import indexes_key, log_key
+from tiers.storage.object_key import indexes_key, log_key, marked_cluster
 from tiers.upkeep.rebuild import RebuildOptions
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_claims")]
@@ -79,10 +79,11 @@ class Site:
         )
 
     def objects(self) -> dict[str, int]:
-        """Sizes by key, of all that the store has of the tier."""
+        """Sizes by key, of all that the store has of the topic. The marker of the tier is of none."""
 
         async def listed(tier: OpenTier) -> dict[str, int]:
-            return {each.key: each.size_bytes async for each in tier.storage.list_objects("")}
+            stored = {each.key: each.size_bytes async for each in tier.storage.list_objects("")}
+            return {key: size_bytes for key, size_bytes in stored.items() if marked_cluster(key) is None}
 
         return self.with_tier(listed)
 

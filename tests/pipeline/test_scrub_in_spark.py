@@ -46,7 +46,9 @@ class Site:
         return code, json.loads(out.getvalue()), err.getvalue()
 
     def files(self, suffix: str = "") -> list[Path]:
-        return sorted(path for path in self.objects.rglob(f"*{suffix}") if path.is_file())
+        """The objects of the topic; the marker of the tier is of none."""
+        paths = (path for path in self.objects.rglob(f"*{suffix}") if path.is_file())
+        return sorted(path for path in paths if path.name != "tier.json")
 
     def is_all_remote(self) -> bool:
         ends = [parse_segment_key(str(path.relative_to(self.objects))) for path in self.files(".indexes")]
