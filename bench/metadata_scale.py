@@ -184,7 +184,7 @@ async def measure(folder: Path, segments: int) -> list[Figure]:
 
     def look_up(index: int) -> RemoteLogSegmentMetadata | None:
         where = partitions[numbers[index] % PARTITIONS]
-        return reader.remote_log_segment_metadata(where, offsets[index], LEADER_EPOCH)
+        return reader.remote_log_segment_metadata(where, offsets[index])
 
     def fetch(index: int) -> RemoteLogSegmentMetadata | None:
         where = partitions[numbers[index] % PARTITIONS]

@@ -36,7 +36,6 @@ async def test_nothing_is_known_of_a_partition_without_metadata(
     assert manager.earliest_offset(partition) is None
     assert manager.remote_end_offset(partition) is None
     assert manager.log_start_offset(partition) is None
-    assert manager.highest_offset_for_epoch(partition, 0) is None
     assert manager.remote_partition_delete_state(partition) is None
     assert not manager.is_tiered(partition.topic_id)
     assert partition not in manager.partitions()
@@ -58,14 +57,12 @@ async def test_a_write_is_read_as_soon_as_it_returns(
     await manager.update_remote_log_segment_metadata(
         replace(to(first, State.COPY_SEGMENT_FINISHED), custom_metadata=b"where")
     )
-    found = manager.remote_log_segment_metadata(partition, 99, leader_epoch=2)
+    found = manager.remote_log_segment_metadata(partition, 99)
     assert found is not None
     assert found.custom_metadata == b"where"
-    assert manager.remote_log_segment_metadata(partition, 99, leader_epoch=1) is None
     assert manager.remote_log_segment_metadata_by_id(first.segment_id) == found
     assert manager.seen_at_ms(first.segment_id) is not None
     assert (manager.earliest_offset(partition), manager.remote_end_offset(partition)) == (0, 99)
-    assert manager.highest_offset_for_epoch(partition, 2) == 99
     assert manager.is_tiered(partition.topic_id)
     assert partition in manager.partitions()
 

@@ -105,10 +105,8 @@ class RemoteLogMetadataReader(Protocol):
         The last records may be missing. So a caller may rely only on what the metadata contains, not on what it
         lacks."""
 
-    def remote_log_segment_metadata(
-        self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
-    ) -> RemoteLogSegmentMetadata | None:
-        """Returns the readable segment that holds `offset` (in `leader_epoch`, if it is given); None without one."""
+    def remote_log_segment_metadata(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
+        """Returns the readable segment that holds `offset`; None without one."""
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
         """Returns the readable segment that holds `offset`, else the first one above it, else None."""
@@ -153,11 +151,6 @@ class RemoteLogMetadataReader(Protocol):
 
     def cuts(self, partition: TopicIdPartition) -> Sequence[Cut]:
         """Returns the CUTs, by leader epoch and offset."""
-
-    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        """Returns the highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`.
-
-        Only a CUT lowers it."""
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         """Returns the highest offset of `log_starts`, or `earliest_offset` without any."""

@@ -81,11 +81,6 @@ def stored_fields(raw: bytes) -> StoredFields:
         raise RemoteLogMetadataError(f"the saved state has an unreadable segment: {error}") from error
 
 
-def stored_leader_epochs(raw: bytes, fields: StoredFields) -> list[tuple[int, int]]:
-    """Returns the leader epochs as `(leader epoch, start offset)`."""
-    return list(_EPOCH.iter_unpack(raw[_FIXED.size : _FIXED.size + fields.epoch_count * _EPOCH.size]))
-
-
 def stored_leader_epoch(raw: bytes, fields: StoredFields) -> int:
     """Returns the `leader_epoch` of `RemoteLogSegmentMetadata`."""
     if fields.copy_epoch != UNKNOWN_EPOCH:

@@ -59,7 +59,6 @@ class InMemoryRemoteLogMetadataManager:
     segments: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     deleted: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     begin_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
-    epoch_bounds: dict[tuple[TopicIdPartition, int], tuple[int, int]] = field(default_factory=dict)
     recorded_cuts: dict[tuple[TopicIdPartition, int, int], Cut] = field(default_factory=dict)
     plans: dict[UUID, CopyPlan] = field(default_factory=dict)
     all_log_starts: dict[TopicIdPartition, list[LogStart]] = field(default_factory=dict)
@@ -105,14 +104,11 @@ class InMemoryRemoteLogMetadataManager:
         ]
         return replace(segment, cut_at=min(void_from)) if void_from else segment
 
-    def remote_log_segment_metadata(
-        self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
-    ) -> RemoteLogSegmentMetadata | None:
+    def remote_log_segment_metadata(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
         holders = [
             segment
             for segment in self._readable(partition)
             if segment.start_offset <= offset <= segment.valid_end_offset
-            and (leader_epoch is None or leader_epoch_at(segment.segment_leader_epochs, offset) == leader_epoch)
         ]
         return max(holders, key=lambda segment: self.begin_order.get(segment.segment_id, 0), default=None)
 
@@ -177,10 +173,6 @@ class InMemoryRemoteLogMetadataManager:
 
     def cuts(self, partition: TopicIdPartition) -> list[Cut]:
         return sorted(cut for (known, *_), cut in self.recorded_cuts.items() if known == partition)
-
-    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        bounds = self.epoch_bounds.get((partition, leader_epoch))
-        return None if bounds is None else bounds[1]
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         starts = self.log_starts(partition)
@@ -275,16 +267,6 @@ class InMemoryRemoteLogMetadataManager:
         self.segments[update.segment_id] = moved
         if update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self.seen.setdefault(update.segment_id, self.clock_ms())
-            self._raise_epochs(self._cut(moved))
-
-    def _raise_epochs(self, segment: RemoteLogSegmentMetadata) -> None:
-        ends = [*(each.start_offset - 1 for each in segment.segment_leader_epochs[1:]), segment.end_offset]
-        for entry, end_offset in zip(segment.segment_leader_epochs, ends, strict=True):
-            if entry.start_offset > segment.valid_end_offset:
-                break
-            key, end_offset = (segment.topic_id_partition, entry.epoch), min(end_offset, segment.valid_end_offset)
-            lowest, highest = self.epoch_bounds.get(key, (entry.start_offset, end_offset))
-            self.epoch_bounds[key] = min(lowest, entry.start_offset), max(highest, end_offset)
 
     def deleted_segments(
         self, partition: TopicIdPartition | None = None, until_ms: int | None = None
@@ -339,13 +321,6 @@ class InMemoryRemoteLogMetadataManager:
         trim = self.local_log_starts.get(partition)
         if trim is not None and trim.offset > cut.offset and trim.leader_epoch < cut.leader_epoch:
             del self.local_log_starts[partition]
-        self.epoch_bounds = {
-            key: (lowest, min(highest, cut.offset - 1)) if key[0] == partition else (lowest, highest)
-            for key, (lowest, highest) in self.epoch_bounds.items()
-            if key[0] != partition or lowest < cut.offset
-        }
-        for segment in self._readable(partition):
-            self._raise_epochs(segment)
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         partition = metadata.topic_id_partition
@@ -358,7 +333,6 @@ class InMemoryRemoteLogMetadataManager:
             self.segments = {
                 key: segment for key, segment in self.segments.items() if segment.topic_id_partition != partition
             }
-            self.epoch_bounds = {key: each for key, each in self.epoch_bounds.items() if key[0] != partition}
             self.recorded_cuts = {key: cut for key, cut in self.recorded_cuts.items() if key[0] != partition}
             self.all_log_starts.pop(partition, None)
             self.local_log_starts.pop(partition, None)

@@ -9,7 +9,6 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     cover        partition, last offset    -> first offset, and the segment that answers, see `stored_segment`
     cover_sizes  partition                 -> number and bytes of the whole segments, offsets of all runs
     apart        partition, uuid           -> empty: every listable segment that is not whole
-    epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
     cuts         partition, leader epoch, first void offset of what was copied before -> time, whether it is proved
     deleted_segments partition, uuid       -> the folded record of a segment that is DELETE_SEGMENT_FINISHED and kept
     copy_plans   partition, plan id        -> the record as `serde` writes it
@@ -55,7 +54,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 17
+SCHEMA_VERSION = 18
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -68,7 +67,6 @@ DATABASES = (
     "cover",
     "cover_sizes",
     "apart",
-    "epochs",
     "log_starts",
     "deletions",
     "tier_configs",
@@ -100,7 +98,6 @@ END_AND_ORDER = struct.Struct(">Qq")
 is not readable."""
 CUT = struct.Struct(">q?")
 COVER_SIZE = struct.Struct(">qqq")
-LOWEST_AND_HIGHEST = struct.Struct(">qq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")
 LOG_START = struct.Struct(">qiBi")
@@ -145,7 +142,6 @@ class Databases:
     cover: lmdb._Database
     cover_sizes: lmdb._Database
     apart: lmdb._Database
-    epochs: lmdb._Database
     log_starts: lmdb._Database
     deletions: lmdb._Database
     tier_configs: lmdb._Database

@@ -32,13 +32,12 @@ from tiers.metadata.records.serde import (
     encode_value,
     log_start_key,
 )
-from tiers.metadata.state.cover import LAST_OFFSET, StateCover
+from tiers.metadata.state.cover import StateCover
 from tiers.metadata.state.layout import (
     CUT,
     END_AND_ORDER,
     I32,
     I64,
-    LOWEST_AND_HIGHEST,
     OFFSET_AND_EPOCH,
     PARTITION_KEY_BYTES,
     U64,
@@ -51,7 +50,6 @@ from tiers.metadata.state.layout import (
     partition_key,
     start_key,
 )
-from tiers.metadata.state.segment_cursors import valid_end_offset
 from tiers.metadata.state.state import RemoteLogMetadataState, SegmentRun
 from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -74,7 +72,6 @@ from tiers.model.stored_segment import (
     StoredFields,
     encode_stored_segment,
     stored_fields,
-    stored_leader_epochs,
     update_stored_segment,
 )
 
@@ -226,45 +223,15 @@ class Replay:
         self._txn.put(entry, END_AND_ORDER.pack(end, order), db=self._db.starts)
         if is_readable:
             self._cover.finished(key, SegmentRun(order, start, end, uuid), stored)
-            self._raise_epochs(key, stored, end)
             self._finished.append(update.segment_id)
         elif known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover.again(key, start, end)
-
-    def _raise_epochs(self, key: bytes, stored: bytes, end: int) -> None:
-        valid_end = valid_end_offset(self._state.cuts_of(self._txn, key), stored, end)
-        epochs = [each for each in stored_leader_epochs(stored, stored_fields(stored)) if each[1] <= valid_end]
-        ends = [*[start_offset - 1 for _, start_offset in epochs[1:]], valid_end]
-        for (epoch, start_offset), end_offset in zip(epochs, ends, strict=False):  # a CUT may void all records
-            epoch_key = key + I32.pack(epoch)
-            raw = self._txn.get(epoch_key, db=self._db.epochs)
-            lowest, highest = (start_offset, end_offset) if raw is None else LOWEST_AND_HIGHEST.unpack(raw)
-            bounds = LOWEST_AND_HIGHEST.pack(min(lowest, start_offset), max(highest, end_offset))
-            if bounds != raw:
-                self._txn.put(epoch_key, bounds, db=self._db.epochs)
 
     def _put_cut(self, cut: CutUpdate, timestamp_ms: int) -> None:
         key = partition_key(cut.topic_id_partition)
         name, value = I32.pack(cut.leader_epoch) + I64.pack(cut.offset), CUT.pack(timestamp_ms, cut.is_proved)
         self._txn.put(key + name, value, db=self._db.cuts)
-        self._judge_from(key, cut.offset)
-
-    def _judge_from(self, key: bytes, offset: int) -> None:
-        """Decides again which segments answer for the offsets from `offset` on, after a CUT has changed."""
-        self._cover.all_above(key, offset - 1)
-        cursor = self._txn.cursor(db=self._db.epochs)
-        found = cursor.set_range(key)
-        while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
-            lowest, highest = LOWEST_AND_HIGHEST.unpack(cursor.value())
-            if lowest >= offset:
-                found = cursor.delete()
-                continue
-            if highest >= offset:
-                cursor.put(cursor.key(), LOWEST_AND_HIGHEST.pack(lowest, offset - 1))
-            found = cursor.next()
-        for run in list(self._state.overlapping(self._txn, key, offset, LAST_OFFSET)):
-            if run.order >= 0:
-                self._raise_epochs(key, self._state.stored(self._txn, key, run.uuid), run.end_offset)
+        self._cover.all_above(key, cut.offset - 1)
 
     def _remove(self, key: bytes, uuid: bytes, known: StoredFields) -> None:
         self._txn.delete(key + uuid, db=self._db.segments)
@@ -301,7 +268,6 @@ class Replay:
                 self._db.cover,
                 self._db.cover_sizes,
                 self._db.apart,
-                self._db.epochs,
                 self._db.log_starts,
                 self._db.cuts,
                 self._db.local_log_starts,
@@ -366,7 +332,7 @@ class Replay:
             self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
         elif named.api_key == CUT_API_KEY:
             if self._txn.delete(key + named.name, db=self._db.cuts):
-                self._judge_from(key, I64.unpack_from(named.name, I32.size)[0])
+                self._cover.all_above(key, I64.unpack_from(named.name, I32.size)[0] - 1)
         elif named.api_key == COPY_PLAN_API_KEY:
             self._end_plan(key, named.name)
         elif named.api_key == TOPIC_TIER_CONFIG_API_KEY:

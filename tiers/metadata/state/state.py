@@ -22,7 +22,6 @@ from tiers.metadata.state.layout import (
     FRESHNESS_FILE,
     I32,
     I64,
-    LOWEST_AND_HIGHEST,
     MAX_DATABASES,
     OFFSET_AND_EPOCH,
     PARTITION_KEY_BYTES,
@@ -154,25 +153,10 @@ class RemoteLogMetadataState:
         with self._freshness.begin() as txn:
             return txn.get(FINAL) is not None
 
-    def remote_log_segment_metadata(
-        self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
-    ) -> RemoteLogSegmentMetadata | None:
+    def remote_log_segment_metadata(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
         with self._env.begin() as txn:
             segment = self._covering(txn, partition, offset)
-            if segment is None or segment.start_offset > offset:
-                return None
-            if leader_epoch is None or leader_epoch_at(segment.segment_leader_epochs, offset) == leader_epoch:
-                return segment
-            key = partition_key(partition)
-            for run in sorted(self.overlapping(txn, key, offset, offset), reverse=True):
-                if run.order >= 0:
-                    other = self._segment(txn, key, run.uuid)
-                    if (
-                        other.valid_end_offset >= offset
-                        and leader_epoch_at(other.segment_leader_epochs, offset) == leader_epoch
-                    ):
-                        return other
-        return None
+        return None if segment is None or segment.start_offset > offset else segment
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
         with self._env.begin() as txn:
@@ -191,9 +175,6 @@ class RemoteLogMetadataState:
         found, value = cursor.item()
         partition_bytes = found[:PARTITION_KEY_BYTES]
         return decode_answer(partition_bytes, value[8:]) if key.startswith(partition_bytes) else None
-
-    def _segment(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> RemoteLogSegmentMetadata:
-        return self._cut(txn, key, decode_stored_segment(key + uuid, self.stored(txn, key, uuid)))
 
     def stored(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> bytes:
         """Returns a segment that the state names, as `stored_segment` encodes it."""
@@ -304,11 +285,6 @@ class RemoteLogMetadataState:
             if not found or cursor.key()[:PARTITION_KEY_BYTES] != key:
                 return None
             return int(U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0])
-
-    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        with self._env.begin() as txn:
-            raw = txn.get(partition_key(partition) + I32.pack(leader_epoch), db=self._db.epochs)
-        return None if raw is None else int(LOWEST_AND_HIGHEST.unpack(raw)[1])
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         key = partition_key(partition)

@@ -46,10 +46,8 @@ class StateBackedReader:
     def is_final(self) -> bool:
         return self._state.is_final()
 
-    def remote_log_segment_metadata(
-        self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
-    ) -> RemoteLogSegmentMetadata | None:
-        return self._state.remote_log_segment_metadata(partition, offset, leader_epoch)
+    def remote_log_segment_metadata(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
+        return self._state.remote_log_segment_metadata(partition, offset)
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
         return self._state.next_segment(partition, offset)
@@ -85,9 +83,6 @@ class StateBackedReader:
 
     def cuts(self, partition: TopicIdPartition) -> list[Cut]:
         return self._state.cuts(partition)
-
-    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        return self._state.highest_offset_for_epoch(partition, leader_epoch)
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         return self._state.log_start_offset(partition)

@@ -76,7 +76,6 @@ def test_a_segment_answers_only_while_it_is_finished(state: RemoteLogMetadataSta
     topic.put(to(first, State.DELETE_SEGMENT_FINISHED))
     assert list(state.list_remote_log_segments(PARTITION)) == []
     assert state.remote_log_segment_metadata_by_id(first.segment_id) is None
-    assert state.highest_offset_for_epoch(PARTITION, 0) == 99
     assert not state.is_tiered(TOPIC_ID)
 
 
@@ -348,24 +347,11 @@ def test_a_deleted_partition_leaves_its_neighbours(state: RemoteLogMetadataState
         topic.put(RemotePartitionDeleteMetadata(PARTITION, 1, NOW_MS, deletion))
         assert state.remote_partition_delete_state(PARTITION) is deletion
     assert state.partitions() == [NEIGHBOUR]
-    assert state.highest_offset_for_epoch(PARTITION, 0) is None
     assert state.log_start_offset(PARTITION) is None
     assert state.remote_end_offset(NEIGHBOUR) == 99
     topic.bury(RecordKey(2, PARTITION), RecordKey(1000, PARTITION, b"a"))
     assert state.remote_partition_delete_state(PARTITION) is DeleteState.DELETE_PARTITION_FINISHED
     assert state.partitions() == [NEIGHBOUR]
-
-
-def test_a_leader_epoch_picks_among_overlapping_segments(state: RemoteLogMetadataStateWriter) -> None:
-    topic = Topic(state)
-    old, new = segment(1, 0, 99, epoch=4), segment(2, 50, 149, epoch=6)
-    topic.put(old, new, to(old, State.COPY_SEGMENT_FINISHED), to(new, State.COPY_SEGMENT_FINISHED))
-
-    def at(offset: int, epoch: int | None) -> int | None:
-        found = state.remote_log_segment_metadata(PARTITION, offset, epoch)
-        return None if found is None else found.segment_id.id.int
-
-    assert [at(60, None), at(60, 6), at(60, 4), at(60, 5), at(120, 4)] == [2, 2, 1, None, None]
 
 
 def test_next_segment_skips_a_hole(state: RemoteLogMetadataStateWriter) -> None:
@@ -437,15 +423,11 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
                         topic.events(*((decode_key(key), None if value is None else raised) for key, value in records))
         try:
             for offset in range(45):
-                for wanted in (None, 0, 1, 2):
-                    expected = model.remote_log_segment_metadata(PARTITION, offset, wanted)
-                    assert state.remote_log_segment_metadata(PARTITION, offset, wanted) == expected
+                expected = model.remote_log_segment_metadata(PARTITION, offset)
+                assert state.remote_log_segment_metadata(PARTITION, offset) == expected
                 assert state.next_segment(PARTITION, offset) == model.next_segment(PARTITION, offset)
                 listed = list(model.list_remote_log_segments(PARTITION, offset))
                 assert list(state.list_remote_log_segments(PARTITION, offset)) == listed
-            for epoch in (0, 1, 2):
-                highest = model.highest_offset_for_epoch(PARTITION, epoch)
-                assert state.highest_offset_for_epoch(PARTITION, epoch) == highest
             assert state.earliest_offset(PARTITION) == model.earliest_offset(PARTITION)
             assert state.remote_end_offset(PARTITION) == model.remote_end_offset(PARTITION)
             assert state.log_start_offset(PARTITION) == model.log_start_offset(PARTITION)

@@ -28,7 +28,6 @@ def test_a_cut_voids_what_was_copied_in_an_earlier_epoch(state: RemoteLogMetadat
         topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
     topic.put(cut(4, 150))
     assert state.remote_end_offset(PARTITION) == 149
-    assert [state.highest_offset_for_epoch(PARTITION, epoch) for epoch in (1, 2, 3)] == [99, 149, None]
     assert state.remote_log_segment_metadata(PARTITION, 150) is None
     assert state.next_segment(PARTITION, 150) is None
     found = state.remote_log_segment_metadata(PARTITION, 149)
@@ -51,7 +50,6 @@ def test_a_cut_voids_what_is_finished_after_it_in_an_earlier_epoch(state: Remote
     topic.put(*begun, cut(4, 150))
     topic.put(*(to(each, State.COPY_SEGMENT_FINISHED) for each in begun))
     assert state.remote_end_offset(PARTITION) == 149
-    assert [state.highest_offset_for_epoch(PARTITION, epoch) for epoch in (1, 2, 3)] == [99, 149, None]
 
 
 def test_a_cut_at_the_first_record_voids_all(state: RemoteLogMetadataStateWriter) -> None:
@@ -62,7 +60,6 @@ def test_a_cut_at_the_first_record_voids_all(state: RemoteLogMetadataStateWriter
     topic.put(cut(3, 150), cut(4, 0))
     assert (state.earliest_offset(PARTITION), state.remote_end_offset(PARTITION)) == (None, None)
     assert [(one.leader_epoch, one.offset) for one in state.cuts(PARTITION)] == [(3, 150), (4, 0)]
-    assert [state.highest_offset_for_epoch(PARTITION, epoch) for epoch in (1, 2)] == [None, None]
     listed = [(one.cut_at, one.is_cut_off) for one in state.list_remote_log_segments(PARTITION)]
     assert listed == [(0, True), (0, True)]
     assert state.is_known(PARTITION)
@@ -72,7 +69,6 @@ def test_a_cut_at_the_first_record_voids_all(state: RemoteLogMetadataStateWriter
     assert (state.earliest_offset(PARTITION), state.remote_end_offset(PARTITION)) == (0, 49)
     topic.bury(key_of(cut(4, 0)))
     assert state.remote_end_offset(PARTITION) == 149
-    assert [state.highest_offset_for_epoch(PARTITION, epoch) for epoch in (1, 2)] == [99, 149]
 
 
 def test_the_lowest_cut_counts(state: RemoteLogMetadataStateWriter) -> None:
@@ -123,7 +119,6 @@ def test_a_cut_leaves_a_copy_of_a_later_epoch_wherever_it_stands(state: RemoteLo
     assert found is not None
     assert found.segment_id == new.segment_id
     assert state.remote_end_offset(PARTITION) == 89
-    assert state.highest_offset_for_epoch(PARTITION, 3) == 89
 
 
 def test_of_several_cuts_in_one_leader_epoch_the_lowest_decides(state: RemoteLogMetadataStateWriter) -> None:

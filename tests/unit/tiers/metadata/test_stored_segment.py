@@ -21,7 +21,6 @@ from tiers.model.stored_segment import (
     encode_answer,
     encode_stored_segment,
     stored_fields,
-    stored_leader_epochs,
     update_stored_segment,
 )
 
@@ -70,8 +69,6 @@ def test_a_change_in_the_stored_form_equals_a_change_before_storing(
     raw = encode_stored_segment(segment)
     changed = update_stored_segment(raw, stored_fields(raw), update, at_ms)
     assert changed == encode_stored_segment(with_update(segment, update))
-    epochs = stored_leader_epochs(changed, stored_fields(changed))
-    assert epochs == [(each.epoch, each.start_offset) for each in segment.segment_leader_epochs]
 
 
 @given(segments, st.data())

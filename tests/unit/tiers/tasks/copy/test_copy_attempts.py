@@ -339,7 +339,7 @@ async def test_an_attempt_that_is_cut_adds_the_records_before_the_cut(log: Workb
     assert log.metadata.remote_end_offset(PARTITION) == 19
     await log.copy()
     assert log.finished == [(0, 29), (20, 49)]
-    assert log.metadata.remote_log_segment_metadata(PARTITION, 20, 1) is not None
+    assert RemoteLog(log.metadata, PARTITION).epoch_at(20) == 1
 
 
 async def test_an_attempt_of_a_plan_is_finished_with_what_its_objects_say(log: Workbench) -> None:
