@@ -27,9 +27,6 @@ ALARMS: Final = {
     "records that are not copied are beyond the broker's retention": "broker-retention-passed",
     "another leader's records replaced copied records": "cut",
     "nothing expires while this machine's clock and the brokers' clock differ": "clock-skew",
-    "the time since which a topic is missing is unknown while this machine's clock and the brokers' clock differ": (
-        "clock-skew"
-    ),
     "copying is behind by more than half of the retention": "copy-lag",
     "copying makes no progress": "copy-stalled",
     "copying stops": "custom-metadata",
@@ -40,7 +37,7 @@ ALARMS: Final = {
     "the total retention in the settings file is not the recorded one": "retention-differs",
     "a stage of a partition keeps failing": "stage-failing",
     "the last stable offset stands still": "stuck-lso",
-    "several tiered topics went missing at about the same time, as after the restore of a KRaft log": "topics-missing",
+    "no broker knows a tiered topic any more, and its deletion is not proved": "topics-missing",
     "the local log has uncopied records before copied ones": "uncopied-beginning",
     # Of a process or the tier.
     "the metadata topic must not be used as it is": "metadata-topic-unusable",
@@ -141,7 +138,6 @@ OTHER_EVENTS: Final = {
     "local index files cannot be read or written; the indexes come from the store": "local-indexes-unusable",
     "metadata partitions were assigned": "metadata-partitions-assigned",
     "no broker answers, trying again": "brokers-unreachable",
-    "no broker knows a tiered topic any more, and its deletion is not proved": "topic-missing",
     "no broker tells the id of a topic": "topic-id-unknown",
     "records expired by the total retention": "records-expired",
     "remote log metadata is read again": "metadata-read-works-again",

@@ -12,7 +12,7 @@ right to see its id. After an answer without an error that id is deleted, by thi
 broker does not tell the ids, the proxy uses the ids that the cluster told last. The same argument holds for those ids.
 
 The client gets the broker's answer in any case, and waits for the record for a few seconds at most. If the record is
-missing, the owners delete the remote data after days, or when an operator says that the topic was deleted
+missing, the owners delete the remote data when an operator says that the topic was deleted
 (`tiers/tasks/deletion/missing_topics.py`).
 """
 
@@ -52,7 +52,7 @@ _MAX_WAIT_MS = 5_000
 _AT_ONCE = 16
 _NOT_RECORDED = (
     "a topic was deleted, but the record of the deletion may be missing: if the topic is tiered, its remote data is"
-    " deleted after remote.log.topic.deletion.unproved.delay.ms, or by `tidegate tier missing-topics forget`"
+    " deleted only after `tidegate tier missing-topics forget`"
 )
 
 

@@ -225,7 +225,7 @@ def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
 
         for name in directly:
             delete_topic(kafka.bootstrap_servers, name)
-        until(lambda: [each["wants_operator"] for each in missing().values()] == [True] * len(directly))
+        until(lambda: [each["deletion_proved"] for each in missing().values()] == [False] * len(directly))
         left = {name: objects_of(store, topic_ids[name]) for name in directly}
         delete_topic(proxy.bootstrap_servers, by_name)
         delete_by_v6(proxy.address, by_name_in_v6, topic_ids[by_name_in_v6])
@@ -242,10 +242,11 @@ def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
         assert command("forget", directly[0], str(topic_ids[directly[1]]), "--yes")[0] == 0
         assert command("forget", by_name, "--yes")[0] == 1
         until(lambda: all(objects_of(store, topic_ids[name]) == [] for name in directly[:2]))
-        # The third topic still counts as missing together with others.
-        assert missing()[directly[2]]["wants_operator"]
+        assert not missing()[directly[2]]["deletion_proved"]
         assert objects_of(store, topic_ids[directly[2]]) == left[directly[2]]
-        assert command("forget", directly[2], "--yes")[0] == 0
+        assert command("forget", "--older-than", "7d", "--yes")[0] == 0
+        assert not missing()[directly[2]]["deletion_proved"]
+        assert command("forget", "--older-than", "1ms", "--yes")[0] == 0
         until(lambda: objects_of(store, topic_ids[directly[2]]) == [])
         assert command("--json") == (0, "[]\n")
         until(lambda: records_of_missing_topics(proxy) == (set(), set()))

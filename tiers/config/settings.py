@@ -222,16 +222,6 @@ class RemoteLogConfig(Section):
             "operator's command."
         ),
     )
-    topic_deletion_unproved_delay_ms: DurationMs = Field(
-        default=7 * 86_400_000,
-        validation_alias="remote.log.topic.deletion.unproved.delay.ms",
-        gt=0,
-        description=(
-            "The same for a topic whose deletion is not proved. If several topics are missing since about the same "
-            "time, the owner deletes nothing without an operator's command: see 'Topics that are missing' in "
-            "docs/operations.md."
-        ),
-    )
     reader_threads: int = Field(
         default=10,
         validation_alias="remote.log.reader.threads",

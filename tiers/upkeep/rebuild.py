@@ -161,7 +161,7 @@ def judge_unknown_topics(plans: Iterable[PartitionPlan], unknown: Set[UUID], are
             said = plan.notes if are_meant else plan.refused
             said.append(
                 f"the cluster has no topic with the id {plan.topic_id_partition.topic_id}: with its metadata it is a "
-                "missing topic, and its owner deletes its objects after some days or when an operator confirms it"
+                "missing topic, and its owner deletes its objects when an operator confirms its deletion"
             )
 
 

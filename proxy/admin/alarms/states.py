@@ -147,15 +147,9 @@ STATES: Final[tuple[Alarm, ...]] = (
     Alarm(
         "clock-skew",
         Kind.TOPIC,
-        (
-            "nothing expires while this machine's clock and the brokers' clock differ",
-            (
-                "the time since which a topic is missing is unknown while this machine's clock and the brokers' clock"
-                " differ"
-            ),
-        ),
+        ("nothing expires while this machine's clock and the brokers' clock differ",),
         "The clocks differ by more than a minute.",
-        "Expiration of the partition, or the recording of missing topics.",
+        "Expiration of the partition.",
         "Synchronize the clocks.",
     ),
     Alarm(
@@ -176,9 +170,9 @@ STATES: Final[tuple[Alarm, ...]] = (
     Alarm(
         "topics-missing",
         Kind.TOPIC,
-        ("several tiered topics went missing at about the same time, as after the restore of a KRaft log",),
-        "No broker knows these topics any more.",
-        "The deletion of their remote data.",
+        ("no broker knows a tiered topic any more, and its deletion is not proved",),
+        "No broker knows the topic any more.",
+        "The deletion of its remote data.",
         'See "Topics that are missing" in [operations.md](operations.md).',
     ),
     Alarm(

@@ -8,6 +8,7 @@ other deletion.
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Annotated
 from uuid import UUID
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
@@ -32,14 +34,14 @@ from tiers.commands.console import (
     time_text,
 )
 from tiers.commands.program import Program
+from tiers.config.settings import DurationMs
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
-from tiers.tasks.deletion.missing_topics import vanished_together
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
 
 _HELP = (
-    "Lists tiered topics that no broker knows.\n\nExit code 1: a topic is listed whose remote data the owners delete"
-    " only after an operator's `forget`."
+    "Lists tiered topics that no broker knows.\n\nExit code 1: the deletion of a topic is not proved. The owners delete"
+    " its remote data only after an operator's `forget`."
 )
 
 missing_topics = Program(
@@ -52,9 +54,7 @@ class MissingTopic:
     """One line of the answer: a tiered topic that no broker knows.
 
     `missing_since_ms` is None when the owner has not recorded the time. The owner records no time for a topic whose
-    deletion is proved. `wants_operator` is true when the topic went missing at the same time as others and its deletion
-    is not proved. `deleted_from_ms` is the time at which the owners begin to delete an unproved topic, if no broker
-    knows the topic by then. `deleted_from_ms` is None when that time is not known or does not apply."""
+    deletion is proved."""
 
     topic: str
     topic_id: str
@@ -63,8 +63,6 @@ class MissingTopic:
     size_bytes: int
     missing_since_ms: int | None
     deletion_proved: bool
-    wants_operator: bool
-    deleted_from_ms: int | None
 
 
 @missing_topics.callback()
@@ -81,28 +79,35 @@ def _missing_topics(
         show_json(found)
     else:
         _print(found)
-    if any(each.wants_operator for each in found):
+    if not all(each.deletion_proved for each in found):
         raise typer.Exit(FINDINGS)
 
 
 @missing_topics.command()
 def forget(
     config: ConfigFile,
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC_ID|TOPIC...", help="Ids or names of listed topics.")],
+    topics: Annotated[
+        list[str] | None, typer.Argument(metavar="[TOPIC_ID|TOPIC]...", help="Ids or names of listed topics.")
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="All topics that are missing for so long, for example 7d.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Write. Without it, nothing is written.")] = False,
 ) -> None:
     """Records that listed topics were deleted.
 
     The owners then delete the topics' remote data. It cannot be restored afterwards."""
+    if not topics and older_than is None:
+        raise typer.BadParameter("name topics, or say --older-than")
     settings = load_config(config)
     found = _run(settings, ())
-    chosen: list[MissingTopic] = []
-    for topic in dict.fromkeys(topics):
+    chosen = [] if older_than is None else _missing_for(found, _duration_ms(older_than))
+    for topic in dict.fromkeys(topics or ()):
         named = [each for each in found if topic in (each.topic_id, each.topic)]
         if len(named) != 1:
             typer.echo(_not_one(topic, named), err=True)
             raise typer.Exit(FINDINGS)
-        chosen += named
+        chosen += [each for each in named if each not in chosen]
     _print(chosen)
     if not yes:
         typer.echo("Nothing was written. Use --yes to write.")
@@ -112,6 +117,18 @@ def forget(
         "The deletion was written. The owners delete the remote data of these topics when no broker has known them for"
         " remote.log.topic.deletion.delay.ms."
     )
+
+
+def _duration_ms(text: str) -> int:
+    try:
+        return TypeAdapter(DurationMs).validate_python(text)
+    except ValidationError as error:
+        raise typer.BadParameter(f"--older-than {text}: {error.errors()[0]['msg']}") from error
+
+
+def _missing_for(found: Sequence[MissingTopic], duration_ms: int) -> list[MissingTopic]:
+    latest_ms = time.time_ns() // 1_000_000 - duration_ms
+    return [each for each in found if each.missing_since_ms is not None and each.missing_since_ms <= latest_ms]
 
 
 def _not_one(topic: str, named: Sequence[MissingTopic]) -> str:
@@ -142,11 +159,7 @@ def _print(found: Sequence[MissingTopic]) -> None:
 
 
 def _deletion_text(topic: MissingTopic) -> str:
-    if topic.deletion_proved:
-        return "proved"
-    if topic.wants_operator:
-        return "not proved, others vanished at the same time: an operator must decide"
-    return f"not proved: from {time_text(topic.deleted_from_ms) or 'some days after it went missing'}"
+    return "proved" if topic.deletion_proved else "not proved: an operator must decide"
 
 
 async def read_missing_topics(config: TidegateConfig, deleted: Collection[UUID]) -> list[MissingTopic]:
@@ -163,7 +176,7 @@ async def read_missing_topics(config: TidegateConfig, deleted: Collection[UUID])
                         raise RemoteTierError(f"a broker knows the topic {topic_id}, or the remote tier has none of it")
                     name = next(each.topic for each in topics_of(metadata, {topic_id}))
                     await metadata.put_topic_deletion(topic_id, name)
-                return missing_of(metadata, gone, config.remote_log.topic_deletion_unproved_delay_ms)
+                return missing_of(metadata, gone)
 
 
 def topics_of(metadata: RemoteLogMetadataReader, topic_ids: Collection[UUID]) -> list[TopicIdPartition]:
@@ -174,18 +187,13 @@ def topics_of(metadata: RemoteLogMetadataReader, topic_ids: Collection[UUID]) ->
     return sorted(found, key=lambda each: (each.topic, str(each.topic_id)))
 
 
-def missing_of(metadata: RemoteLogMetadataReader, gone: Collection[UUID], unproved_delay_ms: int) -> list[MissingTopic]:
+def missing_of(metadata: RemoteLogMetadataReader, gone: Collection[UUID]) -> list[MissingTopic]:
     """Returns the answer's lines for the topics in `gone`, which no broker knows."""
-    missing = metadata.missing_topics()
-    together = vanished_together(missing)
     partitions = metadata.partitions()
     lines = []
     for topic in topics_of(metadata, gone):
         own = [each for each in partitions if each.topic_id == topic.topic_id]
         segments = [segment for each in own for segment in metadata.list_remote_log_segments(each)]
-        is_proved, since_ms = metadata.is_topic_deleted(topic.topic_id), missing.get(topic.topic_id)
-        wants_operator = not is_proved and topic.topic_id in together
-        from_ms = None if is_proved or wants_operator or since_ms is None else since_ms + unproved_delay_ms
         lines.append(
             MissingTopic(
                 topic=topic.topic,
@@ -193,10 +201,8 @@ def missing_of(metadata: RemoteLogMetadataReader, gone: Collection[UUID], unprov
                 partitions=len(own),
                 segments=len(segments),
                 size_bytes=sum(each.segment_size_bytes for each in segments),
-                missing_since_ms=since_ms,
-                deletion_proved=is_proved,
-                wants_operator=wants_operator,
-                deleted_from_ms=from_ms,
+                missing_since_ms=metadata.missing_topics().get(topic.topic_id),
+                deletion_proved=metadata.is_topic_deleted(topic.topic_id),
             )
         )
     return lines

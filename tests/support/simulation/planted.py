@@ -237,10 +237,10 @@ def _missing_means_deleted(stack: ExitStack) -> None:
 
 
 def _missing_topic_is_deleted(stack: ExitStack) -> None:
-    async def missing(self: Any, topics: Any) -> set[Any]:
+    def missing(self: Any, topics: Any) -> set[Any]:
         return {each.topic_id for each in topics} & set(self._missing_since_ms)
 
-    _replace(stack, MissingTopics, "missing_for_long", missing)
+    _replace(stack, MissingTopics, "proved", missing)
 
 
 def _verifies_nothing(stack: ExitStack) -> None:

@@ -288,13 +288,6 @@ _CHECKS = (
         "the settings are read to their end", _SETTINGS,
     ),
     _returns("deletion/missing_topics:MissingTopics._is_idle_for_long", "True", "records end late", _TOPICS),
-    _returns("deletion/missing_topics:MissingTopics._is_counted", "False", "topics that vanished together", _TOPICS),
-    _returns("deletion/missing_topics:MissingTopics._waited", "list(topics)", "the deletion delay", _TOPICS),
-    _returns("deletion/missing_topics:vanished_together", "set()", "topics that vanished together stay", _TOPICS),
-    _without(
-        "deletion/missing_topics:MissingTopics.missing_for_long", "if not services.knows_all_partitions:", "if False:",
-        "all metadata is read", _TOPICS,
-    ),
     _without(
         "deletion/topic_deletion:TopicDeletionTask._gone", "if metadata_topic_id in gone:", "if False:",
         "the brokers know the metadata topic", _TOPICS,

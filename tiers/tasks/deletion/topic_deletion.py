@@ -2,7 +2,7 @@
 
 * A topic is gone when every broker of the cluster answers UNKNOWN_TOPIC_ID for its id, and again after the delay. A
   topic that is only missing from a listing may be one that the proxy is not authorized to see any more.
-* A gone topic is deleted only if its deletion is proved, or if it was missing for days (`MissingTopics`).
+* A gone topic is deleted only if its deletion is proved (`MissingTopics`).
 * The owners delete nothing when no broker knows the metadata topic by the id under which it was read. The metadata then
   belongs to another cluster than the brokers, or to another time. A metadata manager without a topic gives no such
   witness.
@@ -100,17 +100,15 @@ class TopicDeletionTask:
         partitions = self._owned(partitions)
         if not topics and not partitions:
             self._missing.see(())
-            self._missing.watch((), names)
+            self._missing.watch(())
             return 0
         self._missing.see(await self._gone([*topics, *partitions]))
         troubles: list[RemoteLogError] = []
         for topic in topics:
             with _put_off(troubles):
                 await self._missing.record(topic, is_left=topic.topic_id in names)
-        self._missing.watch(topics, names)
+        self._missing.watch(topics)
         deletable = self._missing.proved([*topics, *partitions])
-        with _put_off(troubles):
-            deletable |= await self._missing.missing_for_long([*topics, *partitions])
         deleted = 0
         for partition in partitions:
             if partition.topic_id in deletable:

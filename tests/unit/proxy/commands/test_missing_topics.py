@@ -17,13 +17,11 @@ from proxy.commands.tier.missing_topics import MissingTopic, missing_of
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.tiers.segment_metadata import copied, segment
 from tiers.model.ids import TopicIdPartition
-from tiers.tasks.deletion.missing_topics import SAME_TIME_MS
 
-DAY_MS = 86_400_000
 SINCE_MS = 1_700_000_000_000
 ORDERS, PAYMENTS, AGAIN = (str(UUID(int=number)) for number in (1, 2, 3))
-ALONE = MissingTopic("orders", ORDERS, 1, 3, 3000, SINCE_MS, False, False, SINCE_MS + 7 * DAY_MS)
-PROVED = MissingTopic("payments", PAYMENTS, 2, 4, 4000, None, True, False, None)
+ALONE = MissingTopic("orders", ORDERS, 1, 3, 3000, SINCE_MS, False)
+PROVED = MissingTopic("payments", PAYMENTS, 2, 4, 4000, None, True)
 
 
 class Operator:
@@ -52,21 +50,33 @@ def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Operator:
 
 def test_the_list_is_for_people_and_for_programs(operator: Operator) -> None:
     code, out = operator.run("--json")
-    assert (code, json.loads(out)) == (0, [asdict(each) for each in operator.found])
+    assert (code, json.loads(out)) == (1, [asdict(each) for each in operator.found])
     code, out = operator.run()
-    assert code == 0
+    assert code == 1
     first, second = (line for line in out.splitlines() if "orders" in line or "payments" in line)
     assert first.split()[:5] == ["orders", ORDERS, "1", "3", "3000"]
     assert "2023-11-14T22:13:20" in first
-    assert "not proved: from 2023-11-21T22:13:20" in first
+    assert "not proved: an operator must decide" in first
     assert second.split() == ["payments", PAYMENTS, "2", "4", "4000", "-", "proved"]
 
 
-def test_a_topic_that_needs_an_operator_is_a_finding(operator: Operator) -> None:
-    operator.found = [replace(ALONE, wants_operator=True, deleted_from_ms=None), PROVED]
-    code, out = operator.run()
-    assert (code, "an operator must decide" in out) == (1, True)
-    assert operator.run("--json")[0] == 1
+def test_proved_deletions_alone_are_no_finding(operator: Operator) -> None:
+    operator.found = [PROVED]
+    assert operator.run()[0] == 0
+
+
+@pytest.mark.parametrize(("age", "deleted"), [("7d", [UUID(ORDERS)]), ("100000d", [])])
+def test_topics_are_chosen_by_the_time_since_which_they_are_missing(
+    operator: Operator, age: str, deleted: list[UUID]
+) -> None:
+    code, _ = operator.run("forget", "--older-than", age, "--yes")
+    assert (code, operator.deleted) == (0, deleted)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--older-than", "soon"]])
+def test_forget_needs_topics_or_an_age(operator: Operator, arguments: list[str]) -> None:
+    assert operator.run("forget", *arguments, "--yes")[0] == 2
+    assert operator.deleted == []
 
 
 @pytest.mark.parametrize("named", ["orders", ORDERS])
@@ -105,29 +115,18 @@ async def test_the_metadata_says_what_is_missing_of_which_topics() -> None:
     settings = {"remote.storage.enable": "true"}
     await metadata.change_topic_tier_config(payments, "payments", settings)
 
-    def seen(*gone: UUID) -> list[tuple[str, int, int, int | None, bool, bool, int | None]]:
+    def seen(*gone: UUID) -> list[tuple[str, int, int, int | None, bool]]:
         return [
-            (
-                each.topic_id,
-                each.partitions,
-                each.size_bytes,
-                each.missing_since_ms,
-                each.deletion_proved,
-                each.wants_operator,
-                each.deleted_from_ms,
-            )
-            for each in missing_of(metadata, gone, DAY_MS)
+            (each.topic_id, each.partitions, each.size_bytes, each.missing_since_ms, each.deletion_proved)
+            for each in missing_of(metadata, gone)
         ]
 
     assert seen() == []
-    assert seen(orders) == [(ORDERS, 2, 2000, None, False, False, None)]
+    assert seen(orders) == [(ORDERS, 2, 2000, None, False)]
     await metadata.put_topic_missing(orders, "orders", is_missing=True)
-    assert seen(orders) == [(ORDERS, 2, 2000, SINCE_MS, False, False, SINCE_MS + DAY_MS)]
-    metadata.missing[payments] = SINCE_MS + SAME_TIME_MS - 1
-    metadata.missing[again] = SINCE_MS + 2 * SAME_TIME_MS - 1
     await metadata.put_topic_deletion(payments, "payments")
     assert seen(again, payments, orders) == [
-        (ORDERS, 2, 2000, SINCE_MS, False, True, None),
-        (AGAIN, 1, 1000, SINCE_MS + 2 * SAME_TIME_MS - 1, False, False, SINCE_MS + 2 * SAME_TIME_MS - 1 + DAY_MS),
-        (PAYMENTS, 0, 0, SINCE_MS + SAME_TIME_MS - 1, True, False, None),
+        (ORDERS, 2, 2000, SINCE_MS, False),
+        (AGAIN, 1, 1000, None, False),
+        (PAYMENTS, 0, 0, None, True),
     ]
