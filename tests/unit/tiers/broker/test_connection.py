@@ -21,6 +21,12 @@ AT_ONCE_S = 20
 """Less than the 30 s for which the event loop waits for the end of a TLS connection."""
 
 
+async def connect(host: str, port: int, tls: ssl.SSLContext | None = None) -> BrokerConnection:
+    return await BrokerConnection.connect(
+        host, port, client_id="test", clock_ms=lambda: 0, timeout_ms=60_000, ssl_context=tls
+    )
+
+
 async def test_a_cancelled_opening_ends_the_connection_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority(tmp_path)
     made = BrokerConnection.connection_made
@@ -31,16 +37,7 @@ async def test_a_cancelled_opening_ends_the_connection_at_once(tmp_path: Path, m
             connecting.cancel()
 
         monkeypatch.setattr(BrokerConnection, "connection_made", made_and_cancelled)
-        connecting = asyncio.create_task(
-            BrokerConnection.connect(
-                "127.0.0.1",
-                broker.port,
-                client_id="test",
-                clock_ms=lambda: 0,
-                timeout_ms=60_000,
-                ssl_context=client_side(authority),
-            )
-        )
+        connecting = asyncio.create_task(connect("127.0.0.1", broker.port, client_side(authority)))
         with pytest.raises(asyncio.CancelledError):
             await connecting
         async with asyncio.timeout(AT_ONCE_S):
@@ -50,14 +47,7 @@ async def test_a_cancelled_opening_ends_the_connection_at_once(tmp_path: Path, m
 @pytest.mark.parametrize(("host", "has_tls"), [("", True), ("a..b", False)])
 async def test_an_invalid_host_name_is_an_error_of_the_broker(tmp_path: Path, host: str, has_tls: bool) -> None:
     with pytest.raises(BrokerError):
-        await BrokerConnection.connect(
-            host,
-            1,
-            client_id="test",
-            clock_ms=lambda: 0,
-            timeout_ms=60_000,
-            ssl_context=client_side(Authority(tmp_path)) if has_tls else None,
-        )
+        await connect(host, 1, client_side(Authority(tmp_path)) if has_tls else None)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +68,7 @@ async def test_a_port_that_is_not_kafkas_is_told_apart(answer: bytes, said: str)
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(BrokerError, match=re.escape(f"127.0.0.1:{port}: {said}")):
-            await BrokerConnection.connect("127.0.0.1", port, client_id="test", clock_ms=lambda: 0, timeout_ms=60_000)
+            await connect("127.0.0.1", port)
 
 
 def _closed_by_peer() -> ssl.SSLError:
@@ -106,11 +96,4 @@ async def test_a_broker_of_another_authority_is_refused(tmp_path: Path) -> None:
     ours, others = (Authority(tmp_path / name) for name in ("ours", "others"))
     async with HangingTlsBroker(others) as broker:
         with pytest.raises(BrokerRefusedError, match="certificate"):
-            await BrokerConnection.connect(
-                "127.0.0.1",
-                broker.port,
-                client_id="test",
-                clock_ms=lambda: 0,
-                timeout_ms=60_000,
-                ssl_context=client_side(ours),
-            )
+            await connect("127.0.0.1", broker.port, client_side(ours))

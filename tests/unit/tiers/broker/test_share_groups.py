@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -64,9 +65,34 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield Cluster(brokers, client, ClusterShareGroups(client))
 
 
-async def test_no_share_group_holds_nothing_and_costs_no_second_question(cluster: Cluster) -> None:
-    assert await cluster.lowest_start() is None
-    assert cluster.describes() == 0
+@pytest.mark.parametrize(
+    ("first", "second", "lowest", "describes"),
+    [
+        ([], [], None, 0),
+        (
+            [
+                ShareGroup("a", starts={(OURS, 3): 70, (OURS, 2): 1, (OTHER, 3): 2}),
+                ShareGroup("b", "Empty", {(OURS, 3): 50}),
+            ],
+            [ShareGroup("c", starts={(OURS, 3): 60}), ShareGroup("d", starts={(OTHER, 3): 3})],
+            50,
+            2,
+        ),
+        ([ShareGroup("a", "Stable", {(OURS, 3): -1})], [], 0, 1),
+        ([ShareGroup("a", "Empty", {(OURS, 3): -1})], [ShareGroup("b", "Stable", {(OURS, 3): 40})], 40, 2),
+    ],
+    ids=[
+        "without a group, no second question",
+        "all groups at all coordinators, with one question each",
+        "members without a start offset hold everything",
+        "a group that never acknowledged and has no members",
+    ],
+)
+async def test_the_lowest_start_of_all_groups(
+    cluster: Cluster, first: list[ShareGroup], second: list[ShareGroup], lowest: int | None, describes: int
+) -> None:
+    cluster.brokers[0].share_groups, cluster.brokers[1].share_groups = first, second
+    assert (await cluster.lowest_start(), cluster.describes()) == (lowest, describes)
 
 
 async def test_a_principal_to_whom_groups_may_be_hidden_trims_nothing(cluster: Cluster) -> None:
@@ -77,33 +103,12 @@ async def test_a_principal_to_whom_groups_may_be_hidden_trims_nothing(cluster: C
         await cluster.lowest_start()
 
 
-async def test_brokers_without_share_groups_are_not_asked_for_the_right(cluster: Cluster) -> None:
+async def test_brokers_that_do_not_know_share_groups_have_none_and_need_no_right(cluster: Cluster) -> None:
+    cluster.brokers[0].share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
     for broker in cluster.brokers:
         broker.cluster_operations = frozenset()
         broker.versions[ApiKey.LIST_GROUPS] = (0, 4)
     assert await cluster.lowest_start() is None
-
-
-async def test_the_lowest_start_of_all_groups_at_all_coordinators(cluster: Cluster) -> None:
-    first, second = cluster.brokers
-    first.share_groups = [
-        ShareGroup("a", starts={(OURS, 3): 70, (OURS, 2): 1, (OTHER, 3): 2}),
-        ShareGroup("b", "Empty", {(OURS, 3): 50}),
-    ]
-    second.share_groups = [ShareGroup("c", starts={(OURS, 3): 60}), ShareGroup("d", starts={(OTHER, 3): 3})]
-    assert await cluster.lowest_start() == 50
-    assert cluster.describes() == 2, "one question for all groups of a coordinator"
-
-
-async def test_members_without_a_start_offset_hold_everything(cluster: Cluster) -> None:
-    cluster.brokers[0].share_groups = [ShareGroup("a", "Stable", {(OURS, 3): -1})]
-    assert await cluster.lowest_start() == 0
-
-
-async def test_a_group_that_never_acknowledged_and_has_no_members_holds_nothing(cluster: Cluster) -> None:
-    cluster.brokers[0].share_groups = [ShareGroup("a", "Empty", {(OURS, 3): -1})]
-    cluster.brokers[1].share_groups = [ShareGroup("b", "Stable", {(OURS, 3): 40})]
-    assert await cluster.lowest_start() == 40
 
 
 async def test_a_group_that_went_away_in_between(cluster: Cluster) -> None:
@@ -118,31 +123,34 @@ async def test_a_coordinator_that_does_not_list_leaves_it_unknown(cluster: Clust
         await cluster.lowest_start()
     assert failed.value.retriable
     assert await cluster.lowest_start() is None
-
-
-async def test_a_group_that_tells_nothing_leaves_it_unknown(cluster: Cluster) -> None:
-    cluster.brokers[0].share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
-    cluster.brokers[0].script(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, with_group_error(UNKNOWN_SERVER_ERROR))
-    with pytest.raises(BrokerError, match="share group a does not report its offsets"):
-        await cluster.lowest_start()
-
-
-async def test_a_partition_that_is_not_told_leaves_that_one_unknown(cluster: Cluster) -> None:
-    cluster.brokers[0].share_groups = [ShareGroup("a", starts={(OURS, 3): 40, (OTHER, 3): 41})]
-    cluster.brokers[1].share_groups = [ShareGroup("b", starts={(OURS, 3): 42})]
-    cluster.brokers[0].script(
-        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, with_partition_error(UNKNOWN_SERVER_ERROR, OURS), times=2
-    )
-    with pytest.raises(BrokerError, match="share group a does not report its offset in a partition"):
-        await cluster.lowest_start()
-    assert await cluster.groups.lowest_start(TopicIdPartition(OTHER, 3, "other"), TIMEOUT_MS) == 41
-
-
-async def test_groups_without_a_coordinator_leave_it_unknown(cluster: Cluster) -> None:
     for broker in cluster.brokers:
         broker.topics = [offsets_topic(1, -1)]
     with pytest.raises(BrokerError, match="without a coordinator"):
         await cluster.lowest_start()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "of_the_other"),
+    [
+        (with_group_error(UNKNOWN_SERVER_ERROR), "share group a does not report its offsets", None),
+        (
+            with_partition_error(UNKNOWN_SERVER_ERROR, OURS),
+            "share group a does not report its offset in a partition",
+            41,
+        ),
+    ],
+    ids=["the group", "one partition"],
+)
+async def test_a_group_that_tells_nothing_leaves_it_unknown(
+    cluster: Cluster, answer: Any, said: str, of_the_other: int | None
+) -> None:
+    cluster.brokers[0].share_groups = [ShareGroup("a", starts={(OURS, 3): 40, (OTHER, 3): 41})]
+    cluster.brokers[0].script(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, answer, times=2)
+    with pytest.raises(BrokerError, match=said):
+        await cluster.lowest_start()
+    if of_the_other is not None:
+        other = TopicIdPartition(OTHER, 3, "other")
+        assert await cluster.groups.lowest_start(other, TIMEOUT_MS) == of_the_other
 
 
 async def test_a_coordinator_that_came_back_a_moment_ago_is_asked(cluster: Cluster) -> None:
@@ -174,13 +182,6 @@ async def test_a_group_that_moves_to_an_asked_broker_leaves_it_unknown(cluster: 
         await cluster.lowest_start()
     assert failed.value.retriable
     assert await cluster.lowest_start() == 40
-
-
-async def test_a_broker_that_does_not_know_share_groups_has_none(cluster: Cluster) -> None:
-    cluster.brokers[0].share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
-    for broker in cluster.brokers:
-        broker.versions[ApiKey.LIST_GROUPS] = (0, 4)
-    assert await cluster.lowest_start() is None
 
 
 async def test_concurrent_questions_share_an_answer_that_is_younger_than_each(cluster: Cluster) -> None:

@@ -42,13 +42,6 @@ def test_founding_keys_complete_the_storage_section() -> None:
     assert config.storage.plain_settings() == {"path": "/tier"}
 
 
-def mistake(text: str) -> str:
-    with pytest.raises(ConfigError) as raised:
-        parse_config(text)
-    (line,) = str(raised.value).splitlines()
-    return line
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -68,7 +61,10 @@ def mistake(text: str) -> str:
     ],
 )
 def test_a_mistake_names_the_nearest_key_or_what_to_do(text: str, said: str) -> None:
-    assert said in mistake(text)
+    with pytest.raises(ConfigError) as raised:
+        parse_config(text)
+    (line,) = str(raised.value).splitlines()
+    assert said in line
 
 
 def test_the_rest_of_the_metadata_keys_goes_to_the_metadata_manager() -> None:

@@ -18,22 +18,10 @@ def test_names_and_shell_patterns_are_accepted(pattern: str) -> None:
     assert check_pattern(pattern) == pattern
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "",
-        "[",
-        "orders-[1",
-        "orders-[!]",
-        "orders,logs",
-        "orders-{a,b}",
-        "^orders.+$",
-        "[z-a]*",
-        "[,]x",
-        "..",
-        "x" * 250,
-    ],
-)
+REFUSED = ["", "[", "orders-[1", "orders-[!]", "orders,logs", "orders-{a,b}", "^orders.+$", "[z-a]*", "[,]x", ".."]
+
+
+@pytest.mark.parametrize("pattern", [*REFUSED, "x" * 250])
 def test_a_pattern_that_matches_no_topic_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="matches no topic: a topic name has letters"):
         check_pattern(pattern)

@@ -3,163 +3,118 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import pytest
-from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
-from kafka.protocol.consumer import (
-    FetchRequest,
-    FetchResponse,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    OffsetForLeaderEpochRequest,
-    OffsetForLeaderEpochResponse,
-)
+from kafka.protocol.admin import DeleteRecordsRequest
+from kafka.protocol.consumer import FetchRequest, FetchResponse, ListOffsetsRequest, OffsetForLeaderEpochRequest
 
+from protocol.api_keys import ApiKey
 from protocol.apis.metadata import PartitionMetadata
 from protocol.errors import ErrorCode
+from tests.support.fakes.broker import fetch
+from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.record_batches import batch_of
-from tiers.broker.client import BrokerClient
-from tiers.broker.client import Leader as TheLeader
+from tiers.broker.client import BrokerClient, Leader
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, OwnershipLostError
 from tiers.log.bounds_batch import BoundsBatch
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds
+from tiers.model.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds, LogRead
 
 PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
 TIMEOUT_MS = 60_000
 LOG = batch_of(10, 10) + batch_of(20, 10)
-
-
-def still_ours() -> None:
-    """An owner that stays one."""
-
-
-@dataclass
-class Leader:
-    """One broker's answers for the partition; `errors` are given first, one per Fetch."""
-
-    broker: ScriptedBroker
-    records: bytes = LOG
-    log_start: int = 10
-    lso: int = 30
-    high_watermark: int = 30
-    aborted: list[tuple[int, int]] = field(default_factory=list)
-    errors: list[int] = field(default_factory=list)
-    throttled: int = 0
-    preferred_read_replica: int = -1
-    keeps_epochs: bool = True
-    trimmed_to: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.broker.answers |= {
-            FetchRequest.API_KEY: self._fetch,
-            ListOffsetsRequest.API_KEY: self._list_offsets,
-            DeleteRecordsRequest.API_KEY: self._delete_records,
-            OffsetForLeaderEpochRequest.API_KEY: self._epoch_end,
-        }
-
-    def leads(self, epoch: int, topic_id: UUID = PARTITION.topic_id) -> None:
-        partitions = {0: PartitionMetadata(0, self.broker.node_id, epoch)}
-        for broker in self.broker.brokers:
-            broker.topics = [TopicMetadata("orders", topic_id, partitions)]
-
-    async def _fetch(self, request: Any) -> Any:
-        topic = FetchResponse.FetchableTopicResponse
-        asked = request.topics[0].partitions[0]
-        error = self.errors.pop(0) if self.errors else 0
-        has_diverged = self.keeps_epochs and asked.last_fetched_epoch >= 0 and asked.fetch_offset > self.high_watermark
-        if not error and not has_diverged and not self.log_start <= asked.fetch_offset <= self.high_watermark:
-            error = ErrorCode.OFFSET_OUT_OF_RANGE
-        is_without_bounds = error != 0 or self.preferred_read_replica >= 0
-        data = topic.PartitionData(
-            partition_index=0,
-            error_code=error,
-            high_watermark=-1 if is_without_bounds else self.high_watermark,
-            last_stable_offset=-1 if is_without_bounds else self.lso,
-            log_start_offset=-1 if is_without_bounds else self.log_start,
-            aborted_transactions=[
-                topic.PartitionData.AbortedTransaction(producer_id=producer_id, first_offset=first)
-                for producer_id, first in self.aborted
-            ],
-            preferred_read_replica=self.preferred_read_replica,
-            records=b"" if is_without_bounds or asked.fetch_offset >= self.lso else self.records,
-        )
-        answered = [topic(topic_id=request.topics[0].topic_id, partitions=[data])]
-        if self.throttled:
-            self.throttled -= 1
-            answered = []
-        return FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=answered, node_endpoints=[])
-
-    async def _list_offsets(self, request: Any) -> Any:
-        topic = ListOffsetsResponse.ListOffsetsTopicResponse
-        answer = topic.ListOffsetsPartitionResponse(
-            partition_index=0, error_code=0, timestamp=-1, offset=self.lso, leader_epoch=0
-        )
-        return ListOffsetsResponse(throttle_time_ms=0, topics=[topic(name="orders", partitions=[answer])])
-
-    async def _delete_records(self, request: Any) -> Any:
-        topic = DeleteRecordsResponse.DeleteRecordsTopicResult
-        offset = request.topics[0].partitions[0].offset
-        self.trimmed_to.append(offset)
-        answer = topic.DeleteRecordsPartitionResult(partition_index=0, low_watermark=offset, error_code=0)
-        return DeleteRecordsResponse(throttle_time_ms=0, topics=[topic(name="orders", partitions=[answer])])
-
-    async def _epoch_end(self, request: Any) -> Any:
-        topic = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
-        answer = topic.EpochEndOffset(error_code=0, partition=0, leader_epoch=3, end_offset=30)
-        return OffsetForLeaderEpochResponse(
-            throttle_time_ms=0, topics=[topic(topic=request.topics[0].topic, partitions=[answer])]
-        )
+BOUNDS = LocalLogBounds(10, 30, 30, 3)
 
 
 @dataclass
 class Cluster:
-    first: Leader
-    second: Leader
+    """Two brokers, each with the log. The first one leads the partition in epoch 3."""
+
+    first: ScriptedBroker
+    second: ScriptedBroker
+    log: LocalLog
     client: BrokerClient
     source: BrokerLogSource
+
+    def leads(self, node_id: int, epoch: int, topic_id: UUID = PARTITION.topic_id) -> None:
+        for broker in (self.first, self.second):
+            broker.topics = [TopicMetadata("orders", topic_id, {0: PartitionMetadata(0, node_id, epoch)})]
+
+    def fails(self, code: int, times: int = 1) -> None:
+        """So many Fetches of the first broker fail."""
+        self.first.script(ApiKey.FETCH, fetch.with_error(code), times=times)
+
+    def answers(self, times: int = 1, **fields: Any) -> None:
+        """So many answers of the first broker have other fields."""
+
+        def edit(response: Any) -> None:
+            for name, value in fields.items():
+                setattr(response.responses[0].partitions[0], name, value)
+
+        self.first.script(ApiKey.FETCH, edit, times=times)
+
+    async def read(self, offset: int = 10, timeout_ms: int = TIMEOUT_MS) -> LogRead:
+        return await self.source.read(PARTITION, offset, 1000, timeout_ms)
+
+    async def trim(self, offset: int = 20, epoch: int = 3, check: Callable[[], None] = lambda: None) -> int:
+        return await self.source.delete_records(PARTITION, offset, epoch, TIMEOUT_MS, check)
+
+    async def bounds(self) -> LocalLogBounds:
+        return await self.source.bounds(PARTITION, TIMEOUT_MS)
+
+    @property
+    def is_trimmed(self) -> bool:
+        return any(broker.received(DeleteRecordsRequest) for broker in (self.first, self.second))
+
+
+async def failure_of(call: Awaitable[object]) -> BrokerError:
+    with pytest.raises(BrokerError) as error:
+        await call
+    return error.value
 
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
+    log = LocalLog([batch_of(10, 10), batch_of(20, 10)], log_start_offset=10, leader_epoch=3)
     async with AsyncExitStack() as stack:
-        brokers = [await stack.enter_async_context(ScriptedBroker(node_id)) for node_id in (1, 2)]
-        for broker in brokers:
-            broker.brokers = brokers
-        addresses = [("127.0.0.1", broker.port) for broker in brokers]
+        first, second = [await stack.enter_async_context(ScriptedBroker(node_id)) for node_id in (1, 2)]
+        for broker in (first, second):
+            broker.brokers, broker.logs = [first, second], {("orders", 0): log}
+        addresses = [("127.0.0.1", broker.port) for broker in (first, second)]
         client = BrokerClient(addresses, client_id="test", request_timeout_ms=TIMEOUT_MS)
         stack.push_async_callback(client.close)
-        first, second = (Leader(broker) for broker in brokers)
-        first.leads(3)
-        yield Cluster(first, second, client, BrokerLogSource(client))
+        cluster = Cluster(first, second, log, client, BrokerLogSource(client))
+        cluster.leads(1, 3)
+        yield cluster
 
 
 async def test_a_read_is_what_the_leader_of_the_named_epoch_holds(cluster: Cluster) -> None:
-    cluster.first.aborted = [(9, 12)]
-    read = await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)
+    aborted = FetchResponse.FetchableTopicResponse.PartitionData.AbortedTransaction(producer_id=9, first_offset=12)
+    cluster.answers(aborted_transactions=[aborted])
+    read = await cluster.read()
     assert read.records == LOG
     assert (read.log_start_offset, read.last_stable_offset, read.high_watermark, read.leader_epoch) == (10, 30, 30, 3)
     assert read.aborted_transactions == (AbortedTransaction(9, 12),)
-    asked = cluster.first.broker.received(FetchRequest)[0]
+    asked = cluster.first.received(FetchRequest)[0]
     assert (asked.isolation_level, asked.session_id, asked.session_epoch) == (1, 0, -1)
     assert asked.topics[0].partitions[0].current_leader_epoch == 3
 
 
-async def test_batches_at_the_last_stable_offset_and_torn_ones_are_left_out(cluster: Cluster) -> None:
-    cluster.first.lso = 25
-    assert (await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)).records == batch_of(10, 10)
-    cluster.first.lso = 30
-    cluster.first.records = LOG[:-1]
-    assert (await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)).records == batch_of(10, 10)
+@pytest.mark.parametrize(("lso", "records"), [(25, LOG), (30, LOG[:-1])], ids=["last stable offset", "torn"])
+async def test_batches_at_the_last_stable_offset_and_torn_ones_are_left_out(
+    cluster: Cluster, lso: int, records: bytes
+) -> None:
+    cluster.answers(last_stable_offset=lso, records=records)
+    assert (await cluster.read()).records == batch_of(10, 10)
 
 
 @pytest.mark.parametrize(
@@ -172,82 +127,70 @@ async def test_batches_at_the_last_stable_offset_and_torn_ones_are_left_out(clus
     ids=["a flipped bit", "offsets that fall", "epochs that fall"],
 )
 async def test_corrupt_batches_are_an_error(cluster: Cluster, records: bytes) -> None:
-    cluster.first.records = records
-    with pytest.raises(BrokerError) as error:
-        await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)
-    assert error.value.code == ErrorCode.CORRUPT_MESSAGE
+    cluster.answers(records=records)
+    assert (await failure_of(cluster.read())).code == ErrorCode.CORRUPT_MESSAGE
 
 
 @pytest.mark.parametrize(
-    "code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_TOPIC_ID]
+    "code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_TOPIC_ID, None]
 )
-async def test_a_moved_leader_is_found_again(cluster: Cluster, code: int) -> None:
-    await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)
-    cluster.first.errors = [code] * 3
-    cluster.second.leads(4)
-    read = await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)
-    assert read.leader_epoch == 4
-    assert len(cluster.second.broker.received(FetchRequest)) == 1
+async def test_a_moved_leader_is_found_again(cluster: Cluster, code: int | None) -> None:
+    await cluster.read()
+    if code is None:
+        await cluster.first.stop()
+    else:
+        cluster.fails(code, times=3)
+    cluster.leads(2, 4)
+    assert (await cluster.read()).leader_epoch == 4
+    assert len(cluster.second.received(FetchRequest)) == 1
 
 
-async def test_a_leader_whose_broker_is_gone_is_found_again(cluster: Cluster) -> None:
-    await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)
-    await cluster.first.broker.stop()
-    cluster.second.leads(4)
-    assert (await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)).leader_epoch == 4
-
-
-async def test_a_lasting_error_is_raised_at_the_deadline(cluster: Cluster) -> None:
-    cluster.first.errors = [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 10_000
-    with pytest.raises(BrokerError) as error:
-        await cluster.source.read(PARTITION, 10, 1000, 200)
-    assert error.value.retriable
-
-
-async def test_a_refusal_is_not_retried(cluster: Cluster) -> None:
-    cluster.first.errors = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
-    with pytest.raises(BrokerError) as error:
-        await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)
-    assert (error.value.code, error.value.retriable) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, False)
+async def test_a_lasting_error_is_raised_at_the_deadline_and_a_refusal_at_once(cluster: Cluster) -> None:
+    cluster.log.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (await failure_of(cluster.read(timeout_ms=200))).retriable
+    cluster.log.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    refused = await failure_of(cluster.read())
+    assert (refused.code, refused.retriable) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, False)
 
 
 async def test_a_leader_that_names_another_replica_to_read_from_is_an_error(cluster: Cluster) -> None:
     """As a replica selector of one's own may do. The answer looks like that of an empty log."""
-    cluster.first.preferred_read_replica = 2
-    for call in (
-        cluster.source.bounds(PARTITION, TIMEOUT_MS),
-        cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS),
-        cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, lambda: None),
-    ):
-        with pytest.raises(BrokerError, match="sends the owner to broker 2"):
-            await call
-    assert cluster.first.trimmed_to == []
+    unknown = {"high_watermark": -1, "last_stable_offset": -1, "log_start_offset": -1, "records": b""}
+    cluster.answers(times=3, preferred_read_replica=2, **unknown)
+    for call in (cluster.bounds(), cluster.read(), cluster.trim()):
+        assert "sends the owner to broker 2" in str(await failure_of(call))
+    assert not cluster.is_trimmed
 
 
 async def test_a_throttled_answer_is_asked_for_again(cluster: Cluster) -> None:
-    cluster.first.throttled = 1
-    assert (await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)).records == LOG
+    cluster.first.script(ApiKey.FETCH, fetch.throttled)
+    assert (await cluster.read()).records == LOG
+    cluster.first.script(ApiKey.FETCH, fetch.throttled)
+    assert await cluster.bounds() == BOUNDS
 
 
 async def test_out_of_range_is_a_gap_below_and_a_divergence_above(cluster: Cluster) -> None:
     with pytest.raises(OffsetGapError):
-        await cluster.source.read(PARTITION, 9, 1000, TIMEOUT_MS)
+        await cluster.read(9)
     with pytest.raises(LogDivergedError):
-        await cluster.source.read(PARTITION, 31, 1000, TIMEOUT_MS)
+        await cluster.read(31)
 
 
 async def test_an_epochs_end_is_the_leaders_answer(cluster: Cluster) -> None:
     assert await cluster.source.end_offset_for_epoch(PARTITION, 3, TIMEOUT_MS) == EpochEndOffset(3, 30)
-    asked = cluster.first.broker.received(OffsetForLeaderEpochRequest)[0].topics[0].partitions[0]
+    asked = cluster.first.received(OffsetForLeaderEpochRequest)[0].topics[0].partitions[0]
     assert (asked.leader_epoch, asked.current_leader_epoch) == (3, 3)
 
 
 async def test_a_trim_checks_topic_id_and_epoch_on_the_same_connection(cluster: Cluster) -> None:
-    assert await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, still_ours) == 20
-    asked = [type(request) for request in cluster.first.broker.requests[-2:]]
+    assert await cluster.trim(20) == 20
+    asked = [type(request) for request in cluster.first.requests[-2:]]
     assert asked == [FetchRequest, DeleteRecordsRequest]
-    check = cluster.first.broker.received(FetchRequest)[-1].topics[0]
+    check = cluster.first.received(FetchRequest)[-1].topics[0]
     assert (check.topic_id, check.partitions[0].current_leader_epoch) == (PARTITION.topic_id, 3)
+    assert cluster.log.log_start_offset == 20
+    assert await cluster.trim(5) == 20  # the log start is above it
+    assert len(cluster.first.received(DeleteRecordsRequest)) == 1
 
 
 async def test_a_trim_is_checked_again_after_its_connection_took_long_to_open(
@@ -255,92 +198,75 @@ async def test_a_trim_is_checked_again_after_its_connection_took_long_to_open(
 ) -> None:
     """The broker restarted after the check, and another topic has the name now."""
     now_ms, request = 1_000_000, cluster.client.request
-    source = BrokerLogSource(cluster.client, clock_ms=lambda: now_ms, jitter=lambda: 0.0)
+    cluster.source = BrokerLogSource(cluster.client, clock_ms=lambda: now_ms, jitter=lambda: 0.0)
 
     async def after_the_connection_is_open_again(node_id: int, message: Any, *others: Any, **options: Any) -> Any:
         nonlocal now_ms
         if isinstance(message, DeleteRecordsRequest):
             now_ms += 2_001
-            cluster.first.leads(0, UUID(int=8))
-            cluster.first.errors = [ErrorCode.UNKNOWN_TOPIC_ID]
+            cluster.leads(1, 0, UUID(int=8))
+            cluster.fails(ErrorCode.UNKNOWN_TOPIC_ID)
         return await request(node_id, message, *others, **options)
 
     monkeypatch.setattr(cluster.client, "request", after_the_connection_is_open_again)
-    with pytest.raises(BrokerError) as error:
-        await source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, still_ours)
-    assert error.value.code == ErrorCode.UNKNOWN_TOPIC_ID
-    assert cluster.first.trimmed_to == []
+    assert (await failure_of(cluster.trim())).code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert not cluster.is_trimmed
 
 
 @pytest.mark.parametrize("code", [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH])
 async def test_a_trim_under_another_leader_epoch_trims_nothing(cluster: Cluster, code: int) -> None:
-    cluster.first.errors = [code]
-    with pytest.raises(BrokerError) as error:
-        await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, still_ours)
-    assert (error.value.code, error.value.retriable) == (code, False)
-    cluster.second.leads(4)
-    with pytest.raises(BrokerError):
-        await cluster.source.delete_records(PARTITION, 20, 4, TIMEOUT_MS, still_ours)
-    assert cluster.first.trimmed_to == cluster.second.trimmed_to == []
+    cluster.fails(code)
+    fenced = await failure_of(cluster.trim())
+    assert (fenced.code, fenced.retriable) == (code, False)
+    cluster.leads(2, 4)
+    await failure_of(cluster.trim(epoch=4))
+    assert not cluster.is_trimmed
 
 
 async def test_a_trim_that_is_repeated_asks_again_whether_the_partition_is_ours(cluster: Cluster) -> None:
-    cluster.first.errors = [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    cluster.fails(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def lost_meanwhile() -> None:
         raise OwnershipLostError("a newer member")
 
     with pytest.raises(OwnershipLostError):
-        await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, lost_meanwhile)
-    assert len(cluster.first.broker.received(FetchRequest)) == 2
-    assert cluster.first.trimmed_to == []
+        await cluster.trim(check=lost_meanwhile)
+    assert len(cluster.first.received(FetchRequest)) == 2
+    assert not cluster.is_trimmed
 
 
-async def test_a_trim_above_the_last_stable_offset_trims_nothing(cluster: Cluster) -> None:
-    cluster.first.lso = 20
-    with pytest.raises(BrokerError):
-        await cluster.source.delete_records(PARTITION, 21, 3, TIMEOUT_MS, still_ours)
-    assert cluster.first.trimmed_to == []
-
-
-async def test_a_trim_below_the_log_start_returns_the_log_start(cluster: Cluster) -> None:
-    assert await cluster.source.delete_records(PARTITION, 5, 3, TIMEOUT_MS, still_ours) == 10
-    assert cluster.first.trimmed_to == []
+async def test_no_trim_above_the_last_stable_offset(cluster: Cluster) -> None:
+    cluster.answers(times=9, last_stable_offset=20)
+    await failure_of(cluster.trim(21))
+    assert not cluster.is_trimmed
 
 
 async def test_a_topic_recreated_under_the_name_is_not_trimmed(cluster: Cluster) -> None:
-    cluster.first.leads(3, UUID(int=8))
-    with pytest.raises(BrokerError) as error:
-        await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, still_ours)
-    assert error.value.code == ErrorCode.UNKNOWN_TOPIC_ID
-    assert cluster.first.trimmed_to == []
+    cluster.leads(1, 3, UUID(int=8))
+    assert (await failure_of(cluster.trim())).code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert not cluster.is_trimmed
 
 
 async def test_bounds_are_one_question_without_records(cluster: Cluster) -> None:
-    bounds = await cluster.source.bounds(PARTITION, TIMEOUT_MS)
-    assert bounds == LocalLogBounds(10, 30, 30, 3)
-    assert len(cluster.first.broker.received(FetchRequest)) == 1
-    assert cluster.first.broker.received(ListOffsetsRequest) == []
-
-
-async def test_a_log_without_leader_epochs_has_bounds_too(cluster: Cluster) -> None:
-    cluster.first.keeps_epochs = False
-    assert await cluster.source.bounds(PARTITION, TIMEOUT_MS) == LocalLogBounds(10, 30, 30, 3)
+    assert await cluster.bounds() == BOUNDS
+    assert len(cluster.first.received(FetchRequest)) == 1
+    assert cluster.first.received(ListOffsetsRequest) == []
+    cluster.log.leader_epoch = -1  # the broker keeps no epochs
+    assert await cluster.bounds() == BOUNDS
 
 
 async def test_concurrent_questions_for_bounds_share_one_request(cluster: Cluster) -> None:
-    await cluster.source.bounds(PARTITION, TIMEOUT_MS)
-    asked = [cluster.source.bounds(PARTITION, TIMEOUT_MS) for _ in range(3)]
-    assert await asyncio.gather(*asked) == [LocalLogBounds(10, 30, 30, 3)] * 3
-    assert len(cluster.first.broker.received(FetchRequest)) == 2
-    cluster.first.log_start = 20
-    assert (await cluster.source.bounds(PARTITION, TIMEOUT_MS)).log_start_offset == 20
+    await cluster.bounds()
+    assert await asyncio.gather(*[cluster.bounds() for _ in range(3)]) == [BOUNDS] * 3
+    assert len(cluster.first.received(FetchRequest)) == 2
+    cluster.log.log_start_offset = 20
+    assert (await cluster.bounds()).log_start_offset == 20
 
 
 async def test_no_question_gets_the_answer_of_another_leader_epoch(cluster: Cluster) -> None:
     """A broker answers the last entry of a request for a partition, here that of epoch 4."""
     batch = BoundsBatch(cluster.client, "log")
-    known = [TheLeader(cluster.first.broker.node_id, epoch) for epoch in (3, 4)]
+    known = [Leader(cluster.first.node_id, epoch) for epoch in (3, 4)]
     old, new = await asyncio.gather(
         *(batch.ask(PARTITION, leader, TIMEOUT_MS) for leader in known), return_exceptions=True
     )
@@ -350,14 +276,8 @@ async def test_no_question_gets_the_answer_of_another_leader_epoch(cluster: Clus
 
 
 async def test_a_caller_beside_a_cancelled_question_asks_again(cluster: Cluster) -> None:
-    await cluster.source.bounds(PARTITION, TIMEOUT_MS)
-    first = asyncio.create_task(cluster.source.bounds(PARTITION, TIMEOUT_MS))
-    second = asyncio.create_task(cluster.source.bounds(PARTITION, TIMEOUT_MS))
+    await cluster.bounds()
+    first, second = (asyncio.create_task(cluster.bounds()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
-    assert await second == LocalLogBounds(10, 30, 30, 3)
-
-
-async def test_bounds_of_a_broker_that_throttles_are_asked_again(cluster: Cluster) -> None:
-    cluster.first.throttled = 1
-    assert await cluster.source.bounds(PARTITION, TIMEOUT_MS) == LocalLogBounds(10, 30, 30, 3)
+    assert await second == BOUNDS

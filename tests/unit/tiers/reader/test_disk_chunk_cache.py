@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -23,13 +22,17 @@ CHUNK_BYTES = 4000
 FILE_BYTES = file_bytes(CHUNK_BYTES)
 
 
-class BrokenFiles(ChunkFiles):
-    """Whatever `broken` names fails as a full or dying disk does."""
+class Files(ChunkFiles):
+    """Whatever `broken` names fails as a full or dying disk does. A write waits until it `goes_on`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self.folder = folder
         self.broken: set[str] = set()
         self.calls: list[str] = []
+        self.goes_on, self.is_stuck = threading.Event(), threading.Event()
+        self.goes_on.set()
+        self.most_bytes = 0
 
     def _ask(self, name: str) -> None:
         self.calls.append(name)
@@ -46,22 +49,28 @@ class BrokenFiles(ChunkFiles):
 
     def write(self, key: ChunkKey, stored: memoryview, check: Callable[[], None]) -> None:
         self._ask("write")
+        self.is_stuck.set()
+        self.goes_on.wait()
         super().write(key, stored, check)
+        self.most_bytes = max(self.most_bytes, self.size_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file_bytes(path.stat().st_size - 28) for path in self.folder.iterdir())
 
 
 class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "chunks"
-        self.files = BrokenFiles(self.folder)
+        self.files = Files(self.folder)
         self.now_ms = 0
 
-    def cache(self, max_files: int = 3, max_pending_bytes: int = 1 << 20) -> DiskChunkCache:
+    @asynccontextmanager
+    async def cache(self, max_files: int = 3, max_pending_bytes: int = 1 << 20) -> AsyncIterator[DiskChunkCache]:
         settings = DiskChunkCacheSettings(self.folder, max_files * FILE_BYTES, max_pending_bytes, rest_ms=1000)
-        return DiskChunkCache(settings, lambda: self.now_ms, self.files)
-
-    @property
-    def bytes_on_disk(self) -> int:
-        return sum(file_bytes(path.stat().st_size - 28) for path in self.folder.iterdir())
+        async with DiskChunkCache(settings, lambda: self.now_ms, self.files) as cache:
+            await wait_idle(cache)
+            yield cache
 
 
 @pytest.fixture
@@ -93,159 +102,95 @@ async def held(cache: DiskChunkCache, numbers: Sequence[int]) -> list[int]:
     return found
 
 
-@contextmanager
-def warnings_of(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
-    told: list[str] = []
-    with caplog.at_level(logging.WARNING, "tiers.reader"):
-        yield told
-    told += [record.message for record in caplog.records]
-
-
-async def test_a_run_comes_back_up_to_what_is_missing(bench: Bench) -> None:
-    async with bench.cache() as cache:
-        await wait_idle(cache)
-        cache.put(key(0), [chunk(0), chunk(1)])
-        await wait_idle(cache)
-        assert await cache.get([key(0), key(1), key(2)]) == [chunk(0), chunk(1)]
-        assert await cache.get([key(2), key(0)]) == []
-        assert (cache.hits, cache.misses) == (2, 2)
-        assert bench.files.calls == ["load", "write", "write", "read"]
-
-
 async def test_the_longest_unused_makes_room(bench: Bench) -> None:
     async with bench.cache(max_files=3) as cache:
-        await wait_idle(cache)
         await put(cache, 0, 1, 2)
         assert await held(cache, [0]) == [0]
         await put(cache, 3)
         assert await held(cache, [0, 1, 2, 3]) == [0, 2, 3]
         assert cache.evictions == 1
-        assert cache.size_bytes == bench.bytes_on_disk == 3 * FILE_BYTES
+        cache.put(key(4), [memoryview(bytes(3 * FILE_BYTES))])  # larger than all of it
+        await wait_idle(cache)
+        assert await held(cache, [0, 2, 3]) == [0, 2, 3]
+        assert cache.size_bytes == bench.files.size_bytes == 3 * FILE_BYTES
 
 
 async def test_nothing_is_ever_above_the_bytes(bench: Bench) -> None:
-    most = 0
-
-    class Watched(BrokenFiles):
-        def write(self, key: ChunkKey, stored: memoryview, check: Callable[[], None]) -> None:
-            nonlocal most
-            super().write(key, stored, check)
-            most = max(most, bench.bytes_on_disk)
-
-    bench.files = Watched(bench.folder)
     async with bench.cache(max_files=5) as cache:
-        await wait_idle(cache)
         for first in range(0, 60, 12):
             cache.put(key(first), [chunk(number) for number in range(first, first + 12)])
             await wait_idle(cache)
-            assert cache.size_bytes == bench.bytes_on_disk
-    assert most == 5 * FILE_BYTES
+            assert cache.size_bytes == bench.files.size_bytes
+    assert bench.files.most_bytes == 5 * FILE_BYTES
 
 
 async def test_it_outlives_the_process_and_a_smaller_size_holds_at_once(bench: Bench) -> None:
     async with bench.cache(max_files=3) as cache:
-        await wait_idle(cache)
         await put(cache, 0, 1, 2)
-    async with bench.cache(max_files=3) as cache:
-        await wait_idle(cache)
-        assert cache.size_bytes == 3 * FILE_BYTES
-        assert await held(cache, [0, 1, 2]) == [0, 1, 2]
-    async with bench.cache(max_files=1) as cache:
-        await wait_idle(cache)
-        assert await held(cache, [0, 1, 2]) == [2]
-        assert cache.size_bytes == bench.bytes_on_disk == FILE_BYTES
+    for max_files, found in ((3, [0, 1, 2]), (1, [2])):
+        async with bench.cache(max_files=max_files) as cache:
+            assert cache.size_bytes == bench.files.size_bytes == max_files * FILE_BYTES
+            assert await held(cache, [0, 1, 2]) == found
 
 
-async def test_a_file_that_is_not_whole_is_a_miss_and_goes(bench: Bench) -> None:
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-1]), Path.unlink])
+async def test_a_file_that_is_not_whole_or_gone_is_a_miss(bench: Bench, damage: Callable[[Path], object]) -> None:
     async with bench.cache() as cache:
-        await wait_idle(cache)
         await put(cache, 0, 1)
         path = bench.folder / f"{SEGMENT.hex}-0"
-        path.write_bytes(path.read_bytes()[:-1])
+        damage(path)
         assert await held(cache, [0, 1]) == [1]
         await wait_idle(cache)
-        assert not path.exists()
-        assert cache.size_bytes == FILE_BYTES
+        assert (path.exists(), cache.size_bytes) == (False, FILE_BYTES)
         await put(cache, 0)
         assert await held(cache, [0]) == [0]
 
 
-async def test_files_that_somebody_removed_are_misses(bench: Bench) -> None:
+async def test_a_full_disk_is_tried_again_later(bench: Bench) -> None:
     async with bench.cache() as cache:
+        await put(cache, 0)
+        bench.files.broken = {"write"}
+        cache.put(key(1), [chunk(1), chunk(2)])
         await wait_idle(cache)
-        await put(cache, 0, 1)
-        (bench.folder / f"{SEGMENT.hex}-0").unlink()
-        assert await held(cache, [0, 1]) == [1]
-        assert cache.size_bytes == FILE_BYTES
+        bench.files.broken = set()
+        await put(cache, 1)
+        assert bench.files.calls.count("write") == 3
+        bench.now_ms = 1000
+        await put(cache, 1)
+        assert await held(cache, [0, 1, 2]) == [0, 1]
+        assert cache.size_bytes == bench.files.size_bytes == 2 * FILE_BYTES
 
 
-async def test_a_full_disk_is_a_warning_and_tried_again_later(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    with warnings_of(caplog) as told:
-        async with bench.cache() as cache:
-            await wait_idle(cache)
-            await put(cache, 0)
-            bench.files.broken = {"write"}
-            cache.put(key(1), [chunk(1), chunk(2)])
-            await wait_idle(cache)
-            bench.files.broken = set()
-            await put(cache, 1)
-            assert bench.files.calls.count("write") == 3
-            bench.now_ms = 1000
-            await put(cache, 1)
-            assert await held(cache, [0, 1, 2]) == [0, 1]
-            assert cache.size_bytes == bench.bytes_on_disk == 2 * FILE_BYTES
-    assert len(told) == 1
+async def test_a_disk_that_cannot_be_read_is_a_miss_and_left_alone(bench: Bench) -> None:
+    async with bench.cache() as cache:
+        await put(cache, 0)
+        bench.files.broken = {"read"}
+        assert await held(cache, [0, 0, 0]) == []
+        assert (bench.files.calls.count("read"), cache.misses) == (1, 3)
+        bench.files.broken = set()
+        bench.now_ms = 1000
+        assert await held(cache, [0]) == [0]
 
 
-async def test_a_disk_that_cannot_be_read_is_a_miss_and_left_alone(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    with warnings_of(caplog) as told:
-        async with bench.cache() as cache:
-            await wait_idle(cache)
-            await put(cache, 0)
-            bench.files.broken = {"read"}
-            assert await held(cache, [0, 0, 0]) == []
-            assert bench.files.calls.count("read") == 1
-            assert cache.misses == 3
-            bench.files.broken = set()
-            bench.now_ms = 1000
-            assert await held(cache, [0]) == [0]
-    assert len(told) == 1
-
-
-async def test_a_folder_that_cannot_be_made_is_a_warning_and_tried_again_later(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_folder_that_cannot_be_made_is_tried_again_later(bench: Bench) -> None:
     bench.folder.write_bytes(b"a file")
-    with warnings_of(caplog) as told:
-        async with bench.cache() as cache:
-            await wait_idle(cache)
-            await put(cache, 0)
-            assert await held(cache, [0]) == []
-            assert bench.files.calls == ["load"]
-            bench.folder.unlink()
-            bench.now_ms = 1000
-            await put(cache, 0, 0)
-            assert await held(cache, [0]) == [0]
-    assert len(told) == 1
+    async with bench.cache() as cache:
+        await put(cache, 0)
+        assert await held(cache, [0]) == []
+        assert bench.files.calls == ["load"]
+        bench.folder.unlink()
+        bench.now_ms = 1000
+        await put(cache, 0, 0)
+        assert await held(cache, [0]) == [0]
 
 
 async def test_chunks_that_the_disk_cannot_take_in_time_are_left_out(bench: Bench) -> None:
-    go_on = threading.Event()
-
-    class Stuck(BrokenFiles):
-        def write(self, key: ChunkKey, stored: memoryview, check: Callable[[], None]) -> None:
-            go_on.wait()
-            super().write(key, stored, check)
-
-    bench.files = Stuck(bench.folder)
+    bench.files.goes_on.clear()
     async with bench.cache(max_files=10, max_pending_bytes=2 * CHUNK_BYTES) as cache:
-        await wait_idle(cache)
         for number in range(4):
             cache.put(key(number), [chunk(number)])
         assert await held(cache, [0]) == []
-        go_on.set()
+        bench.files.goes_on.set()
         await wait_idle(cache)
         assert await held(cache, range(4)) == [0, 1]
         await put(cache, 2)
@@ -253,29 +198,10 @@ async def test_chunks_that_the_disk_cannot_take_in_time_are_left_out(bench: Benc
 
 
 async def test_a_stuck_disk_does_not_hold_up_the_end(bench: Bench) -> None:
-    go_on, is_stuck = threading.Event(), threading.Event()
-
-    class Stuck(BrokenFiles):
-        def write(self, key: ChunkKey, stored: memoryview, check: Callable[[], None]) -> None:
-            is_stuck.set()
-            go_on.wait()
-            super().write(key, stored, check)
-
-    bench.files = Stuck(bench.folder)
+    bench.files.goes_on.clear()
     async with bench.cache() as cache:
-        await wait_idle(cache)
         cache.put(key(0), [chunk(0)])
-        await asyncio.to_thread(is_stuck.wait)
-    go_on.set()
+        await asyncio.to_thread(bench.files.is_stuck.wait)
+    bench.files.goes_on.set()
     async with Bench(bench.folder.parent).cache() as cache:
-        await wait_idle(cache)
         assert await held(cache, [0]) == []
-
-
-async def test_a_chunk_above_the_size_of_all_is_not_kept(bench: Bench) -> None:
-    async with bench.cache(max_files=2) as cache:
-        await wait_idle(cache)
-        await put(cache, 0)
-        cache.put(key(1), [memoryview(bytes(2 * FILE_BYTES))])
-        await wait_idle(cache)
-        assert await held(cache, [0]) == [0]

@@ -7,36 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.remote_requests import P0, asked
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
-from tiers.errors import OffsetBelowLogStartError
+from tiers.errors import CorruptSegmentError, OffsetBelowLogStartError
 from tiers.model.ids import TopicIdPartition
 from tiers.quota import QuotaWindow, RemoteFetchQuotas
-from tiers.reader.remote_log_reader import (
-    RemoteLogReader,
-    RemoteLogReaderSettings,
-    RemoteRead,
-    RemoteReadRequest,
-    monotonic_ms,
-)
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, RemoteRead
 
-P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 NAMELESS = TopicIdPartition(TOPIC_ID, 0)
 """As a Fetch by topic id names it."""
 
 
 async def read(reader: RemoteLogReader, client_id: str, offset: int = 0, isolation_level: int = 1) -> RemoteRead:
-    return await reader.read(
-        RemoteReadRequest(
-            NAMELESS,
-            offset,
-            100_000,
-            min_one_message=True,
-            isolation_level=isolation_level,
-            deadline_ms=monotonic_ms() + 20_000,
-            connection_id=1,
-            client_id=client_id,
-        )
-    )
+    return await reader.read(asked(offset, partition=NAMELESS, isolation_level=isolation_level, client_id=client_id))
 
 
 @pytest.mark.parametrize("limit", ["bytes_per_second", "per_client", "per_topic"])
@@ -72,18 +55,14 @@ async def test_an_offset_that_is_not_remote_is_reported_above_the_quota_too(tmp_
         assert not (await read(reader, "a", 60)).records
 
 
-async def test_a_read_that_fails_uses_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_that_fails_uses_nothing_up(tmp_path: Path) -> None:
     tier = RemoteTier(tmp_path)
     await tier.fill(P0, segments=1, batches=20)
     quotas = RemoteFetchQuotas(lambda: 0, window=QuotaWindow(1, 1000), bytes_per_second=1000)
-
-    async def breaks(*args: object) -> RemoteRead:
-        raise ZeroDivisionError
-
     async with RemoteLogReader(tier.rlmm, tier.storage, RemoteLogReaderSettings(), quotas=quotas) as reader:
-        with monkeypatch.context() as patched:
-            patched.setattr(reader, "_read_from", breaks)
-            for _ in range(3):
-                with pytest.raises(ZeroDivisionError):
-                    await read(reader, "a")
+        tier.storage.damage = lambda data: b""
+        for _ in range(3):
+            with pytest.raises(CorruptSegmentError):
+                await read(reader, "a")
+        tier.storage.damage = None
         assert (await read(reader, "a")).records

@@ -6,43 +6,16 @@ See docs/design.md, safety rule 7.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.remote_requests import P0, asked, joined
+from tests.support.fakes.remote_tier import RemoteTier
+from tests.support.tiers.waiting import until
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import RemoteReadTimeoutError, RemoteResourceNotFoundError
-from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import (
-    RemoteLogReader,
-    RemoteLogReaderSettings,
-    RemoteRead,
-    RemoteReadRequest,
-    monotonic_ms,
-)
-
-P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
-
-
-async def read(reader: RemoteLogReader, deadline_ms: int) -> RemoteRead:
-    return await reader.read(
-        RemoteReadRequest(
-            P0,
-            0,
-            100_000,
-            min_one_message=True,
-            isolation_level=0,
-            deadline_ms=deadline_ms,
-            connection_id=1,
-        )
-    )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # what the reader asks the store sets no event each time
-        await asyncio.sleep(0.001)
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 
 
 @pytest.mark.parametrize("suffix", [".log", ".indexes"])
@@ -54,6 +27,9 @@ async def test_a_late_object_is_read_when_the_store_shows_it(tmp_path: Path, suf
     settings = RemoteLogReaderSettings(remote_log=RemoteLogConfig(chunk_cache_bytes=1 << 20))
     passed_ms = 0
 
+    def asked_for() -> int:
+        return len(tier.storage.gets) + tier.storage.index_gets
+
     def clock_ms() -> int:
         return monotonic_ms() + passed_ms
 
@@ -64,12 +40,12 @@ async def test_a_late_object_is_read_when_the_store_shows_it(tmp_path: Path, suf
 
     async with RemoteLogReader(tier.rlmm, tier.storage, settings, clock_ms=clock_ms, jitter=lambda: 0.0) as reader:
         with pytest.raises(RemoteReadTimeoutError) as raised:
-            await asyncio.gather(read(reader, clock_ms() + 600_000), time_passes())
+            await asyncio.gather(reader.read(asked(0, deadline_ms=clock_ms() + 600_000)), time_passes())
         assert isinstance(raised.value.cause, RemoteResourceNotFoundError)
         assert raised.value.retriable
-        asked = len(tier.storage.gets) + tier.storage.index_gets
+        before = asked_for()
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(read(reader, clock_ms() + 60_000))
-            await until(lambda: len(tier.storage.gets) + tier.storage.index_gets > asked + 1)
+            reading = group.create_task(reader.read(asked(0, deadline_ms=clock_ms() + 60_000)))
+            await until(lambda: asked_for() > before + 1)
             hidden.rename(shown)
-        assert bytes(reading.result().records[0]) == batches[0]
+        assert joined(reading.result()) == batches[0]

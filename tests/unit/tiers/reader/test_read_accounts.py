@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from tiers.reader.read_accounts import IDLE_MS, MAX_ID_CHARS, OTHERS, RATE_MS, ReadAccountMetrics, ReadAccounts
@@ -41,18 +42,22 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
     assert account.bytes_per_second(clock.ms) == 0
 
 
-def test_clients_beyond_the_limit_share_one_name() -> None:
-    accounts = ReadAccounts(Clock(), max_clients=2)
-    for client in ("a", "b", "c", "d"):
-        accounts.note_read(client, "orders", 10, is_cache_hit=False)
-    assert totals(accounts) == {("a", "orders"): 10, ("b", "orders"): 10, (OTHERS, "orders"): 20}
-
-
-def test_topics_beyond_the_limit_share_one_name() -> None:
-    accounts = ReadAccounts(Clock(), max_topics=2)
-    for topic in ("t1", "t2", "t3", "t4"):
-        accounts.note_read("a", topic, 10, is_cache_hit=False)
-    assert totals(accounts) == {("a", "t1"): 10, ("a", "t2"): 10, ("a", OTHERS): 20}
+@pytest.mark.parametrize(
+    ("limits", "reads", "found"),
+    [
+        ({"max_clients": 2}, [(name, "t") for name in "abcd"], {("a", "t"): 10, ("b", "t"): 10, (OTHERS, "t"): 20}),
+        ({"max_topics": 2}, [("a", topic) for topic in "tuvw"], {("a", "t"): 10, ("a", "u"): 10, ("a", OTHERS): 20}),
+        ({}, [("x" * MAX_ID_CHARS + end, "t") for end in "ab"], {("x" * MAX_ID_CHARS, "t"): 20}),
+    ],
+    ids=["clients beyond the limit", "topics beyond the limit", "long client ids"],
+)
+def test_names_without_an_account_of_their_own_share_one(
+    limits: dict[str, int], reads: list[tuple[str, str]], found: dict[tuple[str, str], int]
+) -> None:
+    accounts = ReadAccounts(Clock(), **limits)
+    for client, topic in reads:
+        accounts.note_read(client, topic, 10, is_cache_hit=False)
+    assert totals(accounts) == found
 
 
 def test_an_idle_client_gives_its_place_and_its_bytes_away() -> None:
@@ -75,13 +80,6 @@ def test_the_client_that_is_idle_the_longest_gives_its_place() -> None:
     accounts.note_read("first", "payments", 10, is_cache_hit=False)
     accounts.note_read("new", "orders", 40, is_cache_hit=False)
     assert {each.client_id for each in accounts.accounts()} == {"first", "new", OTHERS}
-
-
-def test_a_long_client_id_is_cut() -> None:
-    accounts = ReadAccounts(Clock())
-    for end in ("a", "b"):
-        accounts.note_read("x" * MAX_ID_CHARS + end, "orders", 10, is_cache_hit=False)
-    assert totals(accounts) == {("x" * MAX_ID_CHARS, "orders"): 20}
 
 
 def test_any_number_of_client_ids_makes_a_bounded_number_of_series() -> None:

@@ -13,17 +13,15 @@ from uuid import UUID
 
 import pytest
 
-from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.remote_requests import P0, asked, next_offset
+from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.simulation.loop import VirtualLoop
 from tiers.config.settings import RemoteLogConfig
-from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, RemoteReadRequest
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
-P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 CHUNK = 1_000
 SETTINGS = RemoteLogReaderSettings(
     first_get_bytes=CHUNK,
@@ -95,19 +93,10 @@ def backfill(folder: Path, *, latency_s: float, rate: float, client_s: float, re
         async def client(reader: RemoteLogReader, connection_id: int) -> None:
             offset = 0
             while offset < 800:
-                result = await reader.read(
-                    RemoteReadRequest(
-                        P0,
-                        offset,
-                        CHUNK,
-                        min_one_message=True,
-                        isolation_level=0,
-                        deadline_ms=int(loop.time() * 1000) + 60_000,
-                        connection_id=connection_id,
-                    )
-                )
+                deadline_ms = int(loop.time() * 1000) + 60_000
+                request = asked(offset, CHUNK, deadline_ms=deadline_ms, connection_id=connection_id)
+                offset = next_offset(await reader.read(request))
                 reading.first_s = reading.first_s or loop.time() - began_s
-                offset = [batch for view in result.records for batch in iterate_batches(view)][-1].next_offset
                 reading.window_bytes = max(reading.window_bytes, reader.read_ahead.reserved_bytes)
                 await asyncio.sleep(client_s)
 
@@ -135,12 +124,6 @@ def test_a_fast_client_of_a_far_store_waits_only_in_the_beginning(tmp_path: Path
     assert reading.first_s < 0.145  # the index, and then one chunk
     assert reading.seconds < 1.2 * (800 * 0.004)
     assert reading.window_bytes == 64 * CHUNK
-
-
-def test_a_fast_client_of_a_near_store_has_a_shorter_window(tmp_path: Path) -> None:
-    reading = backfill(tmp_path, latency_s=0.005, rate=1_000_000, client_s=0.004)
-    assert reading.seconds < 1.05 * (800 * 0.004)
-    assert reading.window_bytes <= 32 * CHUNK
 
 
 def test_a_slow_client_keeps_the_first_window(tmp_path: Path) -> None:

@@ -10,14 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.fakes.record_batches import build_batch, record
-from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.remote_requests import P0, in_ms
+from tests.support.fakes.remote_tier import RemoteTier
 from tiers.errors import RemoteReadTimeoutError
-from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
-
-P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
+from tiers.reader.remote_log_reader import RemoteLogReader
 
 
 @pytest.fixture
@@ -35,8 +33,12 @@ async def find(
     offsets: RemoteLogOffsetReader, timestamp_ms: int, from_offset: int = 0, to_offset: int = 1 << 40
 ) -> TimestampOffset | None:
     return await offsets.offset_for_timestamp(
-        P0, timestamp_ms, from_offset, to_offset, deadline_ms=monotonic_ms() + 10_000, connection_id=1
+        P0, timestamp_ms, from_offset, to_offset, deadline_ms=in_ms(), connection_id=1
     )
+
+
+async def greatest(offsets: RemoteLogOffsetReader, from_offset: int) -> TimestampOffset | None:
+    return await offsets.max_timestamp(P0, from_offset, 100, deadline_ms=in_ms(), connection_id=1)
 
 
 async def test_a_segment_whose_maximum_lies_before_the_start_is_passed_over(
@@ -58,19 +60,10 @@ async def test_log_append_time_is_every_records_timestamp(tier: RemoteTier, offs
 async def test_the_greatest_timestamp_is_the_first_record_that_has_it(
     tier: RemoteTier, offsets: RemoteLogOffsetReader
 ) -> None:
-    await tier.add(P0, [build_batch(0, [record(0, 5), record(1, 9), record(2, 9)])], 0)
-    await tier.add(P0, [build_batch(3, [record(3, 9)])], 3)
-    found = await offsets.max_timestamp(P0, 0, 100, deadline_ms=monotonic_ms() + 10_000, connection_id=1)
-    assert found == TimestampOffset(9, 1, 0)
-
-
-async def test_the_greatest_timestamp_is_not_one_below_the_log_start(
-    tier: RemoteTier, offsets: RemoteLogOffsetReader
-) -> None:
-    await tier.add(P0, [build_batch(0, [record(0, 99), record(1, 3), record(2, 7), record(3, 7)])], 0)
-    await tier.add(P0, [build_batch(4, [record(4, 6)])], 4)
-    found = await offsets.max_timestamp(P0, 1, 100, deadline_ms=monotonic_ms() + 10_000, connection_id=1)
-    assert found == TimestampOffset(7, 2, 0)
+    await tier.add(P0, [build_batch(0, [record(0, 99), record(1, 5), record(2, 9), record(3, 9)])], 0)
+    await tier.add(P0, [build_batch(4, [record(4, 9)])], 4)
+    assert await greatest(offsets, 0) == TimestampOffset(99, 0, 0)
+    assert await greatest(offsets, 1) == TimestampOffset(9, 2, 0)  # not one below the log start
 
 
 async def test_look_ups_go_on_behind_a_gap(tier: RemoteTier, offsets: RemoteLogOffsetReader) -> None:
@@ -81,15 +74,14 @@ async def test_look_ups_go_on_behind_a_gap(tier: RemoteTier, offsets: RemoteLogO
     assert await find(offsets, 150, from_offset=2) == TimestampOffset(200, 50, 3)
     assert await find(offsets, 350) == TimestampOffset(400, 51, 3)
     assert await find(offsets, 350, to_offset=50) is None
-    found = await offsets.max_timestamp(P0, 10, 100, deadline_ms=monotonic_ms() + 10_000, connection_id=1)
-    assert found == TimestampOffset(400, 51, 3)
+    assert await greatest(offsets, 10) == TimestampOffset(400, 51, 3)
 
 
 async def test_a_store_that_is_down_is_no_answer(tier: RemoteTier, offsets: RemoteLogOffsetReader) -> None:
     await tier.add(P0, [build_batch(0, [record(0, 5)])], 0)
     tier.storage.is_down = True
     with pytest.raises(RemoteReadTimeoutError):
-        await offsets.offset_for_timestamp(P0, 1, 0, 100, deadline_ms=monotonic_ms() + 30, connection_id=1)
+        await offsets.offset_for_timestamp(P0, 1, 0, 100, deadline_ms=in_ms(30), connection_id=1)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -16,7 +16,6 @@ from tests.support.tiers.transactional_log import ACTS, COMPACTED_EPOCHS, compac
 from tests.support.written_log import WrittenLog
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.indexes.indexes_object import IndexesObject
 from tiers.segment.indexes_of_log import LogIndexer
 from tiers.segment.leader_epochs import UnknownEpochStartError
 from tiers.segment.segment_builder import BuiltSegment
@@ -25,10 +24,8 @@ from tiers.segment.segment_builder import BuiltSegment
 def made_again(
     folder: Path, lost: BuiltSegment, before: BuiltSegment | None, after: BuiltSegment | None
 ) -> BuiltSegment:
-    def stored(built: BuiltSegment | None) -> IndexesObject | None:
-        return None if built is None else indexes_of(built)
-
-    indexer = LogIndexer(folder / "again", metadata_of(lost), stored(before), stored(after))
+    earlier, later = (None if each is None else indexes_of(each) for each in (before, after))
+    indexer = LogIndexer(folder / "again", metadata_of(lost), earlier, later)
     try:
         indexer.append(lost.log_segment.read_bytes())
         return indexer.finish()
@@ -87,33 +84,29 @@ def test_a_log_in_another_epoch_is_refused(tmp_path: Path) -> None:
         made_again(tmp_path, other, before, None)
 
 
-OPEN_AT_THE_END = [(1, "data"), (1, "plain"), (1, "plain"), (1, "abort")]
+OPEN_AT_THE_END = log_of([(1, "data"), (1, "plain"), (1, "plain"), (1, "abort")])
 
 
-def two(tmp_path: Path, log: WrittenLog) -> list[BuiltSegment]:
+@pytest.fixture
+def two(tmp_path: Path) -> list[BuiltSegment]:
     (tmp_path / "copied").mkdir()
-    return copied(tmp_path / "copied", log, [2, 4])
+    return copied(tmp_path / "copied", OPEN_AT_THE_END, [2, 4])
 
 
-def test_whether_an_open_transaction_aborted_is_not_guessed(tmp_path: Path) -> None:
-    first, second = two(tmp_path, log_of(OPEN_AT_THE_END))
+def test_no_more_is_claimed_than_log_and_neighbours_tell(tmp_path: Path, two: list[BuiltSegment]) -> None:
+    first, second = two
     with pytest.raises(CorruptSegmentError, match="is open at its end"):
         made_again(tmp_path, first, None, None)
     assert made_again(tmp_path, second, first, None).indexes.aborted_transactions[0].last_offset == 6
+    found = made_again(tmp_path, second, None, None).indexes
+    assert (found.history_from, found.offset_index) == (4, second.indexes.offset_index)
+    assert found.aborted_transactions == ()
 
 
-def test_without_the_segment_before_no_more_is_claimed_than_the_log_tells(tmp_path: Path) -> None:
-    _, second = two(tmp_path, log_of(OPEN_AT_THE_END))
-    found = made_again(tmp_path, second, None, None)
-    assert found.indexes.history_from == 4
-    assert found.indexes.offset_index == second.indexes.offset_index
-    assert found.indexes.aborted_transactions == ()
-
-
-def test_the_log_of_another_segment_is_refused(tmp_path: Path) -> None:
-    first, second = two(tmp_path, log_of(OPEN_AT_THE_END))
+def test_the_log_of_another_segment_is_refused(tmp_path: Path, two: list[BuiltSegment]) -> None:
+    first, second = two
     indexer = LogIndexer(tmp_path / "again", metadata_of(first), None, indexes_of(second))
-    indexer.append(first.log_segment.read_bytes()[: len(log_of(OPEN_AT_THE_END).batches[0].data)])
+    indexer.append(OPEN_AT_THE_END.batches[0].data)
     with pytest.raises(CorruptSegmentError, match="the log is not the segment's"):
         indexer.finish()
     indexer.discard()

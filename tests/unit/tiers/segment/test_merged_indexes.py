@@ -43,9 +43,8 @@ def test_a_merged_segment_equals_one_that_was_copied_at_once(acts: list[tuple[in
             return
         first = data.draw(st.integers(0, len(parts) - 1))
         last = data.draw(st.integers(first, len(parts) - 1))
-        numbers = [each.start_offset for each in parts]
         starts = [batch.base_offset for batch in log.batches]
-        cuts = [starts.index(each) for each in numbers[1:]] + [count]
+        cuts = [starts.index(each.start_offset) for each in parts[1:]] + [count]
         whole = copied(Path(name), log, [*cuts[:first], *cuts[last:]], base)[first]
         found = merged(Path(name), parts[first : last + 1])
         assert found.log_segment.read_bytes() == whole.log_segment.read_bytes()
@@ -63,12 +62,15 @@ ACTS_OF_TWO = [(1, "data"), (1, "plain"), (1, "elected"), (1, "plain"), (1, "abo
 
 def test_a_segment_with_less_knowledge_is_not_merged_with_its_predecessor(tmp_path: Path) -> None:
     earlier, later = map(indexes_of, copied(tmp_path, log_of(ACTS_OF_TWO), [2, 5]))
-    assert why_not_continued(earlier, later) is None
-    assert why_not_continued(later, earlier) == "offsets from 9 on are missing or occur twice"
     forgot = replace(later, indexes=replace(later.indexes, history_from=4))
-    assert why_not_continued(earlier, forgot) == "the segment at 4 does not know the transactions before it"
     epochs = replace(later, indexes=replace(later.indexes, leader_epochs=(LeaderEpochEntry(1, 4),)))
-    assert why_not_continued(earlier, epochs) == "the segment at 4 does not know the leader epochs before it"
+    for first, second, why in (
+        (earlier, later, None),
+        (later, earlier, "offsets from 9 on are missing or occur twice"),
+        (earlier, forgot, "the segment at 4 does not know the transactions before it"),
+        (earlier, epochs, "the segment at 4 does not know the leader epochs before it"),
+    ):
+        assert why_not_continued(first, second) == why
 
 
 def test_a_log_that_is_not_the_parts_is_refused(tmp_path: Path) -> None:

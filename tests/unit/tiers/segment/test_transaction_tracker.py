@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.record_batches import build_batch, control_batch, record
 from tiers.model.log_source import AbortedTransaction
@@ -9,6 +13,7 @@ from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED, AbortedTx
 from tiers.segment.transaction_tracker import OpenTransactions, TransactionTracker
 
 A, B = 4000, 4001
+Transactions = Sequence[tuple[int, int]]
 
 
 def data(pid: int, first: int, last: int) -> bytes:
@@ -23,114 +28,102 @@ def commit(pid: int, offset: int) -> bytes:
     return control_batch(offset, commit=True, producer_id=pid)
 
 
-def feed(tracker: TransactionTracker, *batches: bytes) -> TransactionTracker:
+def fed(
+    tracker: TransactionTracker, *batches: bytes, report: Transactions = (), late_report: Transactions = ()
+) -> TransactionTracker:
+    tracker.on_report([AbortedTransaction(*one) for one in report])
     log = b"".join(batches)
     for batch in iterate_batches(log):
         if not batch.is_control:
             tracker.on_data_batch(batch)
         elif marker := end_transaction_marker(log, batch):
             tracker.on_marker(marker)
+    tracker.on_report([AbortedTransaction(*one) for one in late_report])
     return tracker
 
 
-def test_a_transaction_within_the_segment() -> None:
-    tracker = TransactionTracker(0, None)
-    tracker.on_report([AbortedTransaction(A, 10)])
-    feed(tracker, data(A, 10, 24), abort(A, 25))
-    assert tracker.ranges(99) == (AbortedTransactionRange(A, 10, 25),)
-    assert tracker.transaction_index() == [AbortedTxn(A, 10, 25, 26)]
-    assert tracker.open_transactions() == OpenTransactions(history_from=0)
+@pytest.mark.parametrize(
+    ("report", "batches", "late_report", "ranges"),
+    [
+        ([(A, 10)], [data(A, 10, 24), abort(A, 25)], [(A, 10)], [(A, 10, 25)]),
+        ([], [data(A, 10, 19), abort(A, 20)], [], [(A, 10, 20)]),
+        (
+            [(A, 10), (A, 30)],
+            [data(A, 10, 19), abort(A, 20), data(A, 30, 39)],
+            [],
+            [(A, 10, 20), (A, 30, MARKER_NOT_COPIED)],
+        ),
+        (
+            [(A, 0), (A, 20)],
+            [data(A, 0, 4), abort(A, 5), data(A, 6, 9), commit(A, 10), data(A, 20, 24), abort(A, 25)],
+            [],
+            [(A, 0, 5), (A, 20, 25)],
+        ),
+        ([(A, 500)], [], [], []),
+        ([], [abort(A, 0), commit(B, 1), abort(A, 2)], [], []),
+    ],
+    ids=[
+        "reported again after its marker",
+        "aborted and not reported",
+        "a marker closes one transaction, not the next",
+        "committed data between two aborted transactions",
+        "reported, and beyond the segment",
+        "markers without data",
+    ],
+)
+def test_the_aborted_ranges_of_a_segment(
+    report: Transactions, batches: list[bytes], late_report: Transactions, ranges: list[tuple[int, int, int]]
+) -> None:
+    tracker = fed(TransactionTracker(0, None), *batches, report=report, late_report=late_report)
+    assert tracker.ranges(99) == tuple(AbortedTransactionRange(*one) for one in ranges)
+
+
+@pytest.mark.parametrize(
+    ("began_at", "report", "batches", "index", "carried"),
+    [
+        (0, [(A, 10)], [data(A, 10, 24), abort(A, 25)], [AbortedTxn(A, 10, 25, 26)], []),
+        (0, [(A, 500)], [], [], [(A, 500)]),
+        (0, [], [abort(A, 0), commit(B, 1), abort(A, 2)], [], []),
+        (100, [(A, 90)], [abort(A, 120)], [AbortedTxn(A, 90, 120, 100)], []),
+    ],
+    ids=["within", "beyond the segment", "markers without data", "a copier that began midway"],
+)
+def test_the_transaction_index_and_what_is_carried_on(
+    began_at: int, report: Transactions, batches: list[bytes], index: list[AbortedTxn], carried: Transactions
+) -> None:
+    tracker = fed(TransactionTracker(began_at, None), *batches, report=report)
+    assert tracker.transaction_index() == index
+    aborted = tuple(AbortedTransaction(*one) for one in carried)
+    assert tracker.open_transactions() == OpenTransactions(aborted=aborted, history_from=began_at)
 
 
 def test_the_marker_of_a_later_segment_closes_what_was_carried() -> None:
-    first = TransactionTracker(0, None)
-    first.on_report([AbortedTransaction(A, 10)])
-    feed(first, data(A, 10, 29))
+    first = fed(TransactionTracker(0, None), data(A, 10, 29), report=[(A, 10)])
     assert first.ranges(29) == (AbortedTransactionRange(A, 10, MARKER_NOT_COPIED),)
-
-    second = TransactionTracker(30, first.open_transactions())
-    second.on_report([AbortedTransaction(A, 10)])
-    feed(second, data(B, 30, 49), abort(A, 50))
+    second = fed(TransactionTracker(30, first.open_transactions()), data(B, 30, 49), abort(A, 50), report=[(A, 10)])
     assert second.ranges(50) == (AbortedTransactionRange(A, 10, 50),)
     # B has been open since 30, so the last stable offset stays there.
     assert second.transaction_index() == [AbortedTxn(A, 10, 50, 30)]
     assert second.open_transactions().ongoing == (AbortedTransaction(B, 30),)
 
 
-def test_a_marker_closes_one_transaction_and_not_the_producers_next() -> None:
-    tracker = TransactionTracker(0, None)
-    tracker.on_report([AbortedTransaction(A, 10), AbortedTransaction(A, 30)])
-    feed(tracker, data(A, 10, 19), abort(A, 20), data(A, 30, 39))
-    assert tracker.ranges(39) == (
-        AbortedTransactionRange(A, 10, 20),
-        AbortedTransactionRange(A, 30, MARKER_NOT_COPIED),
-    )
-
-
-def test_committed_data_between_two_aborted_transactions_is_not_covered() -> None:
-    tracker = TransactionTracker(0, None)
-    tracker.on_report([AbortedTransaction(A, 0), AbortedTransaction(A, 20)])
-    feed(tracker, data(A, 0, 4), abort(A, 5), data(A, 6, 9), commit(A, 10), data(A, 20, 24), abort(A, 25))
-    assert tracker.ranges(25) == (AbortedTransactionRange(A, 0, 5), AbortedTransactionRange(A, 20, 25))
-
-
-def test_a_report_that_is_repeated_after_the_marker_opens_nothing() -> None:
-    tracker = TransactionTracker(0, None)
-    tracker.on_report([AbortedTransaction(A, 10)])
-    feed(tracker, data(A, 10, 24), abort(A, 25))
-    tracker.on_report([AbortedTransaction(A, 10)])
-    assert tracker.ranges(99) == (AbortedTransactionRange(A, 10, 25),)
-
-
 def test_one_report_for_two_segments_opens_nothing_again() -> None:
-    report = [AbortedTransaction(A, 10), AbortedTransaction(B, 12)]
-    first = TransactionTracker(0, None)
-    first.on_report(report)
-    feed(first, data(A, 10, 11), data(B, 12, 14), abort(A, 15))
-    second = TransactionTracker(16, first.open_transactions())
-    second.on_report(report)
-    feed(second, data(A, 16, 19))
+    report = [(A, 10), (B, 12)]
+    first = fed(TransactionTracker(0, None), data(A, 10, 11), data(B, 12, 14), abort(A, 15), report=report)
+    second = fed(TransactionTracker(16, first.open_transactions()), data(A, 16, 19), report=report)
     assert second.ranges(19) == (AbortedTransactionRange(B, 12, MARKER_NOT_COPIED),)
 
 
 def test_a_report_of_what_began_before_the_copier_did_is_believed() -> None:
-    first = feed(TransactionTracker(100, None), data(A, 100, 109))
-    second = TransactionTracker(110, first.open_transactions())
-    second.on_report([AbortedTransaction(A, 90), AbortedTransaction(B, 95)])
+    first = fed(TransactionTracker(100, None), data(A, 100, 109))
+    second = fed(TransactionTracker(110, first.open_transactions()), report=[(A, 90), (B, 95)])
     assert [one.first_offset for one in second.ranges(119)] == [90, 95]
 
 
-def test_a_stale_carried_transaction_poisons_nothing() -> None:
-    """Its marker lies before this segment: neither a later abort nor a commit of the producer may stretch over it."""
+def test_a_stale_carried_transaction_is_not_stretched() -> None:
+    """Its marker lies before this segment: neither a later abort nor a commit of the producer may stretch it."""
     stale = OpenTransactions(aborted=(AbortedTransaction(A, 3), AbortedTransaction(B, 4)))
     tracker = TransactionTracker(100, stale)
-    tracker.on_report([AbortedTransaction(A, 110)])
-    feed(tracker, data(A, 100, 101), commit(B, 105), data(A, 110, 119), abort(A, 120))
+    fed(tracker, data(A, 100, 101), commit(B, 105), data(A, 110, 119), abort(A, 120), report=[(A, 110)])
     assert tracker.ranges(120) == (AbortedTransactionRange(A, 110, 120),)
     assert tracker.open_transactions().aborted == ()
-
-
-def test_a_transaction_beyond_the_segment_is_carried_but_not_listed() -> None:
-    tracker = TransactionTracker(0, None)
-    tracker.on_report([AbortedTransaction(A, 500)])
-    assert tracker.ranges(99) == ()
-    assert tracker.open_transactions().aborted == (AbortedTransaction(A, 500),)
-
-
-def test_an_unreported_abort_counts() -> None:
-    tracker = feed(TransactionTracker(0, None), data(A, 10, 19), abort(A, 20))
-    assert tracker.ranges(20) == (AbortedTransactionRange(A, 10, 20),)
-
-
-def test_markers_of_transactions_without_data_leave_no_trace() -> None:
-    tracker = feed(TransactionTracker(0, None), abort(A, 0), commit(B, 1), abort(A, 2))
-    assert tracker.ranges(2) == ()
-    assert tracker.transaction_index() == []
-
-
-def test_a_copier_that_began_midway_claims_no_later_last_stable_offset() -> None:
-    tracker = TransactionTracker(100, None)
-    tracker.on_report([AbortedTransaction(A, 90)])
-    feed(tracker, abort(A, 120))
-    assert tracker.transaction_index() == [AbortedTxn(A, 90, 120, 100)]
-    assert tracker.open_transactions().history_from == 100

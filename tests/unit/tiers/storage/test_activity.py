@@ -34,31 +34,22 @@ async def moves(activity: Activity, times: int) -> None:
         activity.moved()
 
 
-def test_a_call_that_moves_bytes_lives_on() -> None:
+@pytest.mark.parametrize(
+    ("times", "is_handed_over", "then_s", "lives_s"),
+    [(100, False, 0, 2000), (5, False, 3600, 100 + 30), (5, True, 3600, 100 + 30 + 100)],
+    ids=["moves bytes", "stops moving", "an answer may take as long again as the body took"],
+)
+def test_a_call_lives_while_it_moves_and_a_deadline_longer(
+    times: int, is_handed_over: bool, then_s: float, lives_s: float
+) -> None:
     async def work() -> None:
         async with while_active(30) as activity:
-            await moves(activity, 100)
+            await moves(activity, times)
+            if is_handed_over:
+                activity.handed_over()
+            await asyncio.sleep(then_s)
 
-    assert elapsed_s(work) == pytest.approx(2000)
-
-
-def test_a_call_that_stops_moving_ends_a_deadline_later() -> None:
-    async def work() -> None:
-        async with while_active(30) as activity:
-            await moves(activity, 5)
-            await asyncio.sleep(3600)
-
-    assert elapsed_s(work) == pytest.approx(130)
-
-
-def test_an_answer_may_take_as_long_again_as_the_body_took() -> None:
-    async def work() -> None:
-        async with while_active(30) as activity:
-            await moves(activity, 5)
-            activity.handed_over()
-            await asyncio.sleep(3600)
-
-    assert elapsed_s(work) == pytest.approx(100 + 30 + 100)
+    assert elapsed_s(work) == pytest.approx(lives_s)
 
 
 def test_progress_of_a_call_is_progress_of_the_call_around_it() -> None:

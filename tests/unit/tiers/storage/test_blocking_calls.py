@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 
+from tests.support.tiers.waiting import until
 from tiers.storage.activity import note_progress
 from tiers.storage.blocking_calls import MAX_ABANDONED, Abandoned, BlockingCalls, Call
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # threads end without an event
-        await asyncio.sleep(0.001)
 
 
 def threads_of(name: str) -> int:
@@ -35,28 +30,6 @@ async def test_one_thread_serves_the_calls_in_order_with_results_and_errors() ->
     assert threads_of("one-after-another") == 1
     calls.close()
     await until(lambda: threads_of("one-after-another") == 0)
-
-
-async def test_no_more_run_at_once_than_there_are_threads() -> None:
-    calls = BlockingCalls("at-once", 3)
-    both = threading.Lock()
-    running, most = 0, 0
-
-    def work(_: Call[None]) -> None:
-        nonlocal running, most
-        with both:
-            running += 1
-            most = max(most, running)
-        threading.Event().wait(0.001)
-        with both:
-            running -= 1
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(30):
-            group.create_task(calls.run(work, 30.0))
-    assert most <= 3
-    assert threads_of("at-once") <= 3
-    calls.close()
 
 
 async def test_a_panic_is_an_error_like_any_other() -> None:

@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.fakes import copies
+from tests.support.fakes.copies import other_attempt, segment_to_copy
 from tests.support.fakes.stalling_files import make, make_with_custom_metadata
-from tiers.errors import CredentialsRefusedError, RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tests.support.tiers.waiting import until
+from tiers.errors import CredentialsRefusedError, RetriableRemoteStorageError
 from tiers.storage import credentials
 from tiers.storage.child_storage import MAX_RETIRED, ChildStorageManager, FrameBuffer, frame_of
-from tiers.storage.remote_storage_manager import LogSegmentData
 
 
 @contextlib.asynccontextmanager
@@ -33,9 +33,10 @@ async def opened(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[ChildS
         assert storage.processes == []
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # processes end without an event
-        await asyncio.sleep(0.005)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store"
 
 
 def is_alive(pid: int) -> bool:
@@ -44,21 +45,6 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-async def test_calls_results_and_errors_pass(tmp_path: Path) -> None:
-    async with opened(tmp_path) as storage:
-        [pid] = storage.processes
-        assert pid != os.getpid()
-        await storage.put_object("a/b", b"data")
-        assert await storage.get_object("a/b") == b"data"
-        assert [stored.key async for stored in storage.list_objects("a/")] == ["a/b"]
-        with pytest.raises(RemoteResourceNotFoundError, match="no such object"):
-            await storage.get_object("a/c")
-        with pytest.raises(ValueError, match="not a key"):
-            await storage.get_object("../c")
-        await storage.check()
-        assert storage.processes == [pid]
 
 
 async def test_a_new_process_takes_over_when_the_credentials_are_refused(tmp_path: Path) -> None:
@@ -74,18 +60,17 @@ async def test_a_new_process_takes_over_when_the_credentials_are_refused(tmp_pat
             await storage.get_object("k")
 
 
-async def test_a_right_that_is_missing_for_good_ends_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_right_that_is_missing_for_good_ends_no_copy(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(credentials, "PAUSE_MS", 0)
-    built = build_segment(tmp_path / "log", [batch_of(0, 3)])
-    folder = tmp_path / "store"
-    folder.mkdir()
-    async with opened(folder) as storage, asyncio.TaskGroup() as copies:
+    metadata, data = segment_to_copy(tmp_path)
+    async with opened(folder) as storage, asyncio.TaskGroup() as group:
         await storage.put_object("k", b"data")
         (folder / "hold").touch()
         (folder / "accepted").write_bytes(b"others")
         for number in range(MAX_RETIRED + 2):
-            metadata = metadata_of(built)
-            copies.create_task(storage.copy_log_segment_data(metadata, built.log_segment_data(metadata)))
+            group.create_task(storage.copy_log_segment_data(other_attempt(metadata), data))
             await until(lambda number=number: len([*folder.rglob("*.log")]) > number)  # type: ignore[misc]
             with pytest.raises(CredentialsRefusedError):
                 await storage.get_object("k")
@@ -97,13 +82,9 @@ async def test_a_right_that_is_missing_for_good_ends_no_copy(tmp_path: Path, mon
 
 async def test_a_copy_returns_the_custom_metadata_of_the_child(tmp_path: Path) -> None:
     storage = ChildStorageManager(make_with_custom_metadata, {"path": str(tmp_path)}, grace_s=0.5)
-    metadata = metadata_of(build_segment(tmp_path / "segment", [batch_of(0, 3)]))
-    try:
-        await storage.open()
-        data = LogSegmentData(tmp_path / "segment", b"indexes")
+    metadata, data = segment_to_copy(tmp_path)
+    async with copies.opened(storage):
         assert await storage.copy_log_segment_data(metadata, data) == metadata.segment_id.id.bytes
-    finally:
-        await storage.close()
 
 
 async def test_nothing_is_started_after_the_end(tmp_path: Path) -> None:
@@ -162,12 +143,8 @@ async def test_a_process_that_ends_fails_its_calls_and_is_replaced(tmp_path: Pat
         await until_it_works(storage)
 
 
-async def test_a_cancelled_copy_is_taken_back_by_the_child(tmp_path: Path) -> None:
-    built = build_segment(tmp_path / "log", [batch_of(0, 1, value_bytes=5 << 19)])
-    metadata = metadata_of(built)
-    data = built.log_segment_data(metadata)
-    folder = tmp_path / "store"
-    folder.mkdir()
+async def test_a_cancelled_copy_is_taken_back_by_the_child(folder: Path, tmp_path: Path) -> None:
+    metadata, data = segment_to_copy(tmp_path, 5 << 19)
     hold = folder / "hold"
     hold.touch()
 
@@ -213,12 +190,8 @@ async def test_an_unfinished_replacement_leaves_the_object(tmp_path: Path, end: 
         assert await storage.get_object("a/b") == b"before"
 
 
-async def test_a_copy_that_makes_progress_lives_longer_than_its_deadline(tmp_path: Path) -> None:
-    built = build_segment(tmp_path / "log", [batch_of(0, 1, value_bytes=11 << 20)])
-    metadata = metadata_of(built)
-    data = built.log_segment_data(metadata)
-    folder = tmp_path / "store"
-    folder.mkdir()
+async def test_a_copy_that_makes_progress_lives_longer_than_its_deadline(folder: Path, tmp_path: Path) -> None:
+    metadata, data = segment_to_copy(tmp_path, 11 << 20)
     (folder / "slow").touch()
     async with opened(folder, 2000) as storage:
         await until_it_works(storage)

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.fakes.copies import segment_to_copy
+from tests.support.fakes.faulty_storage import FaultyStorage
+from tests.support.fakes.local_indexes import segment_object
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.circuit_breaker import CircuitBreakers
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.storage.local import LocalRemoteStorageManager
+
+SEGMENT, _ = segment_object(0)
 
 
 class Numbers:
@@ -31,15 +33,21 @@ class Numbers:
         return self.registry.get_sample_value("tidegate_remote_storage_in_flight", {"store": "local"})
 
 
-async def test_every_operation_is_counted_with_its_bytes(tmp_path: Path) -> None:
+@pytest.fixture
+def local(tmp_path: Path) -> LocalRemoteStorageManager:
     (tmp_path / "store").mkdir()
-    numbers = Numbers()
-    inner = LocalRemoteStorageManager({"path": str(tmp_path / "store"), "cluster.id": "c"})
-    storage = InstrumentedRemoteStorageManager(inner, "local", numbers.metrics)
-    built = build_segment(tmp_path / "log", [batch_of(0, 5)])
-    metadata = metadata_of(built)
-    data = built.log_segment_data(metadata)
+    return LocalRemoteStorageManager({"path": str(tmp_path / "store"), "cluster.id": "c"})
 
+
+@pytest.fixture
+async def faulty(local: LocalRemoteStorageManager) -> FaultyStorage:
+    return FaultyStorage(local)
+
+
+async def test_every_operation_is_counted_with_its_bytes(local: LocalRemoteStorageManager, tmp_path: Path) -> None:
+    numbers = Numbers()
+    storage = InstrumentedRemoteStorageManager(local, "local", numbers.metrics)
+    metadata, data = segment_to_copy(tmp_path)
     await storage.open()
     await storage.check()
     assert await storage.copy_log_segment_data(metadata, data) is None
@@ -55,7 +63,7 @@ async def test_every_operation_is_counted_with_its_bytes(tmp_path: Path) -> None
     await storage.close()
 
     expected_bytes = {
-        "copy_log_segment_data": built.size_bytes + len(data.indexes),
+        "copy_log_segment_data": metadata.segment_size_bytes + len(data.indexes),
         "fetch_log_segment": 10,
         "fetch_indexes": len(data.indexes),
         "put_object": 4,
@@ -71,49 +79,34 @@ async def test_every_operation_is_counted_with_its_bytes(tmp_path: Path) -> None
     assert numbers.in_flight == 0
 
 
-class Failing(LocalRemoteStorageManager):
-    def __init__(self, error: BaseException | None) -> None:
-        super().__init__({"path": "/nonexistent", "cluster.id": "c"})
-        self.error = error
-        self.called = asyncio.Event()
-
-    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
-        self.called.set()
-        if self.error is None:
-            await asyncio.Event().wait()
-        assert self.error is not None
-        raise self.error
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [(RetriableRemoteStorageError("slow"), "retriable"), (RemoteStorageError("no"), "refused")],
 )
 async def test_errors_pass_unchanged_and_are_counted_by_kind(
-    tmp_path: Path, error: RemoteStorageError, kind: str
+    faulty: FaultyStorage, error: RemoteStorageError, kind: str
 ) -> None:
     numbers = Numbers()
-    storage = InstrumentedRemoteStorageManager(Failing(error), "local", numbers.metrics)
+    faulty.failures.append(error)
+    storage = InstrumentedRemoteStorageManager(faulty, "local", numbers.metrics)
     with pytest.raises(RemoteStorageError) as raised:
-        await storage.fetch_indexes(metadata_of(build_segment(tmp_path / "log", [batch_of(0, 1)])))
+        await storage.fetch_log_segment(SEGMENT, 0)
     assert raised.value is error
-    assert numbers.of("errors_total", "fetch_indexes", kind=kind) == 1
+    assert numbers.of("errors_total", "fetch_log_segment", kind=kind) == 1
 
 
-async def test_a_cancelled_call_is_no_error_of_the_store(tmp_path: Path) -> None:
+async def test_a_cancelled_call_is_no_error_of_the_store(faulty: FaultyStorage) -> None:
     numbers = Numbers()
-    inner = Failing(None)
-    storage = InstrumentedRemoteStorageManager(inner, "local", numbers.metrics)
-    metadata = metadata_of(build_segment(tmp_path / "log", [batch_of(0, 1)]))
+    faulty.gate = asyncio.Event()
+    storage = InstrumentedRemoteStorageManager(faulty, "local", numbers.metrics)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(storage.fetch_indexes(metadata))
-        await inner.called.wait()
+        task = group.create_task(storage.fetch_log_segment(SEGMENT, 0))
+        await faulty.asked.wait()
         assert numbers.in_flight == 1
         task.cancel()
-    assert numbers.in_flight == 0
-    assert numbers.of("seconds_count", "fetch_indexes") == 1
+    assert (numbers.in_flight, numbers.of("seconds_count", "fetch_log_segment")) == (0, 1)
     for kind in ("retriable", "not_found", "refused"):
-        assert numbers.of("errors_total", "fetch_indexes", kind=kind) == 0
+        assert numbers.of("errors_total", "fetch_log_segment", kind=kind) == 0
 
 
 def test_an_open_circuit_shows_with_its_location() -> None:

@@ -13,17 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.fakes.copies import Copied, opened, segment_to_copy
 from tests.support.tiers.waiting import until
 from tiers.durable_folders import create_folder
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage import local
 from tiers.storage.local import LocalRemoteStorageManager
-from tiers.storage.remote_storage_manager import LogSegmentData
-
-Copied = tuple[RemoteLogSegmentMetadata, LogSegmentData]
 
 
 @pytest.fixture
@@ -34,17 +29,13 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def storage(root: Path) -> AsyncIterator[LocalRemoteStorageManager]:
-    manager = LocalRemoteStorageManager({"path": str(root), "cluster.id": "c"})
-    await manager.open()
-    yield manager
-    await manager.close()
+    async with opened(LocalRemoteStorageManager({"path": str(root), "cluster.id": "c"})) as manager:
+        yield manager
 
 
 @pytest.fixture
 def segment(tmp_path: Path) -> Copied:
-    built = build_segment(tmp_path / "log", [batch_of(0, 5)])
-    metadata = metadata_of(built)
-    return metadata, built.log_segment_data(metadata)
+    return segment_to_copy(tmp_path)
 
 
 def the_log(root: Path) -> Path:
@@ -61,6 +52,10 @@ def replace_by_an_empty_folder(root: Path) -> None:
     root.mkdir()
 
 
+def is_folder(path: str) -> bool:
+    return Path(path).is_dir()
+
+
 async def keys(storage: LocalRemoteStorageManager) -> list[str]:
     return [stored.key async for stored in storage.list_objects("")]
 
@@ -69,19 +64,19 @@ def files(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file()]
 
 
-async def test_a_directory_that_is_not_there_is_not_created(tmp_path: Path) -> None:
-    manager = LocalRemoteStorageManager({"path": str(tmp_path / "not mounted"), "cluster.id": "c"})
-    with pytest.raises(RemoteStorageError, match="mount it, or change `path`; create it only") as raised:
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/not/mounted", "mount it, or change `path`; create it only"),
+        ("/proc/sys", r"^/proc/sys: no folder can be created in it: change `path`"),
+    ],
+)
+async def test_a_directory_that_cannot_be_used_is_named_and_not_created(path: str, said: str) -> None:
+    manager = LocalRemoteStorageManager({"path": path, "cluster.id": "c"})
+    with pytest.raises(RemoteStorageError, match=said) as raised:
         await manager.open()
     assert not raised.value.retriable
-    assert not (tmp_path / "not mounted").exists()
-    await manager.close()
-
-
-async def test_a_directory_that_takes_no_folders_is_named() -> None:
-    manager = LocalRemoteStorageManager({"path": "/proc/sys", "cluster.id": "c"})
-    with pytest.raises(RemoteStorageError, match=r"^/proc/sys: no folder can be created in it: change `path`"):
-        await manager.open()
+    assert not is_folder("/not")
     await manager.close()
 
 
@@ -128,38 +123,15 @@ async def test_a_failed_copy_leaves_no_object_and_no_temporary_file(
     assert len(files(root)) == 2
 
 
-async def test_a_copy_that_passed_its_deadline_lets_no_object_appear(
-    root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk_answers = threading.Event()
-    fsync = os.fsync
+class SlowFolder:
+    """Holds the first move before it creates the folder of its target."""
 
-    def slow_fsync(descriptor: int) -> None:
-        disk_answers.wait()
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", slow_fsync)
-    storage = LocalRemoteStorageManager({"path": str(root), "cluster.id": "c", "timeout.ms": "20", "threads": "1"})
-    await storage.open()
-    with pytest.raises(RetriableRemoteStorageError, match=r"no progress in 0\.02 s"):
-        await storage.copy_log_segment_data(*segment)
-    disk_answers.set()
-    await until(lambda: files(root) == [])  # the thread has removed its temporary file
-    assert await keys(storage) == []
-    await storage.close()
-
-
-class SlowFolders:
-    """Holds the first moves before they create the folder of their target."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, moves: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held, self.answer = threading.Event(), threading.Event()
-        self._moves = moves
         monkeypatch.setattr(local, "create_folder", self._create_folder)
 
     def _create_folder(self, folder: Path, root: Path) -> None:
-        if folder.name != ".tmp" and self._moves:
-            self._moves -= 1
+        if folder.name != ".tmp" and not self.held.is_set():
             self.held.set()
             self.answer.wait()
         create_folder(folder, root)
@@ -167,16 +139,14 @@ class SlowFolders:
 
 @pytest.fixture
 async def impatient(root: Path) -> AsyncIterator[LocalRemoteStorageManager]:
-    manager = LocalRemoteStorageManager({"path": str(root), "cluster.id": "c", "timeout.ms": "50"})
-    await manager.open()
-    yield manager
-    await manager.close()
+    async with opened(LocalRemoteStorageManager({"path": str(root), "cluster.id": "c", "timeout.ms": "50"})) as manager:
+        yield manager
 
 
 async def test_a_write_that_passed_its_deadline_replaces_no_later_one(
     impatient: LocalRemoteStorageManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = SlowFolders(monkeypatch, moves=1)
+    folders = SlowFolder(monkeypatch)
     with pytest.raises(RetriableRemoteStorageError, match=r"no progress in 0\.05 s"):
         await impatient.put_object("a/manifest", b"earlier")
     impatient.timeout_s = None
@@ -189,7 +159,7 @@ async def test_a_write_that_passed_its_deadline_replaces_no_later_one(
 async def test_a_copy_that_passed_its_deadline_brings_nothing_back(
     impatient: LocalRemoteStorageManager, root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = SlowFolders(monkeypatch, moves=1)
+    folders = SlowFolder(monkeypatch)
     with pytest.raises(RetriableRemoteStorageError, match="no progress"):
         await impatient.copy_log_segment_data(*segment)
     impatient.timeout_s = None
@@ -202,7 +172,7 @@ async def test_a_copy_that_passed_its_deadline_brings_nothing_back(
 async def test_a_copy_whose_temporary_file_another_writer_deleted_is_repeated(
     storage: LocalRemoteStorageManager, root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders, store = SlowFolders(monkeypatch, moves=1), storage.copy_log_segment_data
+    folders, store = SlowFolder(monkeypatch), storage.copy_log_segment_data
 
     async def first_writer() -> None:
         with pytest.raises(RetriableRemoteStorageError, match="is gone: another writer of the object deleted it"):
@@ -217,9 +187,13 @@ async def test_a_copy_whose_temporary_file_another_writer_deleted_is_repeated(
     assert len(files(root)) == 2
 
 
-async def test_a_folder_in_the_place_of_an_object_is_no_object(
+async def test_a_folder_is_no_object_and_an_object_no_folder(
     storage: LocalRemoteStorageManager, root: Path, segment: Copied
 ) -> None:
+    await storage.put_object("file", b"")
+    with pytest.raises(RemoteStorageError) as raised:
+        await storage.put_object("file/inside", b"")
+    assert not raised.value.retriable
     await storage.copy_log_segment_data(*segment)
     log = the_log(root)
     log.unlink()
@@ -262,13 +236,6 @@ async def test_delete_removes_what_a_crash_left(
 async def test_keys_stay_inside_the_store(storage: LocalRemoteStorageManager, key: str) -> None:
     with pytest.raises(ValueError, match="not a key"):
         await storage.put_object(key, b"")
-
-
-async def test_an_object_with_a_files_name_as_its_folder_is_refused(storage: LocalRemoteStorageManager) -> None:
-    await storage.put_object("file", b"")
-    with pytest.raises(RemoteStorageError) as raised:
-        await storage.put_object("file/inside", b"")
-    assert not raised.value.retriable
 
 
 async def test_a_listing_tells_when_an_object_was_written(storage: LocalRemoteStorageManager, root: Path) -> None:

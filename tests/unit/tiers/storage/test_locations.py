@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.fakes.copies import opened, segment_to_copy
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import (
@@ -24,10 +22,8 @@ from tiers.errors import (
     RemoteStorageError,
     RetriableRemoteStorageError,
 )
-from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.locations import HOME, LocatedRemoteStorageManager, decode_location, encode_location
-from tiers.storage.remote_storage_manager import LogSegmentData
 
 KAFKAS_LIMIT_BYTES = 128
 
@@ -46,26 +42,15 @@ def made(root: Path, *locations: Mapping[str, Any]) -> LocatedRemoteStorageManag
     return create_storage(StorageConfig.model_validate(config), "c")
 
 
-@asynccontextmanager
-async def stores(root: Path, *locations: Mapping[str, Any]) -> AsyncIterator[LocatedRemoteStorageManager]:
-    storage = made(root, *locations)
-    await storage.open()
-    yield storage
-    await storage.close()
+def stores(root: Path, *locations: Mapping[str, Any]) -> AbstractAsyncContextManager[LocatedRemoteStorageManager]:
+    return opened(made(root, *locations))
 
 
 EAST, WEST = {"name": "east"}, {"name": "west"}
 
 
-def segment(root: Path) -> tuple[RemoteLogSegmentMetadata, LogSegmentData]:
-    built = build_segment(root / str(uuid.uuid4()), [batch_of(0, 5)])
-    metadata = metadata_of(built)
-    metadata = replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
-    return metadata, built.log_segment_data(metadata)
-
-
 async def copied(storage: LocatedRemoteStorageManager, root: Path) -> RemoteLogSegmentMetadata:
-    metadata, data = segment(root)
+    metadata, data = segment_to_copy(root)
     return replace(metadata, custom_metadata=await storage.copy_log_segment_data(metadata, data))
 
 
@@ -73,14 +58,10 @@ def objects(root: Path, name: str) -> list[str]:
     return [path.suffix for path in (root / name).rglob("*.*") if path.is_file()]
 
 
-async def test_without_locations_nothing_is_recorded(root: Path) -> None:
-    async with stores(root) as storage:
-        assert (await copied(storage, root)).custom_metadata is None
-
-
 async def test_a_segment_is_found_where_it_was_put_whatever_is_current_later(root: Path) -> None:
     async with stores(root) as storage:
         at_home = await copied(storage, root)
+        assert at_home.custom_metadata is None
     async with stores(root, EAST) as storage:
         in_the_east = await copied(storage, root)
     assert decode_location(in_the_east.custom_metadata) == ("east", None)
@@ -113,19 +94,11 @@ async def test_a_removed_location_is_named_and_is_no_missing_object(root: Path) 
     assert sorted(objects(root, "east")) == [".indexes", ".log"]
 
 
-async def test_leftovers_without_a_record_are_deleted_at_each_location(root: Path) -> None:
-    async with stores(root, EAST) as storage:
-        metadata = await copied(storage, root)
-    async with stores(root, EAST | {"weight": 0}, WEST) as storage:
-        assert await storage.delete_log_segment_data(replace(metadata, custom_metadata=None))
-    assert objects(root, "east") == []
-
-
 async def test_new_segments_are_placed_by_weight_and_a_retry_keeps_its_place(root: Path) -> None:
     async with stores(root, EAST, WEST | {"weight": 3}) as storage:
         names: Counter[str] = Counter()
         for _ in range(200):
-            metadata, data = segment(root)
+            metadata, data = segment_to_copy(root)
             first = await storage.copy_log_segment_data(metadata, data)
             assert await storage.copy_log_segment_data(metadata, data) == first
             names[decode_location(first)[0]] += 1
@@ -134,7 +107,7 @@ async def test_new_segments_are_placed_by_weight_and_a_retry_keeps_its_place(roo
 
 
 async def test_topics_have_locations_of_their_own_and_home_takes_the_others(root: Path) -> None:
-    metadata, data = segment(root)
+    metadata, data = segment_to_copy(root)
     topic = metadata.topic_id_partition.topic
     async with stores(root, EAST | {"topics": f"{topic[:2]}*"}, WEST | {"topics": "other"}) as storage:
         assert decode_location(await storage.copy_log_segment_data(metadata, data))[0] == "east"
@@ -144,29 +117,34 @@ async def test_topics_have_locations_of_their_own_and_home_takes_the_others(root
         assert decode_location(recorded) == (HOME, None)
 
 
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [
-        (RetriableRemoteStorageError("503"), RetriableRemoteStorageError),
-        (RemoteStorageError("403"), RemoteStorageError),
-    ],
-)
+def at(metadata: RemoteLogSegmentMetadata, location: str) -> RemoteLogSegmentMetadata:
+    return replace(metadata, custom_metadata=encode_location(location, None))
+
+
+class Failing:
+    """Each call of a method of one location fails."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, place: object, method: str, error: Exception) -> None:
+        self.calls = 0
+        self._error = error
+        patch.setattr(place, method, self._fail)
+
+    async def _fail(self, *arguments: object) -> None:
+        self.calls += 1
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [RetriableRemoteStorageError("503"), RemoteStorageError("403")])
 async def test_the_leftovers_of_a_copy_are_deleted_at_each_reachable_location(
-    root: Path, error: RemoteStorageError, raised: type[RemoteStorageError], monkeypatch: pytest.MonkeyPatch
+    root: Path, error: RemoteStorageError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stores(root, EAST, WEST) as storage:
-        metadata, data = segment(root)
-        place = storage.place_of(replace(metadata, custom_metadata=encode_location("west", None)))
-        await place.copy_log_segment_data(metadata, data)
-
-        async def refuse(self: object, metadata: RemoteLogSegmentMetadata) -> bool:
-            raise error
-
-        east = storage.place_of(replace(metadata, custom_metadata=encode_location("east", None)))
-        monkeypatch.setattr(east, "delete_log_segment_data", refuse.__get__(east))
+        metadata, data = segment_to_copy(root)
+        await storage.place_of(at(metadata, "west")).copy_log_segment_data(metadata, data)
+        Failing(monkeypatch, storage.place_of(at(metadata, "east")), "delete_log_segment_data", error)
         with pytest.raises(RemoteStorageError, match=r"'east'.*(503|403)") as caught:
             await storage.delete_log_segment_data(metadata)
-        assert type(caught.value) is raised
+        assert type(caught.value) is type(error)
         assert objects(root, "west") == []
 
 
@@ -203,25 +181,19 @@ async def test_a_check_names_the_location_that_fails(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("location", "named"),
+    ("locations", "named"),
     [
-        ({"name": "a b"}, "location 'a b'"),
-        ({"name": "x" * 65}, "up to 64"),
-        ({"name": "east", "implementation": "s3"}, "location 'east': setting 'bucket'"),
-        ({"name": "east", "patth": "/"}, "location 'east': unknown setting 'patth'"),
+        ([{"name": "a b"}], "location 'a b'"),
+        ([{"name": "x" * 65}], "up to 64"),
+        ([{"name": "east", "implementation": "s3"}], "location 'east': setting 'bucket'"),
+        ([{"name": "east", "patth": "/"}], "location 'east': unknown setting 'patth'"),
+        ([EAST, EAST], "two locations are called 'east'"),
     ],
 )
-def test_impossible_settings_are_named(root: Path, location: dict[str, str], named: str) -> None:
-    config = {"implementation": "local", "path": str(root), "locations": [location]}
+def test_impossible_settings_are_named(root: Path, locations: list[dict[str, str]], named: str) -> None:
+    config = {"implementation": "local", "path": str(root), "locations": locations}
     with pytest.raises(ValueError, match=named):
         create_storage(StorageConfig.model_validate(config), "c")
-
-
-def test_two_locations_of_one_name_are_refused(root: Path) -> None:
-    with pytest.raises(ValueError, match="two locations are called 'east'"):
-        create_storage(
-            StorageConfig.model_validate({"implementation": "local", "path": str(root), "locations": [EAST, EAST]}), "c"
-        )
 
 
 def test_a_location_of_the_same_kind_takes_the_sections_settings() -> None:
@@ -260,28 +232,21 @@ def test_custom_metadata_of_a_store_without_locations_is_its_own(data: bytes) ->
 async def test_writes_to_a_location_in_trouble_fail_at_once_and_the_others_go_on(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
     async with stores(root, EAST, WEST) as storage:
-
-        async def refuse(self: object, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-            asked.append("east")
-            raise RetriableRemoteStorageError("503")
-
-        one, _ = segment(root)
-        east = storage.place_of(replace(one, custom_metadata=encode_location("east", None)))
-        monkeypatch.setattr(east, "copy_log_segment_data", refuse.__get__(east))
+        one, _ = segment_to_copy(root)
+        place = storage.place_of(at(one, "east"))
+        east = Failing(monkeypatch, place, "copy_log_segment_data", RetriableRemoteStorageError("503"))
         failed: list[type[Exception]] = []
         while CircuitOpenError not in failed:
             try:
                 await copied(storage, root)
             except RetriableRemoteStorageError as error:
                 failed.append(type(error))
-        assert len(asked) == len(failed) - 1
+        assert east.calls == len(failed) - 1
         assert storage.write_breakers.open_locations == ["east"]
-        in_west = replace(one, custom_metadata=encode_location("west", None))
-        assert await storage.delete_log_segment_data(in_west)
+        assert await storage.delete_log_segment_data(at(one, "west"))
         with pytest.raises(CircuitOpenError):
-            await storage.delete_log_segment_data(replace(one, custom_metadata=encode_location("east", None)))
+            await storage.delete_log_segment_data(at(one, "east"))
 
 
 async def test_a_store_that_is_down_at_the_start_is_opened_when_it_is_needed(
@@ -290,31 +255,17 @@ async def test_a_store_that_is_down_at_the_start_is_opened_when_it_is_needed(
     storage = made(root, EAST)
     now = [0]
     monkeypatch.setattr(storage, "_clock_ms", lambda: now[0])
-    one, _ = segment(root)
-    in_east = replace(one, custom_metadata=encode_location("east", None))
-    east = storage.place_of(in_east)
-    opens, attempts = east.open, 0
-
-    async def down() -> None:
-        nonlocal attempts
-        attempts += 1
-        raise RetriableRemoteStorageError("503")
-
-    monkeypatch.setattr(east, "open", down)
-    await storage.open_or_later()
-    await storage.put_object("manifest.json", b"{}")
-    for _ in range(3):
-        with pytest.raises(RetriableRemoteStorageError, match="503"):
-            await storage.fetch_indexes(in_east)
-    assert attempts == 1  # one attempt a second
-    now[0] = 1000
-    with pytest.raises(RetriableRemoteStorageError, match="503"):
-        await storage.fetch_indexes(in_east)
-    assert attempts == 2
-    monkeypatch.setattr(east, "open", opens)
+    in_east = at(segment_to_copy(root)[0], "east")
+    with monkeypatch.context() as patch:
+        opening = Failing(patch, storage.place_of(in_east), "open", RetriableRemoteStorageError("503"))
+        await storage.open_or_later()
+        await storage.put_object("manifest.json", b"{}")
+        for now[0], attempts in ((0, 1), (0, 1), (999, 1), (1000, 2)):  # one attempt a second
+            with pytest.raises(RetriableRemoteStorageError, match="503"):
+                await storage.fetch_indexes(in_east)
+            assert opening.calls == attempts
     now[0] = 2000
-    metadata = await copied(storage, root)
-    assert await storage.fetch_indexes(metadata)
+    assert await storage.fetch_indexes(await copied(storage, root))
     await storage.close()
 
 

@@ -54,21 +54,19 @@ def test_keys_to_the_letter() -> None:
     assert marker_key("MkU3OEVBNTcwNTJENDM2Qg") == "MkU3OEVBNTcwNTJENDM2Qg/tier.json"
 
 
-@given(
-    st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,30}", fullmatch=True),
-    st.uuids(),
-    st.integers(0, 2**31 - 1),
-    st.uuids(),
-    st.integers(0, 2**63 - 1),
-    st.integers(0, 2**63 - 1),
-)
+CLUSTERS = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,30}", fullmatch=True)
+OFFSETS = st.integers(0, 2**63 - 1)
+
+
+@given(CLUSTERS, st.uuids(), st.integers(0, 2**31 - 1), st.uuids(), OFFSETS, OFFSETS)
 def test_keys_parse_back(cluster: str, topic: UUID, partition: int, segment: UUID, base: int, end: int) -> None:
-    one = metadata(TopicIdPartition(topic, partition), segment, base, end)
+    where = TopicIdPartition(topic, partition)
+    one = metadata(where, segment, base, end)
     for key, suffix in ((log_key(cluster, one), ".log"), (indexes_key(cluster, one), ".indexes")):
         assert parse_segment_key(key) == SegmentObjectKey(cluster, topic, partition, base, end, segment, suffix)
 
 
-@given(st.from_regex(r"[A-Za-z0-9_-]{1,30}", fullmatch=True), st.uuids(), st.integers(0, 2**31 - 1))
+@given(CLUSTERS, st.uuids(), st.integers(0, 2**31 - 1))
 def test_the_key_of_facts_parses_back(cluster: str, topic: UUID, partition: int) -> None:
     key = facts_key(cluster, TopicIdPartition(topic, partition), 0, 5, UUID_ONE)
     assert parse_facts_key(key) == FactsKey(cluster, topic, partition, key)

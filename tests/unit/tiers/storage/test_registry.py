@@ -26,17 +26,6 @@ def test_our_own_are_installed() -> None:
     assert isinstance(s3, S3RemoteStorageManager)
 
 
-def test_a_third_partys_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "drum", "drum = drum_store:DrumRemoteStorageManager")
-    (tmp_path / "drum_store.py").write_text(
-        "class DrumRemoteStorageManager:\n    def __init__(self, settings):\n        self.settings = settings\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    drum = create_remote_storage_manager("drum", {"drive": "1"})
-    assert type(drum).__name__ == "DrumRemoteStorageManager"
-    assert vars(drum) == {"settings": {"drive": "1"}}
-
-
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'floppy'; installed are .*local.*s3"):
         create_remote_storage_manager("floppy", {})

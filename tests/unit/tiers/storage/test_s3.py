@@ -1,64 +1,52 @@
-"""The promises of S3 alone: the number of requests per operation, and the error for each failure."""
+"""The promises of S3 alone: the number of requests per operation, uploads in parts, and slow links."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.fakes import copies
+from tests.support.fakes.copies import other_attempt, segment_to_copy
 from tests.support.servers.breaking_relay import BreakingRelay
+from tests.support.servers.throttling_relay import ThrottlingRelay
 from tests.support.servers.versitygw import VersityGateway
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.storage.locations import LocatedRemoteStorageManager
-from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
 PART_BYTES = 5 << 20
 BUCKET = "s3-alone"
-
-Copied = tuple[RemoteLogSegmentMetadata, LogSegmentData]
+RATE = 8_000_000
 
 
 @asynccontextmanager
-async def opened(
-    server: VersityGateway, overrides: Mapping[str, str] | None = None
-) -> AsyncIterator[S3RemoteStorageManager]:
+async def opened(server: VersityGateway, **overrides: str) -> AsyncIterator[S3RemoteStorageManager]:
+    """A setting's dots are underscores here."""
     await server.create_bucket(BUCKET)
     settings = server.settings(BUCKET) | {"cluster.id": "c", "part.size": str(PART_BYTES)}
-    manager = S3RemoteStorageManager(settings | dict(overrides or {}))
-    await manager.open()
-    try:
+    settings |= {name.replace("_", "."): value for name, value in overrides.items()}
+    async with copies.opened(S3RemoteStorageManager(settings)) as manager:
         yield manager
-    finally:
-        await manager.close()
 
 
-def segment(folder: Path, value_bytes: int) -> Copied:
-    built = build_segment(folder / str(uuid.uuid4()), [batch_of(0, 1, value_bytes=value_bytes)])
-    metadata = metadata_of(built)
-    return metadata, built.log_segment_data(metadata)
-
-
-async def asked(server: VersityGateway, before: Counter[str]) -> dict[str, int]:
+async def asked(server: VersityGateway, *calls: Awaitable[object]) -> dict[str, int]:
+    """Returns the numbers of the requests that the calls lead to."""
+    before = server.operations(BUCKET)
+    for call in calls:
+        await call
     return dict(server.operations(BUCKET) - before)
 
 
 async def test_a_range_arrives_in_the_memory_that_was_given(s3: VersityGateway, tmp_path: Path) -> None:
-    metadata, data = segment(tmp_path, 1000)
+    metadata, data = segment_to_copy(tmp_path, 1000)
     given: list[bytearray] = []
 
     def allocate(length: int) -> memoryview:
@@ -78,105 +66,34 @@ async def test_a_range_arrives_in_the_memory_that_was_given(s3: VersityGateway, 
         await store.delete_log_segment_data(metadata)
 
 
+async def listed(manager: S3RemoteStorageManager) -> list[str]:
+    return [stored.key async for stored in manager.list_objects("")]
+
+
 async def test_requests_per_operation(s3: VersityGateway, tmp_path: Path) -> None:
-    small, large = segment(tmp_path, 1000), segment(tmp_path, 2 * PART_BYTES)
+    small, large = segment_to_copy(tmp_path, 1000), segment_to_copy(tmp_path, 2 * PART_BYTES)
     async with opened(s3) as manager:
-        before = s3.operations(BUCKET)
-        await manager.copy_log_segment_data(*small)
-        assert await asked(s3, before) == {"PutObject": 2}
-
-        before = s3.operations(BUCKET)
-        await manager.copy_log_segment_data(*large)
-        assert await asked(s3, before) == {
-            "CreateMultipartUpload": 1,
-            "UploadPart": 3,
-            "CompleteMultipartUpload": 1,
-            "PutObject": 1,
-        }
-
-        before = s3.operations(BUCKET)
-        await manager.fetch_log_segment(large[0], 0, PART_BYTES)
-        await manager.fetch_log_segment(large[0], PART_BYTES, 2 * PART_BYTES)
-        await manager.fetch_indexes(large[0])
-        assert await asked(s3, before) == {"GetObject": 3}
-
-        before = s3.operations(BUCKET)
-        assert await manager.delete_log_segment_data(small[0])
-        assert await manager.delete_log_segment_data(large[0])
-        assert await asked(s3, before) == {"HeadObject": 2, "DeleteObject": 4}
-
-        before = s3.operations(BUCKET)
-        async for _ in manager.list_objects(""):
-            pass
-        assert await asked(s3, before) == {"ListObjectsV2": 1}
-
-
-async def test_an_object_that_is_there_is_never_written_over(s3: VersityGateway, tmp_path: Path) -> None:
-    """Both paths of creation meet the object of the same attempt, and look at its size instead of replacing it."""
-    async with opened(s3) as manager, s3.client() as client:
-        for metadata, data in (segment(tmp_path, 1000), segment(tmp_path, 2 * PART_BYTES)):
-            await manager.copy_log_segment_data(metadata, data)
-            prefix = "".join([stored.key async for stored in manager.list_objects("") if stored.key.endswith(".log")])
-            written = (await client.head_object(Bucket=BUCKET, Key=prefix))["LastModified"], prefix
-            before = s3.operations(BUCKET)
-            await manager.copy_log_segment_data(metadata, data)
-            assert (await asked(s3, before))["HeadObject"] == 2
-            assert ((await client.head_object(Bucket=BUCKET, Key=prefix))["LastModified"], prefix) == written
-            await manager.delete_log_segment_data(metadata)
-        assert await s3.uploads(BUCKET) == 0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "named"),
-    [
-        ({"secret.access.key": "wrong"}, "secret.access.key"),
-        ({"access.key.id": "nobody"}, "access.key.id"),
-        ({"bucket": "no-such-bucket"}, "change `bucket`"),
-    ],
-)
-async def test_refusals_name_the_setting_to_change(
-    s3: VersityGateway, tmp_path: Path, overrides: dict[str, str], named: str
-) -> None:
-    metadata, data = segment(tmp_path, 1000)
-    async with opened(s3, overrides) as manager:
-        for call in (
-            manager.check(),
-            manager.copy_log_segment_data(metadata, data),
-            manager.fetch_log_segment(metadata, 0, 9),
-            manager.fetch_indexes(metadata),
-            manager.get_object("manifest.json"),
-            manager.put_object("manifest.json", b"{}"),
-        ):
-            with pytest.raises(RemoteStorageError) as raised:
-                await call
-            assert named in str(raised.value)
-            assert not raised.value.retriable
-            assert not isinstance(raised.value, RemoteResourceNotFoundError)
-            assert "wrong" not in str(raised.value)
-
-
-async def test_a_server_that_dies_in_the_middle_of_a_read(s3: VersityGateway, tmp_path: Path) -> None:
-    metadata, data = segment(tmp_path, 2 * PART_BYTES)
-    async with BreakingRelay(s3.port) as relay, opened(s3) as direct:
-        await direct.copy_log_segment_data(metadata, data)
-        async with opened(s3, {"endpoint.url": relay.url}) as manager:
-            assert len(await manager.fetch_log_segment(metadata, 0, 99)) == 100
-            relay.cut_after("down", PART_BYTES)
-            with pytest.raises(RetriableRemoteStorageError):
-                await manager.fetch_log_segment(metadata, 0, 1 << 40)
-            with pytest.raises(RetriableRemoteStorageError):
-                await manager.fetch_indexes(metadata)
-        await direct.delete_log_segment_data(metadata)
+        multipart = {"CreateMultipartUpload": 1, "UploadPart": 3, "CompleteMultipartUpload": 1, "PutObject": 1}
+        reads = (
+            manager.fetch_log_segment(large[0], 0, PART_BYTES),
+            manager.fetch_log_segment(large[0], PART_BYTES, 2 * PART_BYTES),
+            manager.fetch_indexes(large[0]),
+        )
+        deletions = (manager.delete_log_segment_data(small[0]), manager.delete_log_segment_data(large[0]))
+        assert await asked(s3, manager.copy_log_segment_data(*small)) == {"PutObject": 2}
+        assert await asked(s3, manager.copy_log_segment_data(*large)) == multipart
+        assert await asked(s3, *reads) == {"GetObject": 3}
+        assert await asked(s3, *deletions) == {"HeadObject": 2, "DeleteObject": 4}
+        assert await asked(s3, listed(manager)) == {"ListObjectsV2": 1}
 
 
 async def test_a_server_that_dies_in_the_middle_of_a_copy(s3: VersityGateway, tmp_path: Path) -> None:
     """The abort cannot be delivered either: the parts wait in the store until the attempt is deleted."""
-    metadata, data = segment(tmp_path, 4 * PART_BYTES)
-    other = replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
+    metadata, data = segment_to_copy(tmp_path, 4 * PART_BYTES)
     async with (
         BreakingRelay(s3.port) as relay,
         opened(s3) as direct,
-        opened(s3, {"endpoint.url": relay.url}) as manager,
+        opened(s3, endpoint_url=relay.url) as manager,
     ):
         relay.cut_after("up", 3 * PART_BYTES)
         with pytest.raises(RetriableRemoteStorageError):
@@ -184,14 +101,14 @@ async def test_a_server_that_dies_in_the_middle_of_a_copy(s3: VersityGateway, tm
         assert await s3.uploads(BUCKET) == 1
         with pytest.raises(RemoteResourceNotFoundError):
             await direct.fetch_log_segment(metadata, 0, 0)
-        assert await direct.delete_log_segment_data(other)
+        assert await direct.delete_log_segment_data(other_attempt(metadata))
         assert await s3.uploads(BUCKET) == 1
         assert await direct.delete_log_segment_data(metadata)
         assert await s3.uploads(BUCKET) == 0
 
 
 async def test_unfinished_uploads_are_listed_and_aborted_once_or_twice(s3: VersityGateway) -> None:
-    async with opened(s3, {"prefix": "uploads"}) as manager, s3.client() as client:
+    async with opened(s3, prefix="uploads") as manager, s3.client() as client:
         keys = ["a.log", "a.log", "b.log"]
         for key in keys:
             await client.create_multipart_upload(Bucket=BUCKET, Key=f"uploads/{key}")
@@ -222,10 +139,10 @@ async def test_a_second_page_of_uploads_begins_after_the_last_of_the_first(
 
 
 async def test_a_copy_that_is_cancelled_takes_its_parts_back(s3: VersityGateway, tmp_path: Path) -> None:
-    metadata, data = segment(tmp_path, 4 * PART_BYTES)
+    metadata, data = segment_to_copy(tmp_path, 4 * PART_BYTES)
     async with (
         BreakingRelay(s3.port) as relay,
-        opened(s3, {"endpoint.url": relay.url}) as manager,
+        opened(s3, endpoint_url=relay.url) as manager,
         asyncio.TaskGroup() as group,
     ):
         relay.hold_after("up", PART_BYTES)
@@ -236,46 +153,6 @@ async def test_a_copy_that_is_cancelled_takes_its_parts_back(s3: VersityGateway,
         with pytest.raises(asyncio.CancelledError):
             await copying
         assert await s3.uploads(BUCKET) == 0
-
-
-async def test_a_server_that_answers_nothing_meets_the_deadline(s3: VersityGateway, tmp_path: Path) -> None:
-    metadata, data = segment(tmp_path, 1000)
-    async with opened(s3) as direct:
-        await direct.copy_log_segment_data(metadata, data)
-    async with (
-        BreakingRelay(s3.port) as relay,
-        opened(s3, {"endpoint.url": relay.url, "timeout.ms": "200"}) as manager,
-    ):
-        relay.hold_all()
-        for call in (
-            manager.fetch_log_segment(metadata, 0, 9),
-            manager.put_object("manifest.json", b"{}"),
-            manager.delete_log_segment_data(metadata),
-        ):
-            with pytest.raises(RetriableRemoteStorageError):
-                await call
-
-
-async def test_a_server_that_is_not_there_is_retriable(s3: VersityGateway, tmp_path: Path) -> None:
-    metadata, data = segment(tmp_path, 1000)
-    async with BreakingRelay(s3.port) as relay:
-        url = relay.url
-    async with opened(s3, {"endpoint.url": url}) as manager:
-        for call in (manager.fetch_indexes(metadata), manager.copy_log_segment_data(metadata, data), manager.check()):
-            with pytest.raises(RetriableRemoteStorageError):
-                await call
-
-
-async def test_objects_survive_a_killed_server(tmp_path: Path) -> None:
-    metadata, data = segment(tmp_path, 1000)
-    with VersityGateway() as server:
-        async with opened(server) as manager:
-            await manager.copy_log_segment_data(metadata, data)
-            server.kill()
-            with pytest.raises(RetriableRemoteStorageError):
-                await manager.fetch_indexes(metadata)
-            server.start()
-            assert await manager.fetch_indexes(metadata) == data.indexes
 
 
 @pytest.mark.parametrize(
@@ -306,9 +183,40 @@ async def test_an_endpoint_that_is_no_url_is_named() -> None:
 async def test_a_segment_file_that_shrinks_during_its_upload_is_named(
     s3: VersityGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metadata, data = segment(tmp_path, 1000)
+    metadata, data = segment_to_copy(tmp_path, 1000)
     read = os.pread
     async with opened(s3) as manager:
         monkeypatch.setattr(os, "pread", lambda descriptor, length, start: read(descriptor, length - 1, start))
         with pytest.raises(RemoteStorageError, match="the segment to copy ends at"):
             await manager.copy_log_segment_data(metadata, data)
+
+
+async def test_uploads_through_a_slow_link_finish(s3: VersityGateway, tmp_path: Path) -> None:
+    """All parts share a link of 8 MB/s, so at first each of them takes longer than its deadline."""
+    segments = [segment_to_copy(tmp_path, 2 * PART_BYTES + 1000) for _ in range(2)]
+    async with (
+        ThrottlingRelay(s3.port, RATE) as relay,
+        opened(s3, timeout_ms="800", endpoint_url=relay.url) as manager,
+    ):
+        async with asyncio.TaskGroup() as group:
+            for metadata, data in segments:
+                group.create_task(manager.copy_log_segment_data(metadata, data))
+        assert relay.up.taken > 2 * PART_BYTES * 2 > 2 * 0.8 * RATE
+        metadata, data = segments[-1]
+        assert await manager.fetch_log_segment(metadata, 0) == data.log_segment.read_bytes()
+    assert await s3.uploads(BUCKET) == 0
+
+
+async def test_an_upload_that_moves_no_byte_ends(s3: VersityGateway, tmp_path: Path) -> None:
+    metadata, data = segment_to_copy(tmp_path, 2 * PART_BYTES)
+    async with opened(s3, timeout_ms="300000") as patient:
+        await patient.put_object("manifest.json", b"{}")
+    async with (
+        ThrottlingRelay(s3.port, RATE) as relay,
+        opened(s3, timeout_ms="200", endpoint_url=relay.url) as manager,
+    ):
+        relay.passes.clear()
+        with pytest.raises(RetriableRemoteStorageError, match="no answer in time"):
+            await asyncio.wait_for(manager.copy_log_segment_data(metadata, data), 60)
+        with pytest.raises(RetriableRemoteStorageError, match="no answer in time"):
+            await asyncio.wait_for(manager.get_object("manifest.json"), 60)

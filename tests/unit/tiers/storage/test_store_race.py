@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.support.fakes.copies import opened
 from tests.support.servers.racing_s3 import RacingS3
 from tiers.storage.remote_storage_manager import StoreFeatures
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
 
-@asynccontextmanager
-async def opened(server: RacingS3) -> AsyncIterator[S3RemoteStorageManager]:
-    manager = S3RemoteStorageManager(server.settings() | {"cluster.id": "c"})
-    await manager.open()
-    try:
-        yield manager
-    finally:
-        await manager.close()
+def store_of(server: RacingS3) -> S3RemoteStorageManager:
+    return S3RemoteStorageManager(server.settings() | {"cluster.id": "c"})
 
 
 async def features_of(server: RacingS3) -> StoreFeatures:
-    async with server, opened(server) as storage:
+    async with server, opened(store_of(server)) as storage:
         (found,) = await storage.probe()
         assert server.objects == {}
         assert server.expecting == 0  # a body does not wait for the server's word

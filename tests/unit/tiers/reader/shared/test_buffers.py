@@ -32,39 +32,37 @@ def open_files() -> int:
 
 
 def test_lent_bytes_are_the_same_memory_and_cannot_be_changed() -> None:
-    buffers, attached = SharedBuffers(), AttachedBuffers(lambda number: None)
+    gone: list[int] = []
+    buffers, attached = SharedBuffers(), AttachedBuffers(gone.append)
     view = buffers.allocate(MIB)
     view[1000:1004] = b"abcd"
     found = place(buffers, view[900:].toreadonly()[100:104])
     assert found.start == 1000
-    attached.attach(found.buffer.number, found.buffer.fd)
-    lent = attached.view(found.buffer.number, found.start, 4)
+    attached.attach(5, found.buffer.fd)
+    lent = attached.view(5, found.start, 4)
     assert bytes(lent) == b"abcd"
     view[1000:1004] = b"efgh"
     assert bytes(lent) == b"efgh"
     with pytest.raises(TypeError):
         lent[0] = 1
+    part = lent[2:3]
+    attached.forget(5)
+    del lent
+    assert (gone, bytes(part)) == ([], b"g")
+    del part
+    assert gone == [5]
 
 
-def test_memory_is_used_again_when_its_last_view_is_gone() -> None:
+def test_lent_memory_is_used_again_when_views_and_borrowers_are_gone() -> None:
     buffers = SharedBuffers()
     view = buffers.allocate(MIB)
     first = place(buffers, view).buffer
-    rest = view[10:20]
-    del view
-    assert place(buffers, buffers.allocate(MIB)).buffer is not first
-    del rest
-    assert place(buffers, buffers.allocate(MIB)).buffer is first
-
-
-def test_lent_memory_is_not_used_again_until_every_borrower_is_done() -> None:
-    buffers = SharedBuffers()
-    view = buffers.allocate(MIB)
-    first = place(buffers, view).buffer
+    rest: list[memoryview] = [view[10:20]]
     for borrower in (BORROWER, BORROWER, OTHER):
         buffers.lend(first, borrower)
     del view
     steps: list[Callable[[], object]] = [
+        rest.clear,
         lambda: buffers.give_back(first.number, BORROWER),
         lambda: buffers.give_back(first.number, BORROWER),
         lambda: buffers.give_back_all(OTHER),
@@ -81,24 +79,9 @@ def test_lent_memory_is_not_used_again_until_every_borrower_is_done() -> None:
 def test_only_what_was_lent_can_be_given_back() -> None:
     buffers = SharedBuffers()
     view = buffers.allocate(MIB)
-    number = place(buffers, view).buffer.number
-    for unknown in (number, 99):
+    for unknown in (place(buffers, view).buffer.number, 99):
         with pytest.raises(KeyError):
             buffers.give_back(unknown, BORROWER)
-
-
-def test_a_borrower_learns_once_that_its_last_view_is_gone() -> None:
-    gone: list[int] = []
-    buffers, attached = SharedBuffers(), AttachedBuffers(gone.append)
-    view = buffers.allocate(MIB)
-    attached.attach(5, place(buffers, view).buffer.fd)
-    lent = attached.view(5, 10, 100)
-    part = lent[50:60]
-    attached.forget(5)
-    del lent
-    assert (gone, len(part)) == ([], 10)
-    del part
-    assert gone == [5]
 
 
 def test_unused_memory_is_bounded_and_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,8 @@ import asyncio
 import errno
 import gc
 import socket
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,8 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.recording_tracer import RecordingTracer
-from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.remote_requests import P0, asked, in_ms, joined
+from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.tiers.waiting import until
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import (
@@ -27,16 +26,12 @@ from tiers.errors import (
     RemoteReadTimeoutError,
     RetriableRemoteStorageError,
 )
-from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import (
     RemoteLogReader,
     RemoteLogReaderSettings,
-    RemoteRead,
-    RemoteReadRequest,
     monotonic_ms,
 )
 from tiers.reader.shared import buffers as buffers_module
-from tiers.reader.shared import channel as channel_module
 from tiers.reader.shared import client as client_module
 from tiers.reader.shared import server as server_module
 from tiers.reader.shared.buffers import SharedBuffers
@@ -47,7 +42,6 @@ from tiers.reader.shared.server import RemoteReadServer
 from tiers.reader.traced_reads import ContinuedReads, TracedReads, TracedStore
 from tiers.tracing import ClientFetch, Tracer
 
-P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 LARGE = 300_000
 """The size of a batch whose chunk is large enough for shared memory."""
 
@@ -77,18 +71,14 @@ class Processes:
         """How often the server was about to use the metadata."""
         self._stack = stack
 
-    async def start(self) -> RemoteReadServer:
+    async def start(self) -> None:
         reads = self.reader if self.tracer is None else ContinuedReads(self.reader)
         self.server = RemoteReadServer(self.listener, reads, self.buffers, self._count_call)
         await self.server.__aenter__()
-        self._stack.push_async_callback(self._stop, self.server)
-        return self.server
+        self._stack.push_async_exit(self.server.__aexit__)
 
     def _count_call(self) -> None:
         self.calls += 1
-
-    async def _stop(self, server: RemoteReadServer) -> None:
-        await server.__aexit__(None, None, None)
 
     async def client(self) -> RemoteReadClient:
         return await self._stack.enter_async_context(
@@ -106,57 +96,45 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield made
 
 
-@pytest.fixture
-async def processes(tmp_path: Path, stack: AsyncExitStack) -> Processes:
-    processes = Processes(RemoteTier(tmp_path), stack)
+async def running(tmp_path: Path, stack: AsyncExitStack, **settings: Any) -> Processes:
+    processes = Processes(RemoteTier(tmp_path), stack, **settings)
     await stack.enter_async_context(processes.reader)
     await processes.start()
     return processes
 
 
-def asked(offset: int, max_bytes: int = LARGE * 4, timeout_ms: int = 60_000, **more: Any) -> RemoteReadRequest:
-    request = RemoteReadRequest(P0, offset, max_bytes, True, 0, monotonic_ms() + timeout_ms, 1)
-    return replace(request, **more)
-
-
-def joined(read: RemoteRead) -> bytes:
-    return b"".join(read.records)
+@pytest.fixture
+async def processes(tmp_path: Path, stack: AsyncExitStack) -> Processes:
+    return await running(tmp_path, stack)
 
 
 async def test_a_borrower_gets_the_readers_own_answers(processes: Processes) -> None:
     batches = await processes.tier.fill(P0, segments=2, batches=4, records=1, value_bytes=LARGE)
-    client = await processes.client()
+    client, reader = await processes.client(), processes.reader
     for offset in range(8):
-        await processes.reader.read(asked(offset))
+        await reader.read(asked(offset))
     for offset in range(8):
-        ours, own = await client.read(asked(offset)), await processes.reader.read(asked(offset))
+        ours, own = await client.read(asked(offset, LARGE * 4)), await reader.read(asked(offset, LARGE * 4))
         assert joined(ours).startswith(batches[offset])
         assert (joined(ours), ours.size_bytes) == (joined(own), own.size_bytes)
         assert (ours.first_offset, ours.next_offset) == (own.first_offset, own.next_offset)
         assert all(view.readonly for view in ours.records)
+    assert (ours.segment_id, ours.is_cache_hit) == (own.segment_id, own.is_cache_hit)
     assert processes.buffers.size_bytes >= LARGE * 8
     assert processes.calls == 8
-    committed = await client.read(asked(2, isolation_level=1))
-    assert committed.aborted_transactions == ()
-    until_ms = monotonic_ms() + 60_000
-    for reads in (client, processes.reader):
-        assert await reads.leader_epochs(P0, deadline_ms=until_ms, connection_id=1) == (
-            await processes.reader.leader_epochs(P0, deadline_ms=until_ms, connection_id=1)
-        )
-    assert await client.offsets.offset_for_timestamp(P0, 1_000_005, 0, 8, deadline_ms=until_ms, connection_id=1) == (
-        1_000_005,
-        5,
-        0,
-    )
-    assert await client.offsets.max_timestamp(P0, 0, 8, deadline_ms=until_ms, connection_id=1) == (1_000_007, 7, 0)
+    assert (await client.read(asked(2, isolation_level=1))).aborted_transactions == ()
+    how = {"deadline_ms": in_ms(), "connection_id": 1}
+    assert await client.leader_epochs(P0, **how) == await reader.leader_epochs(P0, **how)
+    assert await client.offsets.offset_for_timestamp(P0, 1_000_005, 0, 8, **how) == (1_000_005, 5, 0)
+    assert await client.offsets.max_timestamp(P0, 0, 8, **how) == (1_000_007, 7, 0)
 
 
 async def test_small_answers_are_copied_also_if_they_are_many(processes: Processes) -> None:
     batches = await processes.tier.fill(P0, segments=1, batches=200, records=10, value_bytes=100)
     client = await processes.client()
-    read = await client.read(asked(0))
+    read = await client.read(asked(0, LARGE * 4))
     while read.next_offset < 2000:  # the first answer does not wait for the later chunks
-        read = await client.read(asked(0))
+        read = await client.read(asked(0, LARGE * 4))
     assert joined(read) == b"".join(batches)
     assert processes.buffers.size_bytes == 0
 
@@ -177,9 +155,7 @@ async def test_records_are_lent_until_the_last_view_is_gone(processes: Processes
 
 async def test_memory_that_a_socket_may_still_send_is_never_written(tmp_path: Path, stack: AsyncExitStack) -> None:
     """The cache has room for two of many chunks, so it evicts what the borrower still has."""
-    processes = Processes(RemoteTier(tmp_path), stack, cache_bytes=LARGE * 3)
-    await stack.enter_async_context(processes.reader)
-    await processes.start()
+    processes = await running(tmp_path, stack, cache_bytes=LARGE * 3)
     batches = await processes.tier.fill(P0, segments=1, batches=12, records=1, value_bytes=LARGE)
     client, other = await processes.client(), await processes.client()
     held = [await client.read(asked(offset, max_bytes=1)) for offset in (0, 3)]
@@ -197,9 +173,7 @@ async def test_a_borrower_keeps_no_memory_that_the_reader_dropped(
     tmp_path: Path, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buffers_module, "_MAX_FREE_BYTES", 0)
-    processes = Processes(RemoteTier(tmp_path), stack, cache_bytes=LARGE * 3)
-    await stack.enter_async_context(processes.reader)
-    await processes.start()
+    processes = await running(tmp_path, stack, cache_bytes=LARGE * 3)
     await processes.tier.fill(P0, segments=1, batches=12, records=1, value_bytes=LARGE)
     client = await processes.client()
     for offset in range(12):
@@ -235,7 +209,7 @@ async def test_a_defect_fails_one_call_alone(processes: Processes, monkeypatch: 
 
     monkeypatch.setattr(processes.reader, "leader_epochs", fail)
     with pytest.raises(RemoteLogError, match="ZeroDivisionError"):
-        await client.leader_epochs(P0, deadline_ms=monotonic_ms() + 60_000, connection_id=1)
+        await client.leader_epochs(P0, deadline_ms=in_ms(), connection_id=1)
     assert (await client.read(asked(0))).size_bytes > 0
 
 
@@ -293,51 +267,32 @@ async def test_a_borrower_that_dies_gives_everything_back(processes: Processes) 
     assert held.records
 
 
+def cut_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel drops the descriptors of the next message that has some."""
+    receive, cuts = socket.recv_fds, iter([socket.MSG_CTRUNC])
+
+    def cut_once(peer: socket.socket, size: int, max_fds: int) -> tuple[bytes, list[int], int, Any]:
+        body, fds, flags, address = receive(peer, size, max_fds)
+        return body, fds, flags | next(cuts, 0) if fds else flags, address
+
+    monkeypatch.setattr(socket, "recv_fds", cut_once)
+
+
 async def test_a_cut_message_ends_no_loan_of_a_borrower_that_lives(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The borrower has no descriptor left for the second answer, while a socket sends the first one."""
     await processes.tier.fill(P0, segments=2, batches=4, records=1, value_bytes=LARGE)
-    client, receive = await processes.client(), socket.recv_fds
+    client = await processes.client()
     first = await client.read(asked(0, max_bytes=1))
     first_bytes = joined(first)
-    cuts: list[int] = []
-
-    def cut_once(peer: socket.socket, size: int, max_fds: int) -> tuple[bytes, list[int], int, Any]:
-        body, fds, flags, address = receive(peer, size, max_fds)
-        if fds and not cuts:
-            cuts.append(len(fds))
-            flags |= socket.MSG_CTRUNC
-        return body, fds, flags, address
-
-    monkeypatch.setattr(socket, "recv_fds", cut_once)
+    cut_the_next_message(monkeypatch)
     second = await client.read(asked(4, max_bytes=1))
-    assert cuts == [1]
     assert processes.server.borrower_count == 2, "the first connection stays for its loan"
     assert (joined(first), second.first_offset) == (first_bytes, 4)
     del first, second
     gc.collect()
     await until(lambda: processes.server.borrower_count == 1 and not processes.is_lent)
-
-
-async def test_a_large_message_that_cannot_be_mapped_is_a_cut_one(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The borrower has no descriptor left for the map of the file that has the message."""
-    batches = await processes.tier.fill(P0, segments=1, batches=1, records=1, value_bytes=LARGE // 2)
-    client, read_and_close = await processes.client(), channel_module._read_and_close
-    fails = [OSError(errno.EMFILE, "no file left")]
-
-    def fail_once(fd: int) -> bytes:
-        data = read_and_close(fd)
-        if fails:
-            raise fails.pop()
-        return data
-
-    monkeypatch.setattr(channel_module, "_read_and_close", fail_once)
-    assert joined(await client.read(asked(0))) == batches[0]
-    assert not fails
-    await until(lambda: processes.server.borrower_count == 1)
 
 
 async def test_a_loan_that_cannot_be_viewed_ends_with_its_connection(
@@ -346,18 +301,9 @@ async def test_a_loan_that_cannot_be_viewed_ends_with_its_connection(
     """Two answers are on their way, and the first one, which has the descriptor for both, is cut."""
     await processes.tier.fill(P0, segments=2, batches=1, records=1, value_bytes=LARGE)
     await processes.reader.read(asked(0))
-    client, receive = await processes.client(), socket.recv_fds
+    client = await processes.client()
     held = await client.read(asked(1))
-    cuts: list[int] = []
-
-    def cut_once(peer: socket.socket, size: int, max_fds: int) -> tuple[bytes, list[int], int, Any]:
-        body, fds, flags, address = receive(peer, size, max_fds)
-        if fds and not cuts:
-            cuts.append(len(fds))
-            flags |= socket.MSG_CTRUNC
-        return body, fds, flags, address
-
-    monkeypatch.setattr(socket, "recv_fds", cut_once)
+    cut_the_next_message(monkeypatch)
     reads = await asyncio.gather(client.read(asked(0)), client.read(asked(0)))
     assert joined(reads[0]) == joined(reads[1])
     assert held.first_offset == 1
@@ -366,61 +312,22 @@ async def test_a_loan_that_cannot_be_viewed_ends_with_its_connection(
     await until(lambda: processes.server.borrower_count == 1 and not processes.is_lent, timeout_s=60)
 
 
-async def test_views_that_end_while_others_are_given_back_are_too(processes: Processes) -> None:
-    await processes.tier.fill(P0, segments=1, batches=3, records=1, value_bytes=LARGE)
-    client = await processes.client()
-    held = [await client.read(asked(offset, max_bytes=1)) for offset in range(3)]
-    assert client._connection is not None
-
-    class Racing(deque[int]):
-        """The last views of another read end after the number of unused ones was looked at, as in another thread."""
-
-        def popleft(self) -> int:
-            if held:
-                held.pop()
-            return super().popleft()
-
-    client._connection._unused = Racing()
-    held.pop()
-    await until(lambda: not held and not processes.is_lent, timeout_s=60)
-
-
 async def test_a_process_that_cannot_be_accepted_is_accepted_later(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await processes.tier.fill(P0, segments=1, batches=1)
     monkeypatch.setattr(server_module, "_RETRY_S", 0.01)
-    listener = processes.server._listener
-    fails = [OSError(errno.EMFILE, "no file left")]
+    accept, fails = socket.socket.accept, [OSError(errno.EMFILE, "no file left")]
 
-    class Failing:
-        def fileno(self) -> int:
-            return listener.fileno()
+    def accept_later(listener: socket.socket) -> Any:
+        if fails:
+            raise fails.pop()
+        return accept(listener)
 
-        def accept(self) -> Any:
-            if fails:
-                raise fails.pop()
-            return listener.accept()
-
-    monkeypatch.setattr(processes.server, "_listener", Failing())
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
     client = await processes.client()
     assert (await client.read(asked(0, timeout_ms=60_000))).size_bytes > 0
-    assert caplog.messages == ["a process of the proxy cannot connect, trying again: no file left"]
-
-
-async def test_connections_of_two_borrowers_are_not_confused(processes: Processes, stack: AsyncExitStack) -> None:
-    await processes.tier.fill(P0, segments=1, batches=1)
-    seen: list[int] = []
-    own_read = processes.reader.read
-
-    async def read(request: RemoteReadRequest) -> RemoteRead:
-        seen.append(request.connection_id)
-        return await own_read(request)
-
-    processes.reader.read = read  # type: ignore[method-assign]  # it notes the ids
-    for client in (await processes.client(), await processes.client()):
-        await client.read(asked(0, connection_id=5))
-    assert len(set(seen)) == 2
+    assert not fails
 
 
 @pytest.mark.parametrize("side", [client_module, server_module])
@@ -452,9 +359,7 @@ def test_an_error_that_cannot_be_sent_becomes_one_with_the_same_words() -> None:
 async def test_a_trace_goes_on_in_the_process_that_reads(tmp_path: Path, stack: AsyncExitStack) -> None:
     """Each read of the borrower is one span, and the calls of the store that it led to are below it."""
     tracer = RecordingTracer()
-    processes = Processes(RemoteTier(tmp_path), stack, tracer=tracer)
-    await stack.enter_async_context(processes.reader)
-    await processes.start()
+    processes = await running(tmp_path, stack, tracer=tracer)
     await processes.tier.fill(P0, segments=1, batches=1)
     reads = TracedReads(await processes.client(), tracer, processes.tier.rlmm)
     fetch = tracer.begin(ClientFetch("app", 1, 17, 1), 0)
@@ -469,7 +374,3 @@ async def test_a_trace_goes_on_in_the_process_that_reads(tmp_path: Path, stack: 
         "    StoreRead: StoreAnswered",
         "  PartitionRead: RecordsRead",
     ]
-    ours, own = await (await processes.client()).read(asked(0)), await processes.reader.read(asked(0))
-    assert (ours.segment_id, ours.is_cache_hit) == (own.segment_id, own.is_cache_hit)
-    assert ours.segment_id is not None
-    assert ours.is_cache_hit

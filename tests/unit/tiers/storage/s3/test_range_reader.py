@@ -126,39 +126,31 @@ async def test_more_gets_than_connections_wait() -> None:
         assert store.accepted == 2
 
 
-async def test_a_connection_that_the_store_closed_is_not_used() -> None:
+async def gets_the_range(store: Store, reader: RangeReader, accepted: int) -> None:
+    """The next GET succeeds, on the connection of that number."""
+    store.answer(RIGHT)
+    assert (await get(store, reader)).body.tobytes() == b"23456"
+    assert store.accepted == accepted
+
+
+async def test_a_connection_that_the_store_closed_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async with reading() as (store, reader):
         store.answer(RIGHT, CLOSE)
         await get(store, reader)
         await until(lambda: reader.idle_count == 0)
-        store.answer(RIGHT)
-        assert (await get(store, reader)).body.tobytes() == b"23456"
-        assert store.accepted == 2
-
-
-async def test_a_kept_connection_that_ends_unanswered_costs_no_error() -> None:
-    async with reading() as (store, reader):
-        store.answer(RIGHT)
-        await get(store, reader)
-        store.answer(CLOSE)
-        store.answer(RIGHT)
-        assert (await get(store, reader)).body.tobytes() == b"23456"
-        assert len(store.requests) == 3
-        assert store.accepted == 2
-
-
-async def test_a_new_connection_that_ends_unanswered_is_an_error() -> None:
-    async with reading() as (store, reader):
-        store.answer(CLOSE)
-        with pytest.raises(UnansweredError):
-            await get(store, reader)
-        assert len(store.requests) == 1
+        await gets_the_range(store, reader, accepted=2)
+        store.answer(CLOSE)  # the connection that is kept ends unanswered, which costs no error
+        await gets_the_range(store, reader, accepted=3)
+        assert len(store.requests) == 4
+        monkeypatch.setattr(range_reader, "IDLE_S", 0.01)
+        await gets_the_range(store, reader, accepted=3)
+        await until(lambda: store.open == 0)  # it stayed idle
+        await gets_the_range(store, reader, accepted=4)
 
 
 async def test_a_kept_connection_that_ends_in_an_answer_is_an_error() -> None:
     async with reading() as (store, reader):
-        store.answer(RIGHT)
-        await get(store, reader)
+        await gets_the_range(store, reader, accepted=1)
         store.answer(RIGHT[:-1], CLOSE)
         with pytest.raises(LostConnectionError, match="after 4 of 5 bytes"):
             await get(store, reader)
@@ -224,9 +216,7 @@ async def test_what_is_not_the_range(answer: list[bytes], expected: type[Excepti
             await get(store, reader)
         assert type(raised.value) is expected
         await until(lambda: store.open == 0)
-        store.answer(RIGHT)
-        assert (await get(store, reader)).body.tobytes() == b"23456"
-        assert store.accepted == 2
+        await gets_the_range(store, reader, accepted=2)
 
 
 async def test_an_object_that_ends_before_the_range_does() -> None:
@@ -260,9 +250,7 @@ async def test_an_error_has_its_document(answer: list[bytes], status: int, body:
         store.answer(*answer)
         assert await get(store, reader) == RangeAnswer(status, has_range=False, body=memoryview(body))
         assert reader.idle_count == is_kept
-        store.answer(RIGHT)
-        assert (await get(store, reader)).body.tobytes() == b"23456"
-        assert store.accepted == (1 if is_kept else 2)
+        await gets_the_range(store, reader, accepted=1 if is_kept else 2)
 
 
 @pytest.mark.parametrize(
@@ -287,9 +275,7 @@ async def test_interim_answers_are_skipped() -> None:
     async with reading() as (store, reader):
         store.answer(b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 x\r\nLink: y\r\n\r\n" + RIGHT[:10], RIGHT[10:])
         assert (await get(store, reader)).body.tobytes() == b"23456"
-        store.answer(RIGHT)
-        assert (await get(store, reader)).body.tobytes() == b"23456"
-        assert store.accepted == 1
+        await gets_the_range(store, reader, accepted=1)
 
 
 @pytest.mark.parametrize("more", [b"7", RIGHT])
@@ -319,17 +305,6 @@ async def test_each_piece_is_progress() -> None:
         answer = await asyncio.wait_for(reader.get(store.url, ByteRange(0, None), lambda: moved.append(1)), 30)
         assert answer.body.tobytes() == b"x" * (size - 1) + b"y"
         assert 2 <= len(moved) <= 6
-
-
-async def test_a_connection_that_stays_idle_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_reader, "IDLE_S", 0.01)
-    async with reading() as (store, reader):
-        store.answer(RIGHT)
-        await get(store, reader)
-        await until(lambda: store.open == 0)
-        store.answer(RIGHT)
-        assert (await get(store, reader)).body.tobytes() == b"23456"
-        assert store.accepted == 2
 
 
 async def test_closing_ends_gets_and_connections() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from tests.support.fakes.copies import opened
 from tests.support.servers.racing_s3 import RacingS3
 from tiers.errors import CredentialsRefusedError
 from tiers.storage.s3.storage import S3RemoteStorageManager
@@ -66,6 +67,11 @@ async def container_endpoint(
         await runner.cleanup()
 
 
+def store_of(server: RacingS3, given: Mapping[str, str]) -> S3RemoteStorageManager:
+    settings = {key: value for key, value in server.settings().items() if "access" not in key}
+    return S3RemoteStorageManager({**settings, **given, "cluster.id": "c"})
+
+
 @pytest.mark.parametrize(
     ("source", "named"),
     [
@@ -81,12 +87,9 @@ async def test_calls_go_on_after_a_renewal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with RacingS3(races=()) as server, source(tmp_path, monkeypatch) as (given, renew):  # type: ignore[attr-defined]
-        settings = {key: value for key, value in server.settings().items() if "access" not in key}
         server.access_key_id = "former"
         await renew("former")
-        storage = S3RemoteStorageManager({**settings, **given, "cluster.id": "c"})
-        await storage.open()
-        try:
+        async with opened(store_of(server, given)) as storage:
             await storage.put_object("k", b"before")
             assert await storage.get_object("k") == b"before"
             server.access_key_id = "latter"
@@ -98,30 +101,20 @@ async def test_calls_go_on_after_a_renewal(
             with pytest.raises(CredentialsRefusedError) as raised:
                 await storage.put_object("k", b"never")
             assert str(raised.value).endswith(f"; the credentials come from {named}")
-        finally:
-            await storage.close()
 
 
 async def test_credentials_that_come_late_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with RacingS3(races=()) as server, shared_file(tmp_path, monkeypatch) as (_, renew):
-        settings = {key: value for key, value in server.settings().items() if "access" not in key}
-        storage = S3RemoteStorageManager({**settings, "cluster.id": "c"})
-        await storage.open()
-        try:
-            await renew("any")
-            await storage.check()
-        finally:
-            await storage.close()
+    async with (
+        RacingS3(races=()) as server,
+        shared_file(tmp_path, monkeypatch) as (_, renew),
+        opened(store_of(server, {})) as storage,
+    ):
+        await renew("any")
+        await storage.check()
 
 
 async def test_a_store_without_credentials_names_no_source() -> None:
-    async with RacingS3(races=()) as server:
-        settings = {key: value for key, value in server.settings().items() if "access" not in key}
-        storage = S3RemoteStorageManager({**settings, "cluster.id": "c"})
-        await storage.open()
-        try:
-            with pytest.raises(CredentialsRefusedError, match="there are no credentials: set") as raised:
-                await storage.check()
-            assert "come from" not in str(raised.value)
-        finally:
-            await storage.close()
+    async with RacingS3(races=()) as server, opened(store_of(server, {})) as storage:
+        with pytest.raises(CredentialsRefusedError, match="there are no credentials: set") as raised:
+            await storage.check()
+        assert "come from" not in str(raised.value)

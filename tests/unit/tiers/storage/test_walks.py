@@ -1,16 +1,17 @@
-"""A listing by the beginning of a key is what the whole listing has of it, and enters no folder that cannot hold it."""
+"""A listing by the beginning of a key enters no folder that cannot hold it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from pyarrow import fs
 
+from tiers.storage.arrow import ArrowFiles
 from tiers.storage.hdfs import HdfsFiles
 
 KEYS = ["aa11/x/1", "ab22/y/2", "b333/z/3", "top"]
@@ -81,20 +82,39 @@ def test_a_folder_that_goes_meanwhile_hides_no_other() -> None:
     assert walked(name_node, "/tier", "") == ["b333/z/3", "top"]
 
 
-parts = st.text("ab1", min_size=1, max_size=3)
-keys = st.lists(parts, min_size=1, max_size=4).map("/".join)
+class Watched:
+    """A file system that notes the folders it is asked for."""
+
+    def __init__(self, files: fs.FileSystem) -> None:
+        self._files = files
+        self.asked: list[tuple[str, bool]] = []
+
+    def get_file_info(self, selector: fs.FileSelector) -> Any:
+        self.asked.append((Path(selector.base_dir).name, selector.recursive))
+        return self._files.get_file_info(selector)
 
 
-@given(st.sets(keys), st.text("ab1/", max_size=8), st.sampled_from(["/tier", "/"]))
-def test_it_is_what_the_whole_listing_has_of_it(found: set[str], prefix: str, root: str) -> None:
-    found = {key for key in found if not any(other.startswith(f"{key}/") for other in found)}  # no file is a folder
-    prefix = prefix.lstrip("/").replace("//", "/")
-    base = root.rstrip("/")
-    name_node = NameNode([f"{base}/{key}" for key in found])
-    whole = walked(name_node, root, "")
-    assert whole == sorted(found)
-    name_node.asked.clear()
-    assert walked(name_node, root, prefix) == [key for key in whole if key.startswith(prefix)]
-    first, *below = (folder.removeprefix(base).removeprefix("/") for folder in name_node.asked)
-    assert prefix.startswith(first)
-    assert all(folder.startswith(prefix) for folder in below)
+@pytest.mark.parametrize(
+    ("prefix", "found", "asked"),
+    [
+        ("", KEYS, [("store", True)]),
+        ("a", KEYS[:2], [("store", False), ("aa11", True), ("ab22", True)]),
+        ("ab22/", KEYS[1:2], [("ab22", True)]),
+        ("ab22/y/2", KEYS[1:2], [("y", False)]),
+        ("c", [], [("store", False)]),
+    ],
+)
+def test_only_what_may_hold_it_is_entered_in_pyarrow(
+    tmp_path: Path, prefix: str, found: list[str], asked: list[tuple[str, bool]]
+) -> None:
+    root = tmp_path / "store"
+    for key in KEYS:
+        (root / key).parent.mkdir(parents=True, exist_ok=True)
+        (root / key).write_bytes(b"1")
+    files = ArrowFiles(defaultdict(str, {"uri": root.as_uri(), "timeout.ms": "1000"}))
+    files.connect()
+    watched = Watched(files._files)
+    files._files = watched
+    walked = sorted(stored.key for stored in files.walk(prefix))
+    assert [key for key in walked if key.startswith(prefix)] == found
+    assert sorted(watched.asked) == sorted(asked)
