@@ -99,15 +99,19 @@ def forget(
     The owners then delete the topics' remote data. It cannot be restored afterwards."""
     if not topics and older_than is None:
         raise typer.BadParameter("name topics, or say --older-than")
+    least_ms = None if older_than is None else _duration_ms(older_than)
     settings = load_config(config)
     found = _run(settings, ())
-    chosen = [] if older_than is None else _missing_for(found, _duration_ms(older_than))
+    chosen = [] if least_ms is None else _unproved_for(found, least_ms)
     for topic in dict.fromkeys(topics or ()):
         named = [each for each in found if topic in (each.topic_id, each.topic)]
         if len(named) != 1:
             typer.echo(_not_one(topic, named), err=True)
             raise typer.Exit(FINDINGS)
         chosen += [each for each in named if each not in chosen]
+    if not chosen:
+        typer.echo(f"Nothing was written: no topic without a proof is recorded as missing for {older_than}.")
+        return
     _print(chosen)
     if not yes:
         typer.echo("Nothing was written. Use --yes to write.")
@@ -121,14 +125,19 @@ def forget(
 
 def _duration_ms(text: str) -> int:
     try:
-        return TypeAdapter(DurationMs).validate_python(text)
+        duration_ms = TypeAdapter(DurationMs).validate_python(text)
     except ValidationError as error:
         raise typer.BadParameter(f"--older-than {text}: {error.errors()[0]['msg']}") from error
+    if duration_ms <= 0:
+        raise typer.BadParameter(f"--older-than {text}: a duration above 0 is needed, for example 7d")
+    return duration_ms
 
 
-def _missing_for(found: Sequence[MissingTopic], duration_ms: int) -> list[MissingTopic]:
-    latest_ms = time.time_ns() // 1_000_000 - duration_ms
-    return [each for each in found if each.missing_since_ms is not None and each.missing_since_ms <= latest_ms]
+def _unproved_for(found: Sequence[MissingTopic], least_ms: int) -> list[MissingTopic]:
+    """Returns the topics without a proof of deletion that are recorded as missing for at least `least_ms`."""
+    latest_ms = time.time_ns() // 1_000_000 - least_ms
+    unproved = [each for each in found if not each.deletion_proved]
+    return [each for each in unproved if each.missing_since_ms is not None and each.missing_since_ms <= latest_ms]
 
 
 def _not_one(topic: str, named: Sequence[MissingTopic]) -> str:

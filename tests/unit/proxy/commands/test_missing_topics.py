@@ -69,11 +69,14 @@ def test_proved_deletions_alone_are_no_finding(operator: Operator) -> None:
 def test_topics_are_chosen_by_the_time_since_which_they_are_missing(
     operator: Operator, age: str, deleted: list[UUID]
 ) -> None:
-    code, _ = operator.run("forget", "--older-than", age, "--yes")
+    operator.found = [ALONE, replace(PROVED, missing_since_ms=SINCE_MS)]
+    code, out = operator.run("forget", "--older-than", age, "--yes")
     assert (code, operator.deleted) == (0, deleted)
+    assert out.count("was written") == 1
+    assert ("Nothing was written" in out) == (not deleted)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--older-than", "soon"]])
+@pytest.mark.parametrize("arguments", [[], ["--older-than", "soon"], ["--older-than", "-1"], ["--older-than", "0s"]])
 def test_forget_needs_topics_or_an_age(operator: Operator, arguments: list[str]) -> None:
     assert operator.run("forget", *arguments, "--yes")[0] == 2
     assert operator.deleted == []
