@@ -1,4 +1,6 @@
-"""What does a round of an owner at rest cost? `python -m bench.rounds [--segments 20 20000] [--partitions 100 10000]`.
+"""Measures the CPU time of an owner's round at rest.
+
+    python -m bench.rounds [--segments 20 20000] [--partitions 100 10000]
 
 One process does the stages of a round again and again for one partition, whose metadata has so many finished segments.
 Nothing is due. The brokers, the store and the metadata topic are fakes, so the figures are those of the owner's own
@@ -122,7 +124,7 @@ async def spread(folder: Path, partitions: int) -> tuple[int, float, float]:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(manager.run())
             with counted_rounds() as rounds:
-                while rounds[0] < partitions:  # noqa: ASYNC110  # no event says so
+                while rounds[0] < partitions:  # noqa: ASYNC110  # the manager has no event for the end of a round
                     await asyncio.sleep(0.1)
                 with longest_turn() as turn:
                     before, began = rounds[0], time.process_time()

@@ -4,8 +4,8 @@
   topic that is only missing from a listing may be one that the proxy is not authorized to see any more.
 * A gone topic is deleted only if its deletion is proved (`MissingTopics`).
 * The owners delete nothing when no broker knows the metadata topic by the id under which it was read. The metadata then
-  belongs to another cluster than the brokers, or to another time. A metadata manager without a topic gives no such
-  witness.
+  belongs to another cluster than the brokers, or to another time. A metadata manager without a topic skips this
+  comparison.
 * The tier settings of the topic are removed too.
 * The stored facts call every segment dead before the first one is deleted, so that `rebuild` does not restore any.
   They are deleted last: as long as the store refuses a deletion, they stay.
