@@ -13,7 +13,7 @@ from uuid import UUID
 from pipeline.config import PipelineConfig
 from pipeline.job_services import Sleep
 from pipeline.offload.commit import OffloadCommitter, PartitionOffload
-from pipeline.offload.log_probes import DamagedLogError, end_of_batch, first_damaged, log_sizes
+from pipeline.offload.log_probes import DamagedLogError, end_of_batch, first_damaged
 from pipeline.offload.plan import TASKS_PER_CORE, WAVE_BYTES, Backlog, Wave, last_piece, tile_ends
 from pipeline.offload.task import OffloadResult, OffloadTask
 from protocol.errors import ErrorCode
@@ -140,19 +140,6 @@ class OffloadDriver:
     async def survey(self) -> None:
         """Estimates the backlog of every partition. Each partition is checked again when its wave comes."""
         await bounded_gather(self.partitions, self._look, _AT_ONCE)
-        leaders: dict[int, dict[str, list[int]]] = {}
-        for one in self.partitions:
-            if one.is_over:
-                continue
-            with suppress(BrokerError):  # sizes are estimates, and the partition's wave reports the error
-                leader = await self._leader(one)
-                leaders.setdefault(leader, {}).setdefault(one.partition.topic, []).append(one.partition.partition)
-        sizes = await log_sizes(self._tier.client, leaders)
-        for one in self.partitions:
-            size_bytes = sizes.get((one.partition.topic, one.partition.partition), 0)
-            local_offsets = one.local_offsets
-            if not one.is_over and size_bytes > 0 and local_offsets > 0:
-                one.bytes_per_offset = size_bytes / local_offsets
         await bounded_gather([one for one in self.partitions if not one.is_over], self._estimate, _AT_ONCE)
 
     async def _look(self, one: PartitionOffload) -> None:
@@ -170,14 +157,17 @@ class OffloadDriver:
         one.is_over = one.next_offset >= one.end_offset
 
     async def _estimate(self, one: PartitionOffload) -> None:
-        """Estimates the bytes per offset from the first records to copy, if no broker reported a size."""
+        """Estimates the bytes per offset from the size of the log, or from its first records to copy."""
         if one.bytes_per_offset is not None:
             return
         one.bytes_per_offset = _BYTES_PER_OFFSET
-        with suppress(RemoteLogError):
-            read = await self._services.source.read(
-                one.partition, one.next_offset, _PROBE_BYTES, self._services.settings.request_timeout_ms
-            )
+        source, timeout_ms = self._services.source, self._services.settings.request_timeout_ms
+        with suppress(RemoteLogError):  # the partition's wave reports the error
+            size_bytes = await source.size_bytes(one.partition, timeout_ms)
+            if size_bytes and one.local_offsets > 0:
+                one.bytes_per_offset = size_bytes / one.local_offsets
+                return
+            read = await source.read(one.partition, one.next_offset, _PROBE_BYTES, timeout_ms)
             batches = list(iterate_batches(read.records))
             if batches:
                 one.bytes_per_offset = len(read.records) / max(1, batches[-1].next_offset - one.next_offset)

@@ -1,19 +1,9 @@
-"""The questions that an offload asks the brokers about their logs before it cuts tiles.
-
-* Where do batches end? Each request reads one batch.
-* How large is a log on the disks of its broker (DescribeLogDirs)? The answer is an estimate for the plan.
-"""
+"""Where batches end: an offload asks the brokers before it cuts tiles. Each request reads one batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from kafka.protocol.admin import DescribeLogDirsRequest
-
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
-from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
@@ -55,33 +45,3 @@ async def first_damaged(
         else:
             good = damaged.offset if end is None else end
     return damaged
-
-
-_TIMEOUT_MS = 30_000
-
-
-async def log_sizes(
-    client: BrokerClient, partitions: Mapping[int, Mapping[str, list[int]]]
-) -> dict[tuple[str, int], int]:
-    """Returns bytes by topic and partition. `partitions` is by broker and topic. Brokers that do not answer are left
-    out. The brokers also tell nothing to a client without the right to describe the cluster."""
-    sizes: dict[tuple[str, int], int] = {}
-    for node_id, topics in partitions.items():
-        asked = [
-            DescribeLogDirsRequest.DescribableLogDirTopic(topic=name, partitions=numbers)
-            for name, numbers in topics.items()
-        ]
-        try:
-            answer: Any = await client.request(
-                node_id, DescribeLogDirsRequest(topics=asked), _TIMEOUT_MS, min_version=1
-            )
-        except BrokerError:
-            continue
-        for folder in answer.results:
-            if folder.error_code != ErrorCode.NONE:
-                continue
-            for topic in folder.topics:
-                for one in topic.partitions:
-                    if not one.is_future_key:
-                        sizes[topic.name, one.partition_index] = one.partition_size
-    return sizes

@@ -86,7 +86,10 @@ async def missing_permissions(
         if topic not in said and not is_internal(topic):
             others += await _may_describe(client, topic, timeout_ms)
     if not await may_describe_cluster(client, timeout_ms):
-        others.append("DESCRIBE on the cluster, without which nothing is trimmed: a share group may be hidden")
+        others.append(
+            "DESCRIBE on the cluster, without which nothing is trimmed, since a share group may be hidden, and all"
+            " segments are small, since brokers do not answer the sizes of their logs"
+        )
     return essential, others
 
 

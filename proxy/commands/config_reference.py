@@ -18,6 +18,7 @@ from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX
 from tiers.config.paused_work import TierWork
 from tiers.config.setting_keys import key_of, own_fields
 from tiers.config.settings import DurationMs, SizeBytes
+from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS
 from tiers.config.topic_settings import (
     COPY_DISABLE,
     DELETE_ON_DISABLE,
@@ -98,6 +99,14 @@ _MEANINGS = {
     LOCAL_RETENTION_MS: "How long the broker keeps copied records, in milliseconds. -2 stands for retention.ms.",
     LOCAL_RETENTION_BYTES: (
         "How many bytes of copied records the broker keeps per partition. -2 stands for retention.bytes."
+    ),
+    COPY_LAG_MS: (
+        "Delays copies until the oldest record is that old, in milliseconds (KIP-1241). -1 stands for the local "
+        "retention. Records are copied before they have used 40 % of a broker's retention that is not the total."
+    ),
+    COPY_LAG_BYTES: (
+        "Delays copies until so many bytes lie behind the segment. -1 stands for the local retention. One of the two "
+        "lags is enough, and 0 in one of them ends the delay."
     ),
     COPY_DISABLE: "Stops copying; copied records stay readable (KIP-950).",
     DELETE_ON_DISABLE: (

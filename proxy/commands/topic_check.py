@@ -9,6 +9,7 @@ from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -26,12 +27,15 @@ from tiers.config.tiering_text import tiering_of
 from tiers.config.topic_policy import TopicPolicy, exclusion
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.metadata.topic.group.group_members import group_members
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
+from tiers.tasks.copy.uncopied import estimated_bytes
+from tiers.tasks.copy.uncopied_heads import timestamp_of
 from tiers.tasks.metrics import RemoteLogManagerMetrics
-from tiers.tasks.retention.uncopied_watch import HeadBatch, first_uncopied, head_of, used_share
+from tiers.tasks.retention.uncopied_watch import used_share
 from tiers.tasks.tiered_topics import TieredTopics
 
 TIMEOUT_MS = 10_000
@@ -142,54 +146,64 @@ async def _risks(
         async with slots:
             try:
                 bounds = await source.bounds(partition, TIMEOUT_MS)
-                offset = first_uncopied(metadata, partition, bounds)
-                first = await _head(client, partition, offset) if offset < bounds.high_watermark else None
+                offset, first = RemoteLog(metadata, partition).first_uncopied(bounds), None
+                if offset < bounds.high_watermark:
+                    size_bytes = estimated_bytes(metadata, partition, bounds.high_watermark - offset)
+                    if size_bytes is None:
+                        size_bytes = await source.size_bytes(partition, TIMEOUT_MS)
+                    first = FirstUncopied(offset, await _timestamp_ms(client, partition, offset), size_bytes or 0)
                 is_open = bounds.last_stable_offset < bounds.high_watermark
-                held = await _head(client, partition, bounds.last_stable_offset) if is_open else None
+                held_ms = await _timestamp_ms(client, partition, bounds.last_stable_offset) if is_open else None
             except BrokerError as error:
                 return [f"{_name(partition)}: its records that are not copied cannot be read: {error}"]
-        return risks_of(policy, partition, bounds, offset, first, held, time.time_ns() // 1_000_000)
+        return risks_of(policy, partition, bounds, first, held_ms, time.time_ns() // 1_000_000)
 
     async with asyncio.TaskGroup() as tasks:
         looking = [tasks.create_task(of(policy, each)) for policy in policies for each in policy.partitions()]
     return [problem for look in looking for problem in look.result()]
 
 
+class FirstUncopied(NamedTuple):
+    """The first record that is not copied. `size_bytes` is an estimate of the size of it and of those behind it."""
+
+    offset: int
+    timestamp_ms: int | None
+    size_bytes: int
+
+
 def risks_of(
     policy: TopicPolicy,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
-    offset: int,
-    first: HeadBatch | None,
-    held: HeadBatch | None,
+    first: FirstUncopied | None,
+    held_ms: int | None,
     now_ms: int,
 ) -> list[str]:
     """Returns the problems of one partition.
 
-    `first` is the batch at `offset`, the first offset that is not copied. `held` is the batch at the LSO, if the LSO
-    lies below the high watermark."""
+    `held_ms` is the timestamp of the batch at the LSO, if the LSO lies below the high watermark."""
     problems = []
-    if held is not None and held.timestamp_ms is not None and now_ms - held.timestamp_ms >= _OLD_TRANSACTION_MS:
+    if held_ms is not None and now_ms - held_ms >= _OLD_TRANSACTION_MS:
         problems.append(
             f"{_name(partition)}: the record at the last stable offset {bounds.last_stable_offset} is"
-            f" {_minutes(now_ms - held.timestamp_ms)} old: a transaction hangs, and no record after it is copied"
+            f" {_minutes(now_ms - held_ms)} old: a transaction hangs, and no record after it is copied"
         )
     broker = policy.broker_retention
     if broker is None or first is None or not policy.recorded_total.is_set:
         return problems
     age_ms = 0 if first.timestamp_ms is None else now_ms - first.timestamp_ms
-    share = used_share(broker, age_ms, int(first.bytes_per_offset * (bounds.high_watermark - offset)))
+    share = used_share(broker, age_ms, first.size_bytes)
     if share >= _HALF:
         problems.append(
-            f"{_name(partition)}: the records from offset {offset} on are not copied, and have used"
+            f"{_name(partition)}: the records from offset {first.offset} on are not copied, and have used"
             f" {int(min(share, 1.0) * 100)} % of the broker's retention ({broker}): after that, the broker removes"
             " them: raise the retention on the topic"
         )
     return problems
 
 
-async def _head(client: BrokerClient, partition: TopicIdPartition, offset: int) -> HeadBatch | None:
-    """Returns the batch at `offset`, which may belong to an open transaction. Raises `BrokerError`."""
+async def _timestamp_ms(client: BrokerClient, partition: TopicIdPartition, offset: int) -> int | None:
+    """Returns the timestamp of the batch at `offset`, which may belong to an open transaction. Raises `BrokerError`."""
     leader = await client.leader_of(partition, TIMEOUT_MS)
     position = FetchPosition(partition.topic_id, partition.partition, offset, leader.leader_epoch, max_bytes=1)
     fetched = await fetch_raw(
@@ -202,7 +216,7 @@ async def _head(client: BrokerClient, partition: TopicIdPartition, offset: int) 
             batch = next(iterate_batches(each.records), None)
         except ProtocolError as error:
             raise BrokerError(f"the batch at offset {offset} cannot be read: {error}") from error
-        return None if batch is None else head_of(batch)
+        return None if batch is None else timestamp_of(batch)
     return None
 
 

@@ -60,7 +60,7 @@ class TierAudit:
     def _retained_bytes(self, place: Place) -> int | None:
         """Returns the bytes that retention must leave. Records that are not remote yet count too.
 
-        These are the records of the open segment and of the segment in progress."""
+        These are the records that are not due, and those of the segment in progress."""
         return RETENTION_BYTES - 2 * SEGMENT_BYTES if place[0] == self._rig.topics.expiring else None
 
     def stop(self) -> None:

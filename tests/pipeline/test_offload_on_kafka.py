@@ -12,7 +12,6 @@ import pytest
 import pipeline.offload.task
 from pipeline.offload.driver import OffloadDriver, OffloadOptions
 from pipeline.offload.job import plan_offload
-from pipeline.offload.log_probes import log_sizes
 from pipeline.offload.task import OffloadResult, OffloadTask, Stop, Stopped
 from protocol.records.record_batch import iterate_batches
 from tests.support.pipeline.offload_rig import (
@@ -38,6 +37,7 @@ from tests.support.servers.tidegate import tidegate_over
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
 from tiers.errors import RetriableRemoteStorageError
+from tiers.log.broker_log import BrokerLogSource
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.segment_encryption import KeyRing
@@ -101,14 +101,13 @@ async def test_brokers_tell_what_their_logs_take(
     topic_with(100)
     client = BrokerClient([kafka_of_three.address()], client_id="test")
     try:
-        leader = await client.leader_of(await topic_id_partition(client, topic_name))
-        # A broker that has no time for it is left out.
-        while not (sizes := await log_sizes(client, {leader.node_id: {topic_name: [0]}})):
+        partition, source = await topic_id_partition(client, topic_name), BrokerLogSource(client)
+        # A broker that has no time for it does not answer.
+        while (size_bytes := await source.size_bytes(partition, 30_000)) is None:
             pass
     finally:
         await client.close()
-    assert sizes.keys() == {(topic_name, 0)}
-    assert 100_000 < sizes[topic_name, 0] < 110_000
+    assert 100_000 < size_bytes < 110_000
 
 
 def test_a_store_that_fails_is_asked_again_and_leaves_nothing(rig: OffloadRig, monkeypatch: pytest.MonkeyPatch) -> None:

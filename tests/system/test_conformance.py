@@ -201,6 +201,8 @@ SCENARIOS = [
         ),
     ),
     Scenario(
+        # The log without the last remote segment still has the fourth record, which is not remote. As in Kafka, its
+        # bytes count, so all remote segments expire.
         "DeleteSegmentsByRetentionSizeTest",
         (
             create("one"),

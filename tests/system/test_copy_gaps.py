@@ -80,7 +80,6 @@ class Tasks:
             if not self.facts.is_proved:
                 await self.facts.require_proved()
             bounds, log_start, remote_end = await self.bounds(), await self.log_start(), self.remote_end
-            await self.copying.follow_leader(bounds)
             has_announced = await self.attempts.announce_kept(log_start)
             await self.attempts.run(bounds, log_start)
             needless = await self.attempts.give_up(bounds, log_start)
@@ -98,13 +97,13 @@ class Tasks:
         return await kept_log_start(services.source, services.metadata, self.partition, TIMEOUT_MS)
 
     async def trim(self) -> int | None:
-        return await TrimTask(self.services, self.partition).run(self.policy, self.copying.local_only_bytes)
+        return await TrimTask(self.services, self.partition).run(self.policy, self.copying.uncopied.size_bytes)
 
     async def expire(self) -> None:
         task = RLMExpirationTask(self.services, self.partition)
         remote_end = self.services.metadata.remote_end_offset(self.partition)
         bounds, log_start = await self.bounds(), await self.log_start()
-        await task.run(self.policy, bounds, log_start, self.copying.local_only_bytes, remote_end)
+        await task.run(self.policy, bounds, log_start, self.copying.uncopied.at_least(), remote_end)
 
     async def until_start(self, holds: Callable[[int], bool]) -> int:
         async with asyncio.timeout(120):
@@ -153,7 +152,6 @@ async def tasks_on(
         await services.spool.open()
         stack.callback(services.spool.close)
         tasks = Tasks(services, await topic_id_partition(client, topic), registry)
-        stack.callback(tasks.copying.discard)
         yield tasks
 
 

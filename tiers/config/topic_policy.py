@@ -37,6 +37,9 @@ BROKER_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes", "remote.stor
 
 
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+COPY_LAG_MS, COPY_LAG_BYTES = "remote.copy.lag.ms", "remote.copy.lag.bytes"
+AS_LOCAL_RETENTION = -1
+"""The value of `remote.copy.lag.*` that stands for the local retention."""
 SAME_AS_TOTAL = -2
 """The value of `local.retention.*` for a topic to which only the broker's own retention applies."""
 _LEAST_NUMBERS = {
@@ -44,6 +47,8 @@ _LEAST_NUMBERS = {
     "local.retention.bytes": SAME_AS_TOTAL,
     RETENTION_MINUTES: UNLIMITED,
     RETENTION_BYTES: UNLIMITED,
+    COPY_LAG_MS: AS_LOCAL_RETENTION,
+    COPY_LAG_BYTES: AS_LOCAL_RETENTION,
 }
 """The tier settings of a topic that are numbers, each with its least value."""
 
@@ -103,7 +108,26 @@ class TopicConfig(Section):
         default=3_600_000,
         validation_alias="segment.ms",
         gt=0,
-        description="The age at which a segment is copied even if it is not full.",
+        description="The age at which records are copied even if they do not fill a segment.",
+    )
+    copy_lag_ms: DurationMs = Field(
+        default=0,
+        validation_alias=COPY_LAG_MS,
+        ge=AS_LOCAL_RETENTION,
+        description=(
+            "Delays copies until the oldest record is that old (KIP-1241). -1 stands for the local retention, 0 for no "
+            "delay. Records are copied before they have used 40 % of a broker's retention that is not the total."
+        ),
+    )
+    copy_lag_bytes: SizeBytes = Field(
+        default=AS_LOCAL_RETENTION,
+        validation_alias=COPY_LAG_BYTES,
+        ge=AS_LOCAL_RETENTION,
+        lt=1 << 63,
+        description=(
+            "Delays copies until so many bytes lie behind the segment. If both lags are set, one of them is enough. -1 "
+            "stands for the local retention, 0 for no delay."
+        ),
     )
     fetch_max_bytes_per_second: SizeBytes | None = Field(
         default=None,
@@ -125,6 +149,10 @@ class TopicConfig(Section):
             raise ValueError(f"local.retention.ms is longer than {RETENTION_MINUTES}")
         if UNLIMITED < total.size_bytes < local.size_bytes:
             raise ValueError(f"local.retention.bytes is more than {RETENTION_BYTES}")
+        if UNLIMITED < local.ms < self.copy_lag_ms:
+            raise ValueError(f"{COPY_LAG_MS} is longer than local.retention.ms")
+        if UNLIMITED < local.size_bytes < self.copy_lag_bytes:
+            raise ValueError(f"{COPY_LAG_BYTES} is more than local.retention.bytes")
         return self
 
     @property
@@ -157,6 +185,10 @@ class TopicPolicy:
     segment_bytes: int
     segment_ms: int
     copy_disable: bool = False
+    copy_lag_ms: int = 0
+    """How old a record is before it is copied. -1: no age is enough. 0: nothing is delayed, whatever the bytes are."""
+    copy_lag_bytes: int = UNLIMITED
+    """How many bytes lie behind a segment before it is copied, if its records are younger. -1: none are enough."""
     broker_retention: Retention | None = None
     """The broker's own retention, if it is known. It bounds the local tier, whatever the total is."""
     recorded_total: TotalRetention = NO_TOTAL
@@ -224,6 +256,8 @@ def _overridden(rule: TopicConfig, overrides: Mapping[str, str]) -> TopicConfig:
             "copy_disable": _boolean(overrides, "remote.log.copy.disable", rule.copy_disable),
             "local_retention_ms": _number(overrides, "local.retention.ms", rule.local_retention_ms),
             "local_retention_bytes": _number(overrides, "local.retention.bytes", rule.local_retention_bytes),
+            "copy_lag_ms": _number(overrides, COPY_LAG_MS, rule.copy_lag_ms),
+            "copy_lag_bytes": _number(overrides, COPY_LAG_BYTES, rule.copy_lag_bytes),
         }
     )
 
@@ -293,6 +327,9 @@ def policy_of(
         segment_bytes=rule.segment_bytes,
         segment_ms=rule.segment_ms,
         copy_disable=rule.copy_disable,
+        # While the total is not known, the brokers may remove records that are not copied.
+        copy_lag_ms=0 if said.contradicts(recorded) else _lag(rule.copy_lag_ms, rule.local_retention_ms, total.ms),
+        copy_lag_bytes=_lag(rule.copy_lag_bytes, rule.local_retention_bytes, total.size_bytes),
         broker_retention=broker,
         recorded_total=recorded,
         tier_settings=dict(tier_settings),
@@ -300,6 +337,13 @@ def policy_of(
         total_conflict=conflict,
         paused=paused_work(tier_settings),
     )
+
+
+def _lag(lag: int, local: int, total: int) -> int:
+    """Returns the lag in effect. -1: it is unlimited, as the local retention is."""
+    if lag != AS_LOCAL_RETENTION:
+        return lag
+    return total if local == SAME_AS_TOTAL else local
 
 
 def _local(value: int) -> int | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from protocol.errors import ErrorCode
 from tiers.config.paused_work import PAUSE_KEYS
-from tiers.config.topic_policy import SAME_AS_TOTAL, TopicConfig
+from tiers.config.topic_policy import AS_LOCAL_RETENTION, COPY_LAG_BYTES, COPY_LAG_MS, SAME_AS_TOTAL, TopicConfig
 from tiers.config.total_retention import (
     MAX_MINUTES,
     MS_PER_MINUTE,
@@ -43,6 +43,8 @@ TIER_DEFAULTS: Mapping[str, str] = {
     LOCAL_RETENTION_MS: str(SAME_AS_TOTAL),
     LOCAL_RETENTION_BYTES: str(SAME_AS_TOTAL),
     COPY_DISABLE: "false",
+    COPY_LAG_MS: "0",
+    COPY_LAG_BYTES: str(AS_LOCAL_RETENTION),
     DELETE_ON_DISABLE: "false",
     RETENTION_MINUTES: str(SAME_AS_BROKERS),
     RETENTION_BYTES: str(SAME_AS_BROKERS),
@@ -78,8 +80,9 @@ def checked_value(key: str, value: str) -> str:
         return text.lower()
     if not _LONG.fullmatch(text) or not -_MAX_LONG - 1 <= int(text) <= _MAX_LONG:
         raise _invalid(key, value, "Not a number of type LONG")
-    if int(text) < SAME_AS_TOTAL:
-        raise _invalid(key, value, f"Value must be at least {SAME_AS_TOTAL}")
+    least = AS_LOCAL_RETENTION if key in (COPY_LAG_MS, COPY_LAG_BYTES) else SAME_AS_TOTAL
+    if int(text) < least:
+        raise _invalid(key, value, f"Value must be at least {least}")
     if key == RETENTION_MINUTES and int(text) > MAX_MINUTES:
         raise _invalid(key, value, f"Value must be no more than {MAX_MINUTES}")
     return str(int(text))
@@ -121,6 +124,8 @@ def tier_values(rule: TopicConfig | None, own: Mapping[str, str]) -> dict[str, T
             LOCAL_RETENTION_MS: str(rule.local_retention_ms),
             LOCAL_RETENTION_BYTES: str(rule.local_retention_bytes),
             COPY_DISABLE: str(rule.copy_disable).lower(),
+            COPY_LAG_MS: str(rule.copy_lag_ms),
+            COPY_LAG_BYTES: str(rule.copy_lag_bytes),
         }
         values |= {
             key: TierValue(value, is_from_file=True) for key, value in said.items() if value != TIER_DEFAULTS[key]
@@ -169,6 +174,8 @@ def check_tier_config(
     keys = TOTAL_KEYS if own.is_set else ("retention.ms", "retention.bytes")
     _check_local_retention(LOCAL_RETENTION_BYTES, keys[1], total.size_bytes, after)
     _check_local_retention(LOCAL_RETENTION_MS, keys[0], total.ms, after)
+    _check_lag(COPY_LAG_BYTES, LOCAL_RETENTION_BYTES, total.size_bytes, after)
+    _check_lag(COPY_LAG_MS, LOCAL_RETENTION_MS, total.ms, after)
     if own.is_set and after.get(COPY_DISABLE) == "true" and retention.is_shorter_than(total):
         raise InvalidTierConfigError(
             f"When `{COPY_DISABLE}` is set to true, `retention.ms` and `retention.bytes` must not be shorter than "
@@ -203,6 +210,14 @@ def _check_removal(before: Mapping[str, str], after: Mapping[str, str], broker: 
             f"`retention.ms` and `retention.bytes` first, or set `{RETENTION_MINUTES}` and `{RETENTION_BYTES}` to the "
             "shorter retention."
         )
+
+
+def _check_lag(lag_key: str, local_key: str, total: int, after: Mapping[str, str]) -> None:
+    """Refuses a lag beyond the local retention (KIP-1241)."""
+    lag, local = int(after.get(lag_key, 0)), int(after.get(local_key, SAME_AS_TOTAL))
+    local = total if local == SAME_AS_TOTAL else local
+    if UNLIMITED < local < lag:
+        raise _invalid(lag_key, lag, f"Value must not be more than {local_key} property value: {local}")
 
 
 def _check_local_retention(local_key: str, total_key: str, total: int, after: Mapping[str, str]) -> None:

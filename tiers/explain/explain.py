@@ -6,13 +6,14 @@
     segment_at_time(facts, time_ms) -> the first segment that may have a record of that time
 
 The functions are pure. Every "why" of a copy, a trim or an expiry comes from the functions by which the tasks decide
-(`trim_holds`, `expiry_holds`, `copy_hold`, `open_segment_hold`). What is added here are the states in which no task
+(`trim_holds`, `expiry_holds`, `copy_hold`, `copy_due`). What is added here are the states in which no task
 decides: a stop, a failing stage, an earlier segment that is held.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
@@ -35,7 +36,7 @@ from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import log_key
-from tiers.tasks.copy.copy_task import copy_hold, open_segment_hold
+from tiers.tasks.copy.copy_due import Uncopied, copy_due, copy_hold
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.expiration_task import expiry_hold, expiry_holds
 from tiers.tasks.retention.trim_task import TrimView, trim_hold, trim_holds
@@ -385,17 +386,17 @@ class _Explanation:
         if attempts:
             newest = max(attempts, key=lambda each: each.event_timestamp_ms)
             return next(self._whys(newest, Place.UNKNOWN))
-        if uncopied_bytes >= facts.policy.segment_bytes:
-            return self._due(question, "copies")
-        since_ms = facts.owner.open_since_ms
-        if since_ms is None and (absent := self._without_owner(question, "copies")) is not None:
-            return absent
-        if since_ms is None:
-            values = {"size_bytes": uncopied_bytes, "segment.bytes": facts.policy.segment_bytes}
-            values |= {"segment.ms": facts.policy.segment_ms}
-            return why_held(question, Hold(HoldReason.SEGMENT_OPEN, None, values), facts.policy)
-        hold = open_segment_hold(facts.policy, since_ms, facts.now_ms)
-        return self._due(question, "copies") if hold is None else why_held(question, hold, facts.policy)
+        hold = facts.owner.copy_hold
+        if hold is None:
+            # The owner alone knows how old the records are.
+            hold = copy_due(facts.policy, Uncopied(1, uncopied_bytes), facts.now_ms)
+            if hold is None:
+                return self._due(question, "copies")
+            if (absent := self._without_owner(question, "copies")) is not None:
+                return absent
+            hold = replace(hold, at_ms=None, values={key: hold.values[key] for key in hold.values if key != "age_ms"})
+        is_over = hold.at_ms is not None and hold.at_ms <= facts.now_ms
+        return self._due(question, "copies") if is_over else why_held(question, hold, facts.policy)
 
     def _topic_hold(self, question: Question) -> Why | None:
         """Returns what holds the whole partition: no policy, a stop, a doubt, a setting, a failing stage."""

@@ -17,6 +17,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart
 from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata
 from tiers.tasks.history.align import open_cut
+from tiers.tasks.hold import Hold
 
 DEFAULT_VISIBLE_AFTER_MS = 10_000
 
@@ -25,8 +26,8 @@ DEFAULT_VISIBLE_AFTER_MS = 10_000
 class LocalFacts:
     """The leader's log.
 
-    `share_start` is the lowest offset that a share group still reads. `uncopied_bytes` is the size of the records
-    behind the remote end, or an estimate of it."""
+    `share_start` is the lowest offset that a share group still reads. The records that are not remote have at least
+    `uncopied_bytes`."""
 
     bounds: LocalLogBounds
     leader: int | None = None
@@ -38,13 +39,13 @@ class LocalFacts:
 class OwnerFacts:
     """What the owner knows. A command that runs beside the owner knows only a part of it.
 
-    `open_since_ms` is the time at which the owner read the first record of the open segment. `troubles` has the last
-    error of each stage that fails, by the stage's name. `doubt` says why the owner may doubt the past, `stopped` why
-    the leader's log stops the partition."""
+    `copy_hold` says why the owner's last round copied nothing. `troubles` has the last error of each stage that fails,
+    by the stage's name. `doubt` says why the owner may doubt the past, `stopped` why the leader's log stops the
+    partition."""
 
     name: str | None = None
     visible_for_ms: Mapping[RemoteLogSegmentId, int] | None = None
-    open_since_ms: int | None = None
+    copy_hold: Hold | None = None
     troubles: Mapping[str, str] = field(default_factory=dict)
     stopped: str = ""
     doubt: str = ""

@@ -1,6 +1,6 @@
 """Gathers the facts of one partition from outside its owner: from the brokers, the store, the group and the metadata.
 
-The owner's own state (its errors, its open segment, the quota) is not known there. What the store and the leader show
+The owner's own state (its errors, when a copy is due, the quota) is not known there. What the store and the leader show
 stands for it. A store or a leader that does not answer becomes a remark, and the rest is still explained.
 """
 
@@ -25,10 +25,10 @@ from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.copy.uncopied import estimated_bytes
 from tiers.tasks.history.acceptance import may_be_in_doubt
 from tiers.tasks.history.align import align
 from tiers.tasks.history.stored_facts import StoredFacts
-from tiers.tasks.retention.uncopied_watch import first_uncopied, head_batch
 
 _READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
@@ -134,10 +134,11 @@ async def _local_facts(around: Surroundings, partition: TopicIdPartition, remark
         share_start = await around.share_groups.lowest_start(partition, timeout_ms)
     except RemoteLogError as error:
         remarks.append(f"It is not known whether a share group reads the partition: {error}.")
-    first = first_uncopied(around.metadata, partition, bounds)
-    head = await head_batch(source, partition, first, timeout_ms) if first < bounds.last_stable_offset else None
-    uncopied_bytes = 0 if head is None else int(head.bytes_per_offset * (bounds.high_watermark - first))
-    return LocalFacts(bounds, leader.node_id, share_start, uncopied_bytes)
+    offsets = bounds.high_watermark - RemoteLog(around.metadata, partition).first_uncopied(bounds)
+    uncopied_bytes = estimated_bytes(around.metadata, partition, offsets)
+    if uncopied_bytes is None:
+        uncopied_bytes = await source.size_bytes(partition, timeout_ms)
+    return LocalFacts(bounds, leader.node_id, share_start, uncopied_bytes or 0)
 
 
 def _owner(around: Surroundings, partition: TopicIdPartition, remarks: list[str]) -> OwnerFacts:

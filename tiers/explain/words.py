@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tiers.config.paused_work import TierWork, resume_command
-from tiers.config.topic_policy import TopicPolicy
+from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS, TopicPolicy
 from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.explain.answers import Question, StateReason, Why
@@ -27,7 +27,7 @@ _TOPICS: Final = "docs/configuration.md, [[topics]]"
 RULES: Final[Mapping[str, str]] = {
     HoldReason.COPY_DISABLED: _LOG_RANGE,
     HoldReason.COPYING_PAUSED: _LOG_RANGE,
-    HoldReason.SEGMENT_OPEN: _LOG_RANGE,
+    HoldReason.NOT_DUE: _LOG_RANGE,
     HoldReason.NO_LOCAL_RETENTION: _LOG_RANGE,
     HoldReason.TRIMMING_PAUSED: _LOG_RANGE,
     HoldReason.LOG_START_ABOVE: _LOG_RANGE,
@@ -86,12 +86,18 @@ def sentence_of(hold: Hold, policy: TopicPolicy) -> str:
             return "The topic has remote.log.copy.disable=true, so the owner copies nothing of it."
         case HoldReason.COPYING_PAUSED:
             return _paused(policy, TierWork.COPYING, "copies nothing of the topic")
-        case HoldReason.SEGMENT_OPEN:
-            since = "" if hold.at_ms is not None else " The owner alone knows since when the segment is open."
+        case HoldReason.NOT_DUE:
+            if COPY_LAG_MS in values:
+                return (
+                    f"The topic's {COPY_LAG_MS} ({values[COPY_LAG_MS]}) and {COPY_LAG_BYTES} ({values[COPY_LAG_BYTES]})"
+                    " delay the copy."
+                )
+            said = "These are still too few and too new."
+            if hold.at_ms is None:
+                said = "The owner alone knows the size of these, and how old they are."
             return (
-                f"The owner copies a segment when it has segment.bytes ({policy.segment_bytes}), or when it is open "
-                f"for segment.ms ({duration_text(values['segment.ms'])}). The open segment is neither full nor old "
-                f"enough.{since}"
+                f"The owner copies records when they have segment.bytes ({policy.segment_bytes}), or when the oldest "
+                f"one is segment.ms old ({duration_text(values['segment.ms'])}). {said}"
             )
         case HoldReason.NO_LOCAL_RETENTION:
             return (

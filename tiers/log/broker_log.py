@@ -26,6 +26,7 @@ from tiers.broker.client import DEFAULT_METADATA_MAX_AGE_MS, BrokerClient, Leade
 from tiers.broker.fetch import READ_COMMITTED, FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
 from tiers.log.bounds_batch import BoundsBatch
+from tiers.log.log_sizes import LogSizes
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
 
@@ -73,6 +74,7 @@ class BrokerLogSource:
         self._clock_ms = clock_ms
         self._jitter = jitter
         self._bounds_batch = BoundsBatch(client, lane)
+        self._sizes = LogSizes(client, lane, clock_ms)
 
     async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         async def ask(leader: Leader, remaining_ms: int) -> LocalLogBounds:
@@ -83,6 +85,13 @@ class BrokerLogSource:
                 high_watermark=fetched.high_watermark,
                 leader_epoch=leader.leader_epoch,
             )
+
+        return await self._with_leader(partition, timeout_ms, ask)
+
+    async def size_bytes(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
+        async def ask(leader: Leader, remaining_ms: int) -> int | None:
+            name = self._name(partition)
+            return await self._sizes.ask(name, partition.partition, leader.node_id, remaining_ms)
 
         return await self._with_leader(partition, timeout_ms, ask)
 

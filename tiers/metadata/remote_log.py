@@ -219,6 +219,13 @@ class RemoteLog:
         is_whole = covered == last + 1 - begin and self.metadata.cover_size(self.partition) == size
         return last + 1 if is_whole else None
 
+    def first_uncopied(self, local: LocalLogBounds) -> int:
+        """Returns the first offset of the local log that is not remote; the high watermark if all of it is remote.
+
+        Records below the tier's log start count as remote."""
+        start = max(local.log_start_offset, self.log_start())
+        return min(self.next_uncopied(start), local.high_watermark)
+
     def next_uncopied(self, offset: int) -> int:
         """Returns the first offset, from `offset` on, that neither a readable segment nor a recorded gap has."""
         for first, following in self.metadata.answered_offsets(self.partition, offset):

@@ -58,6 +58,12 @@ class LogSource(Protocol):
     async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         """Returns the bounds of the log. Asks the leader now, and never uses a cache."""
 
+    async def size_bytes(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
+        """Returns the bytes of the leader's replica. None: the broker does not answer.
+
+        The answer may be some seconds old. The replica has records below the log start too, until the broker removes
+        the whole file that has them."""
+
     async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
         """Returns batches from the one that holds `offset` on, at least one if any lies below the LSO.
 

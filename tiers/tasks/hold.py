@@ -20,8 +20,8 @@ class HoldReason(StrEnum):
 
     COPY_DISABLED = "copy-disabled"
     COPYING_PAUSED = "copying-paused"
-    SEGMENT_OPEN = "segment-open"
-    """The open segment is neither full nor old enough."""
+    NOT_DUE = "not-due"
+    """The records neither fill a segment nor are old enough."""
 
     NO_LOCAL_RETENTION = "no-local-retention"
     TRIMMING_PAUSED = "trimming-paused"

@@ -39,13 +39,13 @@ COPY_REQUESTS = CounterSpec(
 COPY_ERRORS = CounterSpec("tidegate_remote_copy_errors", "Copies that failed.", _TOPIC, kafka="RemoteCopyErrorsPerSec")
 COPY_LAG_BYTES = GaugeSpec(
     "tidegate_remote_copy_lag_bytes",
-    "Estimated bytes below the last stable offset that are not remote yet.",
+    "Bytes of the local log that are not remote yet. 0 if the broker does not answer its size.",
     _PARTITION,
     kafka="RemoteCopyLagBytes",
 )
 COPY_LAG_SEGMENTS = GaugeSpec(
     "tidegate_remote_copy_lag_segments",
-    "Estimated segments below the last stable offset that are not remote yet.",
+    "Segments that the records which are not remote yet would fill.",
     _PARTITION,
     kafka="RemoteCopyLagSegments",
 )
@@ -73,7 +73,7 @@ COPY_THROTTLE_TIME = SummarySpec(
     "How long copying waited for its quota, each time it did.",
     kafka="remote-copy-throttle-time",
 )
-SPOOL_BYTES = GaugeSpec("tidegate_spool_bytes", "Bytes of the segments being built.")
+SPOOL_BYTES = GaugeSpec("tidegate_spool_bytes", "Bytes of the segments in the spool, whose copies have not ended.")
 OWNED_PARTITIONS = GaugeSpec("tidegate_owned_partitions", "Partitions that this process copies.")
 PAUSED = GaugeSpec(
     "tidegate_paused", "1: an operator paused this work on the topic.", ("topic", "work"), since="while work is paused"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tiers.tasks.hold import Hold
 from tiers.tasks.partition_tasks import PartitionTasks
 
 
@@ -19,8 +20,9 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """`lag_bytes` is an estimate of the bytes below the LSO that are not remote. `behind_ms` is how long one of their
-    records has waited. `alarms` are the reasons in docs/alarms.md whose alarms are raised now."""
+    """`lag_bytes` is an estimate of the bytes of the local log that are not remote.
+    `behind_ms` is how long one of their records has waited. `alarms` are the reasons in docs/alarms.md whose alarms are
+    raised now."""
 
     lag_bytes: int
     behind_ms: int
@@ -30,8 +32,10 @@ class PartitionReport:
     """Why the partition stopped; empty while it has not."""
     doubt: str = ""
     """Why the owner doubts the past; empty while it does not."""
-    open_since_ms: int | None = None
-    """The time (monotonic clock of the tasks) at which the owner read the first record of the open segment."""
+    copy_hold: Hold | None = None
+    """Why the last round copied nothing; None: something was due."""
+    uncopied_bytes: int = 0
+    """At least so many bytes are not remote."""
 
     @property
     def error(self) -> str:
@@ -47,5 +51,5 @@ def report_of(tasks: PartitionTasks) -> PartitionReport:
     alarms = tuple(sorted(map(str, tasks.alarms)))
     copy = tasks.copy
     return PartitionReport(
-        copy.lag_bytes, copy.behind_ms, alarms, stages, tasks.stopped, tasks.doubt, copy.open_since_ms
+        copy.lag_bytes, copy.behind_ms, alarms, stages, tasks.stopped, tasks.doubt, copy.hold, copy.uncopied.size_bytes
     )

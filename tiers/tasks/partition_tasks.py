@@ -37,7 +37,8 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_attempts import CopyAttempts
-from tiers.tasks.copy.copy_task import RLMCopyTask, copy_hold
+from tiers.tasks.copy.copy_due import copy_hold
+from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.deletion.segment_deletion import delete_attempts
 from tiers.tasks.history.align import require_no_open_cut
 from tiers.tasks.history.cut_task import RLMCutTask
@@ -79,7 +80,7 @@ class PartitionTasks:
         self.facts = FactsTask(services, topic_id_partition)
         self.attempts = CopyAttempts(services, topic_id_partition)
         self.copy = RLMCopyTask(services, topic_id_partition, self.attempts, self.facts)
-        self.watch = PartitionWatch(services, topic_id_partition)
+        self.watch = PartitionWatch(services, topic_id_partition, self.copy.heads)
         self.is_copy_stopped = False
         self.running: dict[str, asyncio.Task[None]] = {}
         """What runs now, by the name of the stage. The round itself has the name of the survey."""
@@ -173,7 +174,9 @@ class PartitionTasks:
         settings, timeout_ms = services.settings, services.settings.request_timeout_ms
         services.require_ownership(partition)
         await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
+        size_bytes = await services.source.size_bytes(partition, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
+        self.copy.uncopied.survey(size_bytes, bounds)
         await self.watch.look(self.policy, bounds, self.copy)
         compared_end = services.metadata.remote_end_offset(partition)
         if await self._cut.run(bounds, self.end_work):
@@ -196,9 +199,7 @@ class PartitionTasks:
     async def copy_start(self, surveyed: Surveyed) -> int | None:
         """Returns where copying continues. Records gaps and ends them, also while the partition is not copied.
 
-        No client gets past removed records that no gap explains, and copying may be disabled for good. The open segment
-        follows the leader first, whatever the policy is."""
-        await self.copy.follow_leader(surveyed.bounds)
+        No client gets past removed records that no gap explains, and copying may be disabled for good."""
         has_announced = await self.attempts.announce_kept(surveyed.log_start)
         start = await self._gaps.copy_start(surveyed.bounds, surveyed.log_start)
         self._show_doubt("gap", self._gaps.doubt)
@@ -215,8 +216,11 @@ class PartitionTasks:
             return True  # the next round finds where copying continues
         if start is None or not self.is_copied:
             return False
-        start = self.attempts.start_behind(start, is_urgent=self.watch.is_retention_half_used)
-        return await self.copy.run(self.policy, bounds, start)
+        share = self.watch.retention_share
+        behind = self.attempts.start_behind(start, is_urgent=share >= 0.5)
+        if behind > start:
+            share = await self.watch.uncopied.share_from(self.policy, behind, self.copy.uncopied.at_most)
+        return await self.copy.run(self.policy, bounds, behind, retention_share=share)
 
     async def run_copy(self, surveyed: Surveyed, start: int | None) -> None:
         copying = self.stages["copy"]
@@ -249,7 +253,7 @@ class PartitionTasks:
         if not self._may_remove or self._unproved(surveyed.log_start):
             return surveyed
         log_start = await self._expiration.run(
-            self.policy, surveyed.bounds, surveyed.log_start, self.copy.local_only_bytes, surveyed.remote_end
+            self.policy, surveyed.bounds, surveyed.log_start, self.copy.uncopied.at_least(), surveyed.remote_end
         )
         return replace(surveyed, log_start=log_start)
 
@@ -261,7 +265,7 @@ class PartitionTasks:
 
     async def trim(self, surveyed: Surveyed) -> None:
         if self._may_remove:
-            await self._trim.run(self.policy, self.copy.local_only_bytes, surveyed.bounds.leader_epoch)
+            await self._trim.run(self.policy, self.copy.uncopied.size_bytes, surveyed.bounds.leader_epoch)
 
     async def run_deletion(self, surveyed: Surveyed) -> None:
         await self.stages["deletion"].run(partial(self.delete, surveyed))

@@ -14,6 +14,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.bounds import violated_bounds
 from tiers.tasks.copy.copy_task import RLMCopyTask
+from tiers.tasks.copy.uncopied_heads import UncopiedHeads
 from tiers.tasks.retention.uncopied_watch import UncopiedWatch
 from tiers.tasks.task_services import TaskServices
 
@@ -28,25 +29,25 @@ logger = logging.getLogger(__name__)
 
 
 class PartitionWatch:
-    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, heads: UncopiedHeads) -> None:
         self._services = services
         self._partition = topic_id_partition
-        self._uncopied = UncopiedWatch(services, topic_id_partition)
+        self.uncopied = UncopiedWatch(services, topic_id_partition, heads)
         self._lso = -1
         self._lso_since_ms = 0
         self._alarms: set[AlarmReason] = set()
         self._is_stalled = False
 
     @property
-    def is_retention_half_used(self) -> bool:
-        """Whether records that are not copied have used half of the broker's retention, which is not the total."""
-        return self._uncopied.share >= 0.5
+    def retention_share(self) -> float:
+        """The part of the broker's retention that records which are not copied have used; 0.0 if it is the total."""
+        return self.uncopied.share
 
     async def look(self, policy: TopicPolicy, bounds: LocalLogBounds, copy: RLMCopyTask) -> None:
         """Looks at the leader's bounds, once a round."""
         self._watch(policy, bounds, copy.behind_ms)
         copy.observe(policy, bounds)
-        await self._uncopied.run(policy, bounds, copy.lag_bytes)
+        await self.uncopied.run(policy, bounds, copy.uncopied.at_most)
 
     def watch_progress(self, copy: RLMCopyTask, *, is_idle: bool, error: str) -> None:
         """Watches the progress of a copy, also while it waits for a place.

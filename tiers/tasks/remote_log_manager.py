@@ -28,7 +28,7 @@ from tiers.metadata.tenure import begin_in
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import ActiveAlarm
 from tiers.tasks.copy.copy_attempts import store_for_its_owner
-from tiers.tasks.copy.copy_task import copy_hold
+from tiers.tasks.copy.copy_due import copy_hold
 from tiers.tasks.copy.spool_opening import open_spool
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.remote_disable import RemoteDisableTask
@@ -106,8 +106,6 @@ class RemoteLogManager:
                     keeper.cancel()
                 await self._end_work()
         finally:
-            for managed in self._managed.values():
-                managed.copy.discard()
             self._managed.clear()
             self._services.spool.close()
 
@@ -142,7 +140,7 @@ class RemoteLogManager:
 
     @property
     def backlog_bytes(self) -> int | None:
-        """An estimate of the bytes below the LSOs that are not remote, of all partitions. None: it manages none."""
+        """The bytes of all partitions that are not remote, as far as they are known. None: it manages none."""
         return sum(tasks.copy.lag_bytes for tasks in self._managed.values()) if self._managed else None
 
     def alarms(self) -> list[ActiveAlarm]:
@@ -320,8 +318,6 @@ class RemoteLogManager:
             for task in managed.running.values():
                 if task is not asyncio.current_task():
                     task.cancel()
-        else:
-            managed.copy.discard()
         self._services.metrics.forget(partition)
         self._services.metrics.owned_partitions.set(len(self._managed))
 
@@ -379,7 +375,6 @@ class RemoteLogManager:
                     self._places[other].discard(managed)
         if not managed.running and self._ending.get(managed.partition) is managed:
             del self._ending[managed.partition]
-            managed.copy.discard()
             self._services.metrics.forget(managed.partition)
         self._reschedule(managed)
         self._wake.set()

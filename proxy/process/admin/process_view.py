@@ -153,17 +153,16 @@ async def explained(
         local = LocalFacts(
             bounds,
             share_start=share_start,
-            uncopied_bytes=0 if report is None else report.lag_bytes,
+            uncopied_bytes=0 if report is None else report.uncopied_bytes,
         )
     seen = (
         (each.segment_id, metadata.seen_at_ms(each.segment_id)) for each in metadata.list_remote_log_segments(partition)
     )
     mono_ms = monotonic_ms()
-    open_since_ms = None if report is None else report.open_since_ms
     owner = OwnerFacts(
         name="this proxy" if metadata.owns(partition) else None,
         visible_for_ms={segment_id: mono_ms - seen_ms for segment_id, seen_ms in seen if seen_ms is not None},
-        open_since_ms=None if open_since_ms is None else now_ms - (mono_ms - open_since_ms),
+        copy_hold=None if report is None else report.copy_hold,
         troubles={} if report is None else {each.name: each.error for each in report.stages if each.failures},
         stopped="" if report is None else report.stopped,
         doubt="" if report is None else report.doubt,

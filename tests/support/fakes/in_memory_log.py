@@ -33,7 +33,13 @@ class InMemoryLog:
     epoch_answer: EpochEndOffset | None = None
     failure: Exception | None = None
     reads: list[int] = field(default_factory=list)
+    surveys: int = 0
+    """How often the bounds were asked for."""
     trims: list[int] = field(default_factory=list)
+    has_size_right: bool = True
+    """Whether the broker answers the size of the log."""
+    has_large_files: bool = False
+    """Whether the size counts records below the log start, which stay until `remove_files`."""
 
     def append(self, *batches: bytes) -> None:
         self.records += b"".join(batches)
@@ -52,8 +58,14 @@ class InMemoryLog:
         return self.records[batches[0].start : batches[-1].end]
 
     async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        self.surveys += 1
         self._fail()
         return LocalLogBounds(self.log_start_offset, self.lso, self.end_offset, self.leader_epoch)
+
+    async def size_bytes(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
+        start = 0 if self.has_large_files else self.log_start_offset
+        size_bytes = sum(each.size_bytes for each in iterate_batches(self.records) if each.last_offset >= start)
+        return size_bytes if self.has_size_right else None
 
     async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
         self._fail()
@@ -113,6 +125,23 @@ class InMemoryLog:
         batches = [b for b in iterate_batches(self.records) if b.next_offset <= end_offset]
         self.records = self.records[: batches[-1].end] if batches else b""
         self.leader_epoch += 1
+
+    def remove_files(self, file_bytes: int, retention_bytes: int | None = None) -> None:
+        """Removes records as a broker does: whole files of about `file_bytes`, below the log start or by size."""
+        while (file := self._first_file(file_bytes)) is not None:
+            end_offset, size_bytes = file
+            too_much = retention_bytes is not None and len(self.records) - size_bytes >= retention_bytes
+            if end_offset > self.log_start_offset and not too_much:
+                return
+            self.records = self.records[size_bytes:]
+            self.log_start_offset = max(self.log_start_offset, end_offset)
+
+    def _first_file(self, file_bytes: int) -> tuple[int, int] | None:
+        """Returns the next offset and the size of the first file. None: the broker still writes to it."""
+        for batch in iterate_batches(self.records):
+            if batch.end >= file_bytes and batch.end < len(self.records):
+                return batch.next_offset, batch.end
+        return None
 
     async def delete_records(
         self,

@@ -72,9 +72,9 @@ def whys_of(line: PartitionLine) -> tuple[WhyFacts, ...]:
             rule, (NamedNumber("local.retention.ms", 21_600_000),), NOW_MS + 14_100_000,
         ),
         WhyFacts(
-            "not yet remote", f"offsets {end} to {(line.high_watermark or 0) - 1}", 0, "segment-open",
-            "The owner copies a segment when it has segment.bytes (67108864), or when it is open for segment.ms (1 h). "
-            "The open segment is neither full nor old enough.",
+            "not yet remote", f"offsets {end} to {(line.high_watermark or 0) - 1}", 0, "not-due",
+            "The owner copies records when they have segment.bytes (67108864), or when the oldest one is segment.ms "
+            "old (1 h). These are still too few and too new.",
             rule, (NamedNumber("segment.ms", 3_600_000),), NOW_MS + 2_846_000,
         ),
         WhyFacts(

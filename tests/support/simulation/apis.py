@@ -38,13 +38,14 @@ from protocol.records.record_batch import iterate_batches
 from tests.support.simulation.cluster import CLUSTER_ID, HOST, PORT, SimBroker, SimCluster, SimPartition, SimTopic
 from tests.support.simulation.compaction import DELETE_RETENTION_MS
 from tests.support.simulation.groups import GroupCoordinator
+from tests.support.simulation.log_dirs import log_dirs
 from tests.support.simulation.replica_log import ReplicaLog
 from tests.support.simulation.transactions import TransactionCoordinator
 
 VERSIONS = {
     0: (3, 11), 1: (4, 17), 2: (1, 8), 3: (0, 12), 8: (2, 8), 9: (1, 8), 10: (0, 4), 11: (2, 9), 12: (0, 4), 13: (0, 5),
     14: (0, 5), 16: (0, 5), 18: (0, 3), 19: (2, 7), 21: (0, 2), 22: (0, 4), 23: (2, 4), 24: (0, 3), 25: (0, 3),
-    26: (0, 3), 28: (0, 3), 32: (1, 4), 60: (0, 2),
+    26: (0, 3), 28: (0, 3), 32: (1, 4), 35: (1, 4), 60: (0, 2),
 }  # fmt: skip
 _DUPLICATES_KNOWN = 5
 _OUT_OF_ORDER_SEQUENCE = 45
@@ -74,6 +75,7 @@ class SimApis:
             ApiKey.DELETE_RECORDS: self._delete_records,
             ApiKey.CREATE_TOPICS: self._create_topics,
             ApiKey.DESCRIBE_CONFIGS: self._describe_configs,
+            ApiKey.DESCRIBE_LOG_DIRS: lambda broker, request, client: log_dirs(cluster, broker, request),
             10: self._find_coordinator,
             16: lambda broker, request, client: ListGroupsResponse(throttle_time_ms=0, error_code=0, groups=[]),
             60: lambda broker, request, client: _GRANTED,

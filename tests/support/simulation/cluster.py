@@ -139,6 +139,8 @@ class SimCluster:
         self.wall_ms = wall_ms
         self.brokers = {number: SimBroker(number) for number in (1, 2, 3)}
         self.topics: dict[str, SimTopic] = {}
+        self.hides_sizes = False
+        """Whether the proxy may not describe the cluster, so that no broker answers the sizes of its logs."""
         self.version = 0
         """Counts the changes of what Metadata says."""
         self.on_lost: Callable[[SimPartition, int], None] = lambda partition, old_end: None

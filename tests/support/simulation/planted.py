@@ -32,6 +32,7 @@ from tiers.reader.collected_batches import CollectedBatches
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.tasks.copy import copy_attempts
+from tiers.tasks.copy.uncopied import UncopiedBytes
 from tiers.tasks.deletion import segment_deletion
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.missing_topics import MissingTopics
@@ -211,12 +212,7 @@ def _expires_one_more(stack: ExitStack) -> None:
 
 def _counts_local_twice(stack: ExitStack) -> None:
     """Size retention adds the bytes of the local log to a size that has them (KAFKA-20732)."""
-    original = RLMExpirationTask.run
-
-    async def run(self: Any, policy: Any, bounds: Any, log_start: Any, local_only_bytes: int, *rest: Any) -> Any:
-        return await original(self, policy, bounds, log_start, 2 * local_only_bytes, *rest)
-
-    _replace(stack, RLMExpirationTask, "run", run)
+    _replace(stack, UncopiedBytes, "at_least", lambda self: self._replica_bytes or 0)
 
 
 def _missing_means_deleted(stack: ExitStack) -> None:

@@ -102,16 +102,17 @@ def _without(place: str, old: str, new: str, what: str, kinds: tuple[str, ...]) 
 
 _CHECKS = (
     # Copies
-    _returns(
-        "copy/copy_task:RLMCopyTask.follow_leader", "None", "the open segment is the leader's", _HISTORIES_OF_ATTEMPTS
+    _without(
+        "copy/copy_task:RLMCopyTask._fill", "while read.leader_epoch == bounds.leader_epoch:", "while True:",
+        "only records of the compared leader", _ELECTIONS,
     ),
     _without(
-        "copy/copy_task:RLMCopyTask.follow_leader", "if builder.base_offset < bounds.log_start_offset:", "if False:",
+        "copy/copy_task:RLMCopyTask._fill", "builder.base_offset < read.log_start_offset", "False",
         "the spool keeps what the broker removes", _UNFINISHED,
     ),
-    _without(
-        "copy/copy_task:RLMCopyTask._fill", "if read.leader_epoch != bounds.leader_epoch:", "if False:",
-        "only records of the compared leader", _ELECTIONS,
+    _returns(
+        "copy/copy_attempts:CopyAttempts._check_history", "None", "the leader has the records before a copy counts",
+        _HISTORIES_OF_ATTEMPTS,
     ),
     _without(
         "copy/copy_attempts:CopyAttempts.copy", "asyncio.timeout(limit_ms / 1000)", "asyncio.timeout(None)",

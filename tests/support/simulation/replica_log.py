@@ -119,6 +119,10 @@ class ReplicaLog:
         self.epochs.append((leader_epoch, start))
 
     @property
+    def size_bytes(self) -> int:
+        return sum(len(one.data) for one in self.batches)
+
+    @property
     def latest_epoch(self) -> int:
         return self.epochs[-1][0] if self.epochs else NO_EPOCH
 

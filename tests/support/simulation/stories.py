@@ -207,11 +207,11 @@ class Story(Simulation):
         """The bytes of all records that were produced."""
         return sum(len(one.data) for one in self.oracle.expected[self.partition].batches)
 
-    async def produce(self, count: int) -> None:
+    async def produce(self, count: int, value_bytes: int = _VALUE_BYTES) -> None:
         """Produces records, each in a batch of its own, with acks=all."""
         for _ in range(count):
             value = b"%d-" % self.end
-            made = build_batch(0, [record(0, self.wall_ms(), value=value.ljust(_VALUE_BYTES, b"x"))])
+            made = build_batch(0, [record(0, self.wall_ms(), value=value.ljust(value_bytes, b"x"))])
             broker = self.cluster.brokers[self.partition.leader]
             answer = self.apis.produce(broker, self.partition, made, Produced)
             answer = answer if isinstance(answer, Produced) else await answer

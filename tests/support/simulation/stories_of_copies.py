@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.support.simulation.expectation import Retention
 from tests.support.simulation.stories import MINUTE_S, Story, story
 from tiers.storage.object_key import parse_segment_key
 
@@ -151,18 +152,36 @@ async def a_full_disk_before_the_encryption(on: Story) -> None:
     await on.require_readable()
 
 
-@story()
-async def a_full_disk_while_a_segment_is_open(on: Story) -> None:
-    """The spool's disk is full when the next records are appended, and the broker has removed the first ones."""
-    await on.produce(16)
-    await on.copied_to(8)
-    await on.passes(10.0)
-    first = on.copied_end
-    on.retention_removes(first + 2)
-    on.machine.is_spool_full = True
-    await on.produce(16)
+_TEN_KILOBYTES = Retention(-1, 10_000)
+_SLOW = {"segment.bytes": 20_000, "segment.ms": 86_400_000}
+
+
+@story(broker_retention=_TEN_KILOBYTES, topic=_SLOW)
+async def a_burst_of_large_records_after_small_ones(on: Story) -> None:
+    """Large records follow many small ones, and the brokers keep 10,000 bytes, which are not the total."""
+    await _many_small_then_large(on)
+
+
+@story(broker_retention=_TEN_KILOBYTES, topic=_SLOW)
+async def a_burst_of_large_records_of_an_unknown_size(on: Story) -> None:
+    """The same, and no broker answers the sizes of its logs."""
+    on.cluster.hides_sizes = True
+    await _many_small_then_large(on)
+
+
+@story(broker_retention=_TEN_KILOBYTES, topic={**_SLOW, "local.retention.bytes": 0})
+async def a_burst_of_large_records_with_trims(on: Story) -> None:
+    """The same, and the owner trims what is copied, and restarts during the burst."""
+    await _many_small_then_large(on, restarts=True)
+
+
+async def _many_small_then_large(on: Story, *, restarts: bool = False) -> None:
+    await on.produce(40, value_bytes=8)
     await on.passes(MINUTE_S)
-    on.machine.is_spool_full = False
-    await on.passes(10 * MINUTE_S)
-    await on.copied_to(first + 8)
+    for number in range(60):
+        await on.produce(1, value_bytes=500)
+        await on.passes(1.0)
+        if restarts and number == 20:
+            await on.roll()
+    await on.passes(MINUTE_S)
     await on.require_readable()

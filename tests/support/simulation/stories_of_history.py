@@ -54,8 +54,8 @@ async def metadata_of_the_first_segments_after_a_deletion_is_lost(on: Story) -> 
 @story(topic={"segment.bytes": 2_000})
 async def an_emptied_broker_that_has_grown_again(on: Story) -> None:
     """A broker is emptied, and its new log is longer than the old one: an alarm tells of the other history."""
-    await on.produce(48)
-    await on.copied_to(32)
+    await on.produce(52)
+    await on.copied_to(48)
     on.emptied_election(0)
     await on.produce(80)
     on.retention_removes(44)

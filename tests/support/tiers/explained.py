@@ -22,7 +22,7 @@ async def facts_for(bench: Workbench, policy: TopicPolicy | Refusal | None) -> P
             await bench.log.bounds(PARTITION, 1000),
             leader=1,
             share_start=bench.share_groups.start,
-            uncopied_bytes=bench.copy_task.local_only_bytes,
+            uncopied_bytes=bench.copy_task.uncopied.size_bytes,
         ),
         owner=OwnerFacts(
             "tidegate-1",

@@ -14,8 +14,8 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
-TRIMMED = replace(POLICY, local_retention_bytes=900)
-EXPIRED = replace(TRIMMED, retention_bytes=1900)
+TRIMMED = replace(POLICY, local_retention_bytes=600)
+EXPIRED = replace(TRIMMED, retention_bytes=1500)
 STEPS = (POLICY, TRIMMED, EXPIRED)
 RETRIED_AFTER_MS = 3_600_000
 

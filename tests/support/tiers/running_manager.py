@@ -37,6 +37,9 @@ class Logs:
     async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         return await self.of[partition].bounds(partition, timeout_ms)
 
+    async def size_bytes(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
+        return await self.of[partition].size_bytes(partition, timeout_ms)
+
     async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
         return await self.of[partition].read(partition, offset, max_bytes, timeout_ms)
 

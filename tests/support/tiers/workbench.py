@@ -17,6 +17,7 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import kept_log_start
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -90,7 +91,6 @@ class Workbench:
 
     def restart(self) -> None:
         """Restarts as after a crash: the memory and the files of the tasks are gone."""
-        self.copy_task.discard()
         self._start()
 
     def _start(self) -> None:
@@ -102,13 +102,19 @@ class Workbench:
         self.trim_task = TrimTask(self.services, PARTITION)
         self.expiration_task = RLMExpirationTask(self.services, PARTITION)
 
-    async def copy(self, policy: TopicPolicy = POLICY) -> bool:
-        """A round's lineage check, attempts and copying."""
+    async def survey(self) -> LocalLogBounds:
+        """Asks the leader what a round asks it first."""
+        size_bytes = await self.log.size_bytes(PARTITION, 1000)
         bounds = await self.log.bounds(PARTITION, 1000)
+        self.copy_task.uncopied.survey(size_bytes, bounds)
+        return bounds
+
+    async def copy(self, policy: TopicPolicy = POLICY, retention_share: float = 0.0) -> bool:
+        """A round's lineage check, attempts and copying."""
+        bounds = await self.survey()
         if await self.cut_task.run(bounds):
             self.copy_task.start_over()
         bounds, log_start = await self.log.bounds(PARTITION, 1000), await self.log_start()
-        await self.copy_task.follow_leader(bounds)
         has_announced = await self.attempts.announce_kept(log_start)
         start = await self.gap_task.copy_start(bounds, log_start)
         remote_end = self.metadata.remote_end_offset(PARTITION)
@@ -119,7 +125,7 @@ class Workbench:
         if has_announced or start is None:
             return has_announced
         start = self.attempts.start_behind(start, is_urgent=False)
-        return await self.copy_task.run(policy, bounds, start)
+        return await self.copy_task.run(policy, bounds, start, retention_share=retention_share)
 
     async def check_facts(self) -> None:
         """Does what a round does before it removes anything. Raises the doubt."""
@@ -146,14 +152,14 @@ class Workbench:
 
     async def trim(self, policy: TopicPolicy) -> int | None:
         await self.check_facts()
-        return await self.trim_task.run(policy, self.copy_task.local_only_bytes)
+        return await self.trim_task.run(policy, self.copy_task.uncopied.size_bytes)
 
     async def expire(self, policy: TopicPolicy) -> int:
         bounds = await self.log.bounds(PARTITION, 1000)
         log_start = await self.log_start()
         remote_end = self.metadata.remote_end_offset(PARTITION)
         log_start = await self.expiration_task.run(
-            policy, bounds, log_start, self.copy_task.local_only_bytes, remote_end
+            policy, bounds, log_start, self.copy_task.uncopied.at_least(), remote_end
         )
         return await self.expiration_task.delete(policy, log_start)
 
@@ -238,7 +244,6 @@ async def workbench(folder: Path) -> AsyncIterator[Workbench]:
     try:
         yield bench
     finally:
-        bench.copy_task.discard()
         bench.services.spool.close()
         await store.close()
 

@@ -8,9 +8,6 @@ earlier one, or of a job. The owner reads both objects of each attempt back. The
   recorded over the attempt, and no second attempt of its records begins. The owner reads it back again.
 * *Not whole*: two reads, T_vis apart, find no object, a short one or a wrong checksum. If the spool has the segment, it
   is stored again, with another uuid if its objects are damaged. Otherwise the records are read from the leader again.
-
-The objects of an attempt are deleted when readable segments have all of its records, or the log start has passed them,
-or it has not become whole for 12 h and no leader has the records any more.
 """
 
 from __future__ import annotations
@@ -149,7 +146,9 @@ class CopyAttempts:
                 reading = self._readings[self.in_progress.id] = _Reading()
                 segment = await store(self._services, kept, progress)
                 reading.is_stored = True
-                await finish(self._services, await self._read_back(segment, progress), progress)
+                found = await self._read_back(segment, progress)
+                await self._check_history(found)
+                await finish(self._services, found, progress)
         except TimeoutError as error:
             raise RetriableRemoteStorageError(f"the copy did not end within {limit_ms} ms") from error
         except CustomMetadataTooLargeError:
@@ -159,6 +158,11 @@ class CopyAttempts:
             raise
         finally:
             self.in_progress = None
+
+    async def _check_history(self, segment: RemoteLogSegmentMetadata) -> None:
+        """Raises `LogDivergedError` if the leader, which may be another one by now, lacks the last record."""
+        epoch, timeout_ms = segment.segment_leader_epochs[-1].epoch, self._services.settings.request_timeout_ms
+        await check_lineage(self._services.source, self._partition, epoch, segment.end_offset + 1, timeout_ms)
 
     def blocking(self, first_offset: int, next_offset: int | None = None) -> RemoteLogSegmentMetadata | None:
         """Returns an attempt with a record of `[first_offset, next_offset)` that may be whole; None without one.
@@ -184,12 +188,14 @@ class CopyAttempts:
         """Returns where copying continues: at `start`, or behind the attempts from there on that may be whole.
 
         Copying goes on behind an attempt only if the spool has its segment, since the next one continues that. While
-        the store refuses objects, it goes on only if `is_urgent`: the brokers keep the records meanwhile. Raises
+        the store refuses objects, or the spool is full, it goes on only if `is_urgent`: the brokers keep the records
+        meanwhile. Raises
         `RetriableRemoteStorageError` while copying has to wait."""
         while (attempt := self.blocking(start)) is not None:
             reading = self._readings.get(attempt.segment_id.id, _Reading())
             is_kept = self._services.spool.kept_of(attempt.segment_id.id) is not None
-            if not (is_kept and (reading.is_stored or is_urgent) and not self._services.spool.is_full):
+            has_room = reading.is_stored and not self._services.spool.is_full
+            if not (is_kept and (is_urgent or has_room)):
                 reason = reading.error or "it is read again soon"
                 raise RetriableRemoteStorageError(
                     f"copying waits: it is not known whether the store has segment {attempt.segment_id.id}"

@@ -1,8 +1,7 @@
 """`Spool` has the files of segments that are built and of attempts that have not ended.
 
-At the start it removes the files of segments that a crashed process was building. Disk use is bounded: above
-`max_bytes`, copiers finish the segments that they have, however small (`is_full`). A bounded thread pool does the file
-work.
+At the start it removes the files of segments that a crashed process was building. Disk use is bounded: while the kept
+segments have `max_bytes`, no build begins (`is_full`). A bounded thread pool does the file work.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ class Spool:
     def __init__(self, folder: Path, max_bytes: int, threads: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
-        self._used_bytes = 0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="spool")
         self._kept: dict[UUID, KeptSegment] = {}
 
     @property
     def used_bytes(self) -> int:
-        return self._used_bytes + sum(kept.size_bytes for kept in self._kept.copy().values())
+        """The size of the kept segments."""
+        return sum(kept.size_bytes for kept in self._kept.copy().values())
 
     @property
     def is_full(self) -> bool:
@@ -84,12 +83,6 @@ class Spool:
         """Removes the files of a kept segment. Removing them twice is no error."""
         await self.run(kept.remove)
         self._kept.pop(kept.metadata.segment_id.id, None)
-
-    def grow(self, size_bytes: int) -> None:
-        self._used_bytes += size_bytes
-
-    def shrink(self, size_bytes: int) -> None:
-        self._used_bytes -= size_bytes
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Runs blocking file work in a thread. Raises `SpoolError` for an `OSError`.

@@ -129,6 +129,9 @@ class FakeCluster:
         log = self.logs[partition]
         return LocalLogBounds(log.log_start_offset, log.lso, log.high_watermark, log.leader_epoch)
 
+    async def size_bytes(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
+        return sum(map(len, self.logs[partition].batches))
+
     async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
         raise NotImplementedError
 

@@ -20,6 +20,7 @@ from tests.support.fakes.broker import (
     delete_records,
     describe_cluster,
     describe_configs,
+    describe_log_dirs,
     describe_share_group_offsets,
     fetch,
     list_groups,
@@ -47,6 +48,7 @@ APIS: dict[int, ModuleType] = {
         delete_records,
         describe_cluster,
         describe_configs,
+        describe_log_dirs,
         list_groups,
         describe_share_group_offsets,
     )

@@ -26,13 +26,11 @@ class NoBroker:
         return self.brokers
 
 
-async def test_the_owner_tells_when_the_open_segment_is_old_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_owner_tells_when_records_are_old_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with workbench(tmp_path) as bench:
         bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
         await bench.copy_all()
-        opened_ms = bench.wall_ms
+        copied_ms = bench.wall_ms
         bench.now_ms += 20_000
         bench.wall_ms += 20_000
         monkeypatch.setattr(process_view, "monotonic_ms", lambda: bench.now_ms)
@@ -46,4 +44,4 @@ async def test_the_owner_tells_when_the_open_segment_is_old_enough(
         bounds = await bench.log.bounds(PARTITION, 1000)
         answer = await explained(cast(Any, NoBroker()), metadata, running, 10_000, PARTITION, bounds, "")
     (why,) = answer.uncopied.whys
-    assert why.at_ms == opened_ms + POLICY.segment_ms
+    assert why.at_ms == copied_ms + POLICY.segment_ms

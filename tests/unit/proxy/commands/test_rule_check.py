@@ -10,7 +10,7 @@ from kafka.protocol.admin import DescribeConfigsResponse
 
 from protocol.api_keys import ApiKey
 from proxy.commands.rule_check import is_never_trimmed, rule_lines, useless_local_retentions
-from proxy.commands.topic_check import TopicFindings, conflicts, risks_of, topic_findings
+from proxy.commands.topic_check import FirstUncopied, TopicFindings, conflicts, risks_of, topic_findings
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.proxy.parsed_config import parse_config
 from tiers.broker.client import BrokerClient
@@ -19,7 +19,6 @@ from tiers.config.topic_policy import TopicConfig, TopicPolicy, policy_of
 from tiers.config.total_retention import NO_TOTAL, TotalRetention
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.tasks.retention.uncopied_watch import HeadBatch
 
 PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
 DAY_MS = 86_400_000
@@ -103,14 +102,14 @@ def test_a_check_names_a_total_that_is_not_in_force() -> None:
     assert problem.startswith("orders: nothing expires: the file has remote.log.retention.minutes=60, and")
 
 
-def risks(recorded: TotalRetention, lso: int, first: HeadBatch | None, held: HeadBatch | None = None) -> list[str]:
+def risks(recorded: TotalRetention, lso: int, first: FirstUncopied | None, held_ms: int | None = None) -> list[str]:
     bounds = LocalLogBounds(0, lso, 100, 0)
-    return risks_of(policy(recorded), PARTITION, bounds, 10, first, held, 10 * DAY_MS)
+    return risks_of(policy(recorded), PARTITION, bounds, first, held_ms, 10 * DAY_MS)
 
 
 def test_a_check_names_records_that_the_broker_may_remove_uncopied() -> None:
     total = TotalRetention(minutes=90 * 1_440)
-    old, new = HeadBatch(3 * DAY_MS, 1.0), HeadBatch(7 * DAY_MS, 1.0)
+    old, new = FirstUncopied(10, 3 * DAY_MS, 90), FirstUncopied(10, 7 * DAY_MS, 90)
     [problem] = risks(total, 100, old)
     assert "the records from offset 10 on are not copied, and have used 100 % of the broker's retention" in problem
     assert risks(total, 100, new) == []
@@ -119,9 +118,9 @@ def test_a_check_names_records_that_the_broker_may_remove_uncopied() -> None:
 
 
 def test_a_check_names_a_transaction_that_hangs() -> None:
-    [problem] = risks(NO_TOTAL, 50, None, HeadBatch(10 * DAY_MS - 900_000, 1.0))
+    [problem] = risks(NO_TOTAL, 50, None, 10 * DAY_MS - 900_000)
     assert "orders-0: the record at the last stable offset 50 is 15 minutes old: a transaction hangs" in problem
-    assert risks(NO_TOTAL, 50, None, HeadBatch(10 * DAY_MS - 899_999, 1.0)) == []
+    assert risks(NO_TOTAL, 50, None, 10 * DAY_MS - 899_999) == []
 
 
 async def test_a_check_without_the_metadata_topic_says_the_rules_alone() -> None:

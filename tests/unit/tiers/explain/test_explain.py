@@ -17,7 +17,7 @@ from tiers.explain.answers import Place, Question, StateReason
 from tiers.explain.explain import explain, explain_offset, segment_at_time
 from tiers.explain.words import RULES
 from tiers.model.log_start import LogGap
-from tiers.tasks.hold import HoldReason
+from tiers.tasks.hold import Hold, HoldReason
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 T_VIS_MS = 10_000
@@ -36,7 +36,7 @@ async def copied(bench: Workbench) -> Workbench:
 
 
 async def test_the_explanation_of_a_trim_is_what_the_task_does(copied: Workbench) -> None:
-    local_bytes = copied.copy_task.local_only_bytes
+    local_bytes = copied.copy_task.uncopied.size_bytes
     segment_bytes = copied.segments[0].segment_size_bytes
     policies = [
         KEEP_NOTHING,
@@ -94,7 +94,7 @@ async def test_the_rule_the_value_and_the_time_are_told(copied: Workbench) -> No
 
 
 async def test_the_bytes_that_let_a_segment_go_are_told(copied: Workbench) -> None:
-    later_bytes = copied.copy_task.local_only_bytes + sum(each.segment_size_bytes for each in copied.segments[1:])
+    later_bytes = copied.copy_task.uncopied.size_bytes + sum(each.segment_size_bytes for each in copied.segments[1:])
     policy = replace(
         POLICY,
         local_retention_bytes=later_bytes + 500,
@@ -157,19 +157,20 @@ async def test_a_void_segment_goes_with_the_retention(copied: Workbench) -> None
 async def test_why_records_are_not_yet_remote(copied: Workbench) -> None:
     answer = explain(await facts_for(copied, POLICY)).uncopied
     assert (answer.first_offset, answer.next_offset) == (90, 100)
-    assert [each.reason for each in answer.whys] == [HoldReason.SEGMENT_OPEN]
+    assert [each.reason for each in answer.whys] == [HoldReason.NOT_DUE]
     assert answer.whys[0].at_ms is None
-    assert "The owner alone knows since when the segment is open." in answer.whys[0].sentence
-    facts = with_owner(await facts_for(copied, POLICY), open_since_ms=copied.wall_ms - 20_000)
+    assert "The owner alone knows the size of these, and how old they are." in answer.whys[0].sentence
+    hold = Hold(HoldReason.NOT_DUE, copied.wall_ms + 40_000, {"segment.ms": POLICY.segment_ms})
+    facts = with_owner(await facts_for(copied, POLICY), copy_hold=hold)
     assert explain(facts).uncopied.whys[0].at_ms == copied.wall_ms + 40_000
-    facts = with_owner(facts, open_since_ms=copied.wall_ms - POLICY.segment_ms)
+    facts = with_owner(facts, copy_hold=replace(hold, at_ms=copied.wall_ms))
     assert explain(facts).uncopied.whys[0].reason == StateReason.DUE
     for owner, absent in (({"name": ""}, StateReason.NO_OWNER), ({"unfit": "no disk"}, StateReason.OWNER_UNFIT)):
         facts = with_owner(await facts_for(copied, POLICY), **owner)
-        assert explain(facts).uncopied.whys[0].reason == absent, "the age of the open segment is not known"
+        assert explain(facts).uncopied.whys[0].reason == absent, "the age of the records is not known"
     copied.log.last_stable_offset = 95
     answer = explain(await facts_for(copied, POLICY)).uncopied
-    assert [each.reason for each in answer.whys] == [HoldReason.SEGMENT_OPEN, StateReason.OPEN_TRANSACTION]
+    assert [each.reason for each in answer.whys] == [HoldReason.NOT_DUE, StateReason.OPEN_TRANSACTION]
     paused = replace(POLICY, paused=frozenset({TierWork.COPYING}))
     for policy, expected in (
         (paused, HoldReason.COPYING_PAUSED),
@@ -243,7 +244,7 @@ async def test_a_stop_and_a_failing_stage_come_before_every_setting(copied: Work
         for question in (ON_BROKER, NOT_EXPIRED):
             assert set(reasons(answer, question).values()) == {reason}
     assert [each.reason for each in stopped.uncopied.whys] == [StateReason.STOPPED]
-    assert [each.reason for each in in_doubt.uncopied.whys] == [HoldReason.SEGMENT_OPEN]
+    assert [each.reason for each in in_doubt.uncopied.whys] == [HoldReason.NOT_DUE]
     failing = explain(with_owner(facts, troubles={"trim": "the store lacks a segment"}))
     assert reasons(failing, ON_BROKER)[0] == StateReason.STAGE_FAILS
     assert reasons(failing, NOT_EXPIRED)[0] == HoldReason.UNLIMITED_RETENTION

@@ -50,7 +50,6 @@ async def test_in_doubt_records_are_copied_and_none_is_removed(bench: Workbench)
     assert bench.metadata.remote_end_offset(PARTITION) == 129
     assert (bench.log.log_start_offset, [each.offset for each in bench.metadata.log_starts(PARTITION)]) == (0, [35])
     assert set(objects) <= set(await bench.objects())
-    tasks.copy.discard()
 
 
 async def test_in_doubt_trims_and_deletions_ask_the_store_nothing(
@@ -67,7 +66,6 @@ async def test_in_doubt_trims_and_deletions_ask_the_store_nothing(
     monkeypatch.setattr(bench.store, "get_object", get_object)
     await tasks.trim(surveyed)
     await tasks.delete(surveyed)
-    tasks.copy.discard()
 
 
 async def test_after_an_acceptance_records_are_removed_again(bench: Workbench) -> None:
@@ -78,7 +76,6 @@ async def test_after_an_acceptance_records_are_removed_again(bench: Workbench) -
     await whole_rounds(bench, tasks, 5)
     assert not tasks.doubt
     assert bench.log.log_start_offset >= 60
-    tasks.copy.discard()
 
 
 async def test_a_doubt_that_begins_during_a_trim_ends_it(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,4 +102,3 @@ async def test_a_leader_that_was_not_compared_trims_nothing(bench: Workbench) ->
     assert bench.log.log_start_offset == 0
     await whole_rounds(bench, tasks, 1)
     assert bench.log.log_start_offset > 0
-    tasks.copy.discard()

@@ -144,25 +144,6 @@ async def test_each_work_is_paused_alone_and_goes_on(running: Running) -> None:
         await until(lambda: bench.finished == [])
 
 
-async def test_a_pause_does_not_cost_the_last_copy(running: Running) -> None:
-    """The owner has read records that the broker has removed since, and copies them although copying is paused."""
-    bench, log = running.bench, running.logs.of[PARTITION]
-    running.topics.policies = {POLICY.topic_id: POLICY}
-    async with running.run():
-        await until(lambda: len(bench.finished) == 3)
-        work = running.manager._managed[PARTITION]
-        await until(lambda: work.copy.local_only_bytes > 0)
-        await record(bench, TierWork.COPYING)
-        running.topics.policies = {POLICY.topic_id: paused(POLICY, TierWork.COPYING)}
-        await until(lambda: TierWork.COPYING in work.policy.paused)
-        produce(running, 10, 12)
-        log.log_start_offset = 100
-        await until(lambda: bench.finished[-1] == (90, 99))
-        assert isinstance(log, CountingLog)
-        await log.rounds(3)
-        assert bench.finished[-1] == (90, 99)
-
-
 @pytest.mark.parametrize("stopped", [paused(POLICY, TierWork.COPYING), replace(POLICY, copy_disable=True)])
 async def test_records_that_brokers_remove_while_nothing_is_copied_are_a_gap(
     bench: Workbench, stopped: TopicPolicy
@@ -179,7 +160,6 @@ async def test_records_that_brokers_remove_while_nothing_is_copied_are_a_gap(
         running.topics.policies = {POLICY.topic_id: replace(stopped, partition_count=1)}
         await until(lambda: not work.is_copied and "copy" not in work.running)
         produce(running, 10, 12)
-        work.copy.discard()
         log.log_start_offset = 110
         await until(lambda: bench.metadata.gaps(PARTITION) == [LogGap(90, 110)])
         await log.rounds(3)

@@ -58,7 +58,7 @@ async def test_a_beginning_that_was_never_copied_is_copied_before_a_trim(running
         await until(lambda: log.log_start_offset == 50)
         assert running.bench.metric("remote_log_alarms_total", **alarm) == 0
         log.log_start_offset = 0
-        await until(lambda: log.log_start_offset == 50)
+        await until(lambda: log.log_start_offset >= 50)
         await until(lambda: running.bench.active("uncopied-beginning") == 0)
     assert running.bench.metric("remote_log_alarms_total", **alarm) == 1
     assert running.bench.finished[:2] == [(0, 29), (20, 49)]
@@ -204,17 +204,17 @@ async def test_partitions_of_another_owner_are_given_up(running: Running) -> Non
         assert running.bench.metric("owned_partitions") == 0
 
 
-async def test_work_that_is_cancelled_before_it_began_leaves_no_open_segment(running: Running) -> None:
+async def test_work_that_is_cancelled_before_it_began_leaves_no_file(running: Running) -> None:
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
         managed = running.manager._managed[PARTITION]
-        await until(lambda: not managed.running and managed.copy.local_only_bytes > 0)
+        await until(lambda: not managed.running)
         async with asyncio.TaskGroup() as tasks:
             running.manager._launch(tasks, managed, "copy", running.manager._round(tasks, managed, []))
             running.manager._give_up(PARTITION)
             assert running.manager._is_worked_on(PARTITION)
         await until(lambda: not managed.running)
-        assert managed.copy.local_only_bytes == 0
+        assert running.bench.spooled() == []
         assert managed not in running.manager._places["copy"]
 
 
@@ -432,8 +432,8 @@ async def test_a_transaction_that_hangs_is_an_alarm_once(running: Running) -> No
     running.manager = RemoteLogManager(services, running.topics)
     async with running.run():
         await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1)
-        reads = len(log.reads)
-        await until(lambda: len(log.reads) > reads + 3)
+        surveys = log.surveys
+        await until(lambda: log.surveys > surveys + 3)
         assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1
         assert running.bench.active("stuck-lso") == 1
         log.last_stable_offset = None

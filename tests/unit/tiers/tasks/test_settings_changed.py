@@ -70,10 +70,10 @@ async def test_an_expiry_in_progress_ends_when_its_retention_is_replaced(
         await asking.reached.wait()
         if is_raised:
             change(running, retention_bytes=-1)
-        looks = len(running.logs.of[PARTITION].reads)
+        looks = running.logs.of[PARTITION].surveys
         asking.go_on.set()
         if is_raised:
-            await until(lambda: len(running.logs.of[PARTITION].reads) > looks + 4)
+            await until(lambda: running.logs.of[PARTITION].surveys > looks + 4)
             assert metadata.log_starts(PARTITION) == metadata.log_starts(OTHER) == []
         else:
             await until(lambda: bool(metadata.log_starts(PARTITION)))
@@ -95,9 +95,9 @@ async def test_a_waiting_log_start_ends_when_its_settings_change(
             change(running, retention_bytes=-1)
         else:
             await metadata.change_topic_tier_config(PARTITION.topic_id, PARTITION.topic, changes[by])
-        looks = len(log.reads)
+        looks = log.surveys
         writing.go_on.set()
-        await until(lambda: len(log.reads) > looks + 4)
+        await until(lambda: log.surveys > looks + 4)
         assert metadata.log_starts(PARTITION) == metadata.log_starts(OTHER) == []
 
 
@@ -113,8 +113,8 @@ async def test_a_trim_in_progress_ends_when_its_local_retention_is_replaced(
         await asking.reached.wait()
         change(running, local_retention_bytes=None)
         asking.go_on.set()
-        reads = len(log.reads)
-        await until(lambda: len(log.reads) > reads + 4)
+        surveys = log.surveys
+        await until(lambda: log.surveys > surveys + 4)
         assert (log.trims, running.logs.of[OTHER].trims) == ([], [])
         change(running, local_retention_bytes=0)
         await until(lambda: log.trims == [60])

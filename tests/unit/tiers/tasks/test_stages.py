@@ -26,9 +26,8 @@ from tiers.metadata.tenure import Tenure
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap, LogStart, LogStartReason
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 from tiers.tasks.partition_watch import PartitionWatch
@@ -129,12 +128,13 @@ async def test_a_batch_that_cannot_be_read_stops_no_trim_and_no_expiry(running: 
     log = running.logs.of[PARTITION]
     assert isinstance(log, DamagedLog)
     log.damaged_offset = 70
+    produce(running, 10, 12)
     async with running.run():
         await until(lambda: failures(running, "copy") > 2)
-        assert running.remote_end(PARTITION) == 59
-        await until(lambda: log.log_start_offset == 30)
+        assert running.remote_end(PARTITION) == 69, "the records before the damaged batch"
+        await until(lambda: log.log_start_offset == 60)
         set_policy(running, EXPIRING)
-        await until(lambda: log.log_start_offset == 60 and remote_start(running) is None)
+        await until(lambda: log.log_start_offset == 70 and remote_start(running) is None)
         assert failures(running, "expiry") == failures(running, "trim") == failures(running, "survey") == 0
         log.damaged_offset = -1
         # The copied segment expires at once.
@@ -145,6 +145,7 @@ async def test_a_lasting_failure_is_logged_less_and_less(running: Running, caplo
     log = running.logs.of[PARTITION]
     assert isinstance(log, DamagedLog)
     log.damaged_offset = 70
+    produce(running, 10, 12)
     async with running.run():
         await until(lambda: failures(running, "copy") >= 9)
     lines = [vars(line) for line in caplog.records if line.getMessage() == "a stage of a partition failed"]
@@ -357,20 +358,19 @@ async def test_a_copy_that_ends_during_the_comparison_does_not_expire_yet(
 ) -> None:
     """Its records may be those of an earlier leader. Its end must not trim the records of the present one.
 
-    The earlier leader has answered the question about the open segment."""
+    The earlier leader has answered the question that the owner asked before the copy counts."""
     log, policy = bench.log, replace(POLICY, retention_ms=60_000)
     log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(7)])
     settings = replace(bench.services.settings, segments_per_run=2)  # no read of a third one follows the copy
     tasks = PartitionTasks(replace(bench.services, settings=settings), PARTITION, policy, Tenure(0, 0))
-    copy, ask = bench.store.copy_log_segment_data, log.end_offset_for_epoch
+    write, ask = bench.metadata.update_remote_log_segment_metadata, log.end_offset_for_epoch
     uploaded, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slowly(segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        stored = await copy(segment, data)
-        if segment.start_offset == 30:
+    async def slowly(update: RemoteLogSegmentMetadataUpdate) -> None:
+        if bench.finished:
             uploaded.set()
             await go_on.wait()
-        return stored
+        await write(update)
 
     async def answer_late(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
         answer = await ask(partition, leader_epoch, timeout_ms)
@@ -378,7 +378,7 @@ async def test_a_copy_that_ends_during_the_comparison_does_not_expire_yet(
         await until(lambda: bench.finished == [(0, 29), (30, 59)])
         return answer
 
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", slowly)
+    monkeypatch.setattr(bench.metadata, "update_remote_log_segment_metadata", slowly)
     async with asyncio.TaskGroup() as group:
         await tasks.round(lambda *found: tasks.running.update(copy=group.create_task(tasks.run_copy(*found))))
         await uploaded.wait()
@@ -394,7 +394,6 @@ async def test_a_copy_that_ends_during_the_comparison_does_not_expire_yet(
     await tasks.round(lambda *found: None)
     assert [each.cut_at for each in bench.segments if each.start_offset == 30] == [50]
     assert log.log_start_offset == 50
-    tasks.copy.discard()
 
 
 async def test_a_copy_in_progress_is_no_leftover_when_the_log_start_passes_it(

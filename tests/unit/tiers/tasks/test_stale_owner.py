@@ -37,7 +37,7 @@ async def test_a_trim_of_another_owner_is_no_gap(call: str, tmp_path: Path) -> N
     try:
         for process in processes.values():
             await process.open()
-        a.calls.arm(0 if call == "metadata.ensure_fresh" else 1, Event.FROZEN_AFTER)
+        a.calls.arm(0 if call == "metadata.ensure_fresh" else 2, Event.FROZEN_AFTER)
         async with asyncio.TaskGroup() as tasks:
             standing = tasks.create_task(refused(a))
             await a.calls.frozen.wait()

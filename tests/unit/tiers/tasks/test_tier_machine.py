@@ -82,8 +82,9 @@ def fill_and_trim(tier: Tier) -> None:
 
 def fill_and_expire(tier: Tier) -> None:
     for _ in range(3):
-        tier.produce(8, 12)
-    tier.rounds([0, 0, 0])
+        tier.produce(8, 11)
+    tier.produce(1, 4)
+    tier.rounds([0] * 6)
 
 
 def abort_and_copy(tier: Tier) -> None:

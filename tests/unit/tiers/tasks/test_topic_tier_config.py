@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
-from tiers.config.topic_policy import TopicConfig
+from tiers.config.topic_policy import (
+    COPY_LAG_BYTES,
+    COPY_LAG_MS,
+    TopicConfig,
+    TopicPolicy,
+    matching_rule,
+    policy_of,
+)
 from tiers.config.topic_settings import (
     BROKER_DEFAULTS,
     COPY_DISABLE,
@@ -53,6 +62,8 @@ def test_values_are_kept_as_kafka_reads_them(key: str, value: str, kept: str) ->
         (RETENTION_MINUTES, "90d", "Not a number of type LONG"),
         (RETENTION_MINUTES, str((1 << 63) - 1), "Value must be no more than 153722867280912"),
         (RETENTION_BYTES, "-3", "Value must be at least -2"),
+        (COPY_LAG_MS, "-2", "Value must be at least -1"),
+        (COPY_LAG_BYTES, "1d", "Not a number of type LONG"),
     ],
 )
 def test_values_of_the_wrong_type_are_refused(key: str, value: str, reason: str) -> None:
@@ -69,6 +80,8 @@ def test_values_of_the_wrong_type_are_refused(key: str, value: str, reason: str)
         (ON | {LOCAL_RETENTION_MS: "1000"}, {"retention.ms": "1000"}),
         (ON | {LOCAL_RETENTION_MS: "-1"}, {"retention.ms": "-1"}),
         (ON | {LOCAL_RETENTION_BYTES: "5"}, {}),
+        (ON | {COPY_LAG_MS: "1000"}, {"retention.ms": "1000"}),
+        (ON | {COPY_LAG_MS: "-1", COPY_LAG_BYTES: "0", LOCAL_RETENTION_BYTES: "5"}, {}),
         (ON | {COPY_DISABLE: "true"}, {"retention.ms": "1000"}),
         (ON | {COPY_DISABLE: "true", LOCAL_RETENTION_MS: "1000"}, {"retention.ms": "1000"}),
         ({LOCAL_RETENTION_MS: "5000"}, {"retention.ms": "1000", "cleanup.policy": "compact"}),
@@ -104,6 +117,8 @@ def test_settings_that_kafka_accepts_are_accepted(after: dict[str, str], broker:
             {},
             "not be -1 as remote.log.retention.bytes value is set as 4.",
         ),
+        (ON | {COPY_LAG_MS: "1001"}, {"retention.ms": "1000"}, "more than local.retention.ms property value: 1000"),
+        (ON | {COPY_LAG_BYTES: "6", LOCAL_RETENTION_BYTES: "5"}, {}, "local.retention.bytes property value: 5"),
         (ON | {RETENTION_MINUTES: "2", COPY_DISABLE: "true"}, {"retention.ms": "60000"}, "must not be shorter than"),
     ],
 )
@@ -177,3 +192,31 @@ def test_a_topics_own_settings_win_over_the_settings_file_key_by_key() -> None:
 def test_local_retention_of_the_file_does_not_block_a_change() -> None:
     rule = TopicConfig(pattern="*", local_retention_ms=6000)
     check_tier_config(rule, {}, {}, {**BROKER_DEFAULTS, "retention.ms": "1000"})
+
+
+@pytest.mark.parametrize(
+    ("own", "in_effect"),
+    [
+        ({}, (0, 5_000)),
+        ({COPY_LAG_MS: "7", COPY_LAG_BYTES: "9"}, (7, 9)),
+        ({COPY_LAG_MS: "-1", LOCAL_RETENTION_MS: "50", LOCAL_RETENTION_BYTES: "60"}, (50, 60)),
+        ({COPY_LAG_MS: "-1"}, (60_000, 5_000)),
+        ({COPY_LAG_MS: "-1", LOCAL_RETENTION_MS: "-1", LOCAL_RETENTION_BYTES: "-1"}, (-1, -1)),
+        ({COPY_LAG_MS: "-1", RETENTION_BYTES: "8000"}, (-1, 8_000)),
+    ],
+)
+def test_a_lag_of_minus_one_is_the_local_retention(own: dict[str, str], in_effect: tuple[int, int]) -> None:
+    broker = {"cleanup.policy": "delete", "retention.ms": "60000", "retention.bytes": "5000"}
+    rule = matching_rule("orders", [], ON | own)
+    assert rule is not None
+    made = policy_of("orders", UUID(int=1), 1, rule, broker, own)
+    assert isinstance(made, TopicPolicy)
+    assert (made.copy_lag_ms, made.copy_lag_bytes) == in_effect
+
+
+def test_nothing_is_delayed_while_the_total_is_not_known() -> None:
+    rule = TopicConfig(pattern="orders", copy_lag_ms=9_000, total_retention_minutes=5)
+    broker = {"cleanup.policy": "delete", "retention.ms": "60000", "retention.bytes": "-1"}
+    made = policy_of("orders", UUID(int=1), 1, rule, broker)
+    assert isinstance(made, TopicPolicy)
+    assert made.copy_lag_ms == 0

@@ -19,12 +19,14 @@ from tiers.errors import (
     RetriableRemoteStorageError,
 )
 from tiers.metadata.tenure import Tenure
-from tiers.model.log_source import EpochEndOffset
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import EpochEndOffset, LogRead
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.copy import copy_task
+from tiers.tasks.copy.spool import Spool, SpoolError
 from tiers.tasks.partition_tasks import PartitionTasks
 
 COPY_STEPS = [
@@ -47,7 +49,7 @@ async def test_the_log_is_cut_into_segments_and_copied_byte_for_byte(bench: Work
     await bench.copy_all()
     assert bench.finished == [(0, 29), (30, 59), (60, 89)]
     assert await bench.remote_bytes() == bench.log.bytes_of(0, 89)
-    assert [path.suffix for path in bench.spooled()] == [".spool"]
+    assert bench.spooled() == []
 
 
 async def test_the_newest_data_stays_local_until_it_fills_a_segment_or_is_old(bench: Workbench) -> None:
@@ -60,14 +62,14 @@ async def test_the_newest_data_stays_local_until_it_fills_a_segment_or_is_old(be
     assert bench.spooled() == []
 
 
-async def test_an_open_segment_goes_on_where_it_stood(bench: Workbench) -> None:
+async def test_records_that_are_not_due_are_looked_at_once(bench: Workbench) -> None:
     bench.log.append(*batches(0, 2))
-    await bench.copy()
-    bench.log.reads.clear()
+    for _ in range(3):
+        await bench.copy()
+    assert bench.log.reads == [0]
     bench.log.append(*batches(20, 2))
     await bench.copy()
-    assert bench.log.reads[0] == 20
-    assert bench.finished == [(0, 29)]
+    assert (bench.log.reads, bench.finished) == ([0, 0, 10, 20, 30, 30], [(0, 29)])
 
 
 async def test_nothing_at_or_above_the_last_stable_offset_is_copied(bench: Workbench) -> None:
@@ -87,36 +89,26 @@ async def test_the_first_copy_begins_where_the_local_log_starts(bench: Workbench
     assert bench.metadata.gaps(PARTITION) == []
 
 
-async def test_records_that_are_deleted_while_they_are_read_leave_what_was_read(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 5))
-    await bench.copy_all()
-    bounds = await bench.log.bounds(PARTITION, 1000)
-    bench.log.append(*batches(50, 10))
-    bench.log.log_start_offset = 80
-    assert await bench.copy_task.run(POLICY, bounds, 30) is False
-    assert bench.finished == [(0, 29), (30, 49)]
-    assert bench.spooled() == []
+@pytest.mark.parametrize("answer", ["the next records are gone", "another leader", "the last stable offset"])
+async def test_records_that_the_broker_removes_meanwhile_are_copied(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """The broker removes 0 to 9 after they were read, so the owner has the last copy."""
+    read, log = bench.log.read, bench.log
 
+    async def removing(partition: TopicIdPartition, offset: int, *args: int) -> LogRead:
+        if offset == 20:
+            log.log_start_offset = 30 if answer == "the next records are gone" else 10
+            log.leader_epoch += answer == "another leader"
+            log.last_stable_offset = 20 if answer == "the last stable offset" else None
+        return await read(partition, offset, *args)
 
-async def test_records_that_were_read_before_their_removal_are_copied(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 2))
-    await bench.copy()
-    bounds = await bench.log.bounds(PARTITION, 1000)
-    bench.log.append(*batches(20, 10))
-    bench.log.log_start_offset = 50
-    assert await bench.copy_task.run(POLICY, bounds, 0) is False
+    log.append(*batches(0, 10))
+    policy = replace(POLICY, segment_bytes=2_500)
+    monkeypatch.setattr(log, "read", removing)
+    await bench.copy(policy)
     assert bench.finished == [(0, 19)]
-
-
-async def test_an_open_segment_is_copied_before_the_broker_removes_more(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 5))
-    await bench.copy_all()
-    assert bench.copy_task.local_only_bytes > 0
-    bench.log.append(*batches(50, 2))
-    bench.log.log_start_offset = 40
-    await bench.copy()
-    assert bench.finished == [(0, 29), (30, 49)]
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.spooled() == []
 
 
 async def test_a_copy_is_announced_before_its_objects_and_finished_last(bench: Workbench) -> None:
@@ -151,7 +143,7 @@ async def kept(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
 
     bench.log.append(*batches(0, 12))
     await bench.check_facts()
-    await bench.copy_task.run(replace(POLICY, segment_bytes=1), await bench.log.bounds(PARTITION, 1000), 0)
+    await bench.copy_task.run(replace(POLICY, segment_bytes=1), await bench.survey(), 0)
     with monkeypatch.context() as patched:
         patched.setattr(bench.store, "copy_log_segment_data", fails)
         with pytest.raises(RetriableRemoteStorageError):
@@ -252,39 +244,17 @@ async def test_a_copy_that_is_cancelled_while_a_file_is_written_leaves_nothing(
             go_on.wait(60)
 
     monkeypatch.setattr(copy_task, "SegmentBuilder", Slow)
-    bench.log.append(*batches(0, 2))
+    bench.log.append(*batches(0, 4))
     copying = asyncio.create_task(bench.copy())
     await asyncio.to_thread(reached.wait, 20)
     copying.cancel()
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await copying
-    bench.copy_task.discard()
     assert bench.spooled() == []
-    assert bench.services.spool.used_bytes == 0
 
 
-async def test_a_spool_file_that_cannot_be_removed_is_discarded_once(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remove, failures = SegmentBuilder.discard, []
-
-    def fail(builder: SegmentBuilder) -> None:
-        remove(builder)
-        failures.append(builder)
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(SegmentBuilder, "discard", fail)
-    bench.log.append(*batches(0, 1))
-    await bench.copy()
-    with pytest.raises(OSError, match="Read-only file system"):
-        bench.copy_task.discard()
-    bench.copy_task.discard()
-    assert len(failures) == 1
-    assert bench.services.spool.used_bytes == 0
-
-
-async def test_a_full_disk_ends_the_open_segment_early_and_loses_nothing(
+async def test_a_full_disk_ends_the_read_early_and_loses_nothing(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, full = SegmentBuilder.append, [True]
@@ -346,11 +316,14 @@ async def test_nothing_is_read_or_written_for_another_owner(bench: Workbench) ->
     assert bench.log.reads == []
 
 
-async def test_a_full_spool_rolls_what_it_has(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 1))
-    bench.services.spool.grow(bench.services.settings.spool_max_bytes)
-    await bench.copy()
-    assert bench.finished == [(0, 9)]
+async def test_a_full_spool_ends_no_copy_that_cannot_wait(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.log.append(*batches(0, 4))
+    monkeypatch.setattr(Spool, "is_full", True)
+    with pytest.raises(SpoolError):
+        await bench.copy()
+    assert bench.finished == []
+    await bench.copy_task.run(POLICY, await bench.survey(), 0, retention_share=0.4)
+    assert bench.finished == [(0, 29), (30, 39)]
 
 
 async def test_copy_lag_is_what_is_not_remote_yet(bench: Workbench) -> None:
@@ -373,6 +346,6 @@ async def test_a_kept_segment_counts_once_as_copy_lag(bench: Workbench, monkeypa
     with pytest.raises(RetriableRemoteStorageError):
         await bench.copy()
     bench.copy_task.start_over()
-    bench.copy_task.observe(POLICY, await bench.log.bounds(PARTITION, 1000))
+    bench.copy_task.observe(POLICY, await bench.survey())
     lag = bench.metric("remote_copy_lag_bytes", topic="orders", partition="0")
     assert lag == len(bench.log.bytes_of(0, 39))

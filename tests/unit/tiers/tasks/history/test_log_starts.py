@@ -37,7 +37,6 @@ class Partition:
     async def rounds(self) -> None:
         await whole_rounds(self.bench, self.tasks, 5)
         assert (self.tasks.doubt, self.tasks.stopped) == ("", "")
-        self.tasks.copy.discard()
 
     async def delete_to_90(self) -> None:
         """A user's deletion, which the owner applies to the tier."""

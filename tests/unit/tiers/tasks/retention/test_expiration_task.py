@@ -72,10 +72,17 @@ async def test_the_log_says_what_expired(copied: Workbench, caplog: pytest.LogCa
 
 async def test_the_total_size_counts_both_tiers(copied: Workbench) -> None:
     size_bytes = copied.segments[0].segment_size_bytes
-    total_bytes = 3 * size_bytes + copied.copy_task.local_only_bytes
+    total_bytes = 3 * size_bytes + copied.copy_task.uncopied.at_least()
     assert await copied.expire(replace(POLICY, retention_bytes=total_bytes - size_bytes + 1)) == 0
     assert await copied.expire(replace(POLICY, retention_bytes=total_bytes - size_bytes)) == 1
     assert copied.finished[0] == (30, 59)
+
+
+async def test_records_that_are_not_remote_let_all_copied_ones_expire(copied: Workbench) -> None:
+    """In Kafka, the active segment counts. An owner counts one batch, which has 61 bytes at least."""
+    assert await copied.expire(replace(POLICY, retention_bytes=62)) == 2
+    assert await copied.expire(replace(POLICY, retention_bytes=61)) == 1
+    assert copied.finished == []
 
 
 async def test_a_range_that_was_copied_twice_counts_once(copied: Workbench) -> None:
@@ -252,7 +259,7 @@ async def test_an_expiry_that_ended_after_any_step_is_taken_up_again(copied: Wor
     await copied.expire(everything)
     assert copied.segments == []
     assert await copied.objects() == []
-    assert copied.metadata.log_start_offset(PARTITION) == 90
+    assert copied.metadata.log_start_offset(PARTITION) == 100
 
 
 async def test_segments_that_another_owner_cut_are_not_deleted(

@@ -11,7 +11,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers import segment_metadata
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.errors import RemoteStorageError
+from tiers.errors import LogDivergedError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.deletion.segment_deletion import write_state
@@ -54,13 +54,13 @@ async def test_a_new_owner_does_not_count_what_lies_in_both_tiers_twice(copied: 
     await copied.copy_all()
     assert await copied.expire(replace(POLICY, retention_bytes=whole_bytes)) == 0
     assert copied.metadata.log_start_offset(PARTITION) == 0
-    assert await copied.expire(replace(POLICY, retention_bytes=whole_bytes - size_bytes)) == 1
+    assert await copied.expire(replace(POLICY, retention_bytes=2 * size_bytes + 61)) == 1
 
 
 async def test_only_what_is_not_remote_counts_as_local(copied: Workbench) -> None:
     """The size of a partition is the same before and after a trim."""
     size_bytes = copied.segments[0].segment_size_bytes
-    limit = replace(POLICY, retention_bytes=3 * size_bytes + copied.copy_task.local_only_bytes)
+    limit = replace(POLICY, retention_bytes=3 * size_bytes + copied.copy_task.uncopied.at_least())
     assert await copied.expire(limit) == 0
     copied.now_ms += 60_000
     assert await copied.trim(replace(POLICY, local_retention_bytes=0)) == 60
@@ -75,7 +75,7 @@ async def test_a_segment_of_several_epochs_counts_once(bench: Workbench) -> None
     await bench.copy_all()
     first = bench.segments[0]
     assert len(first.segment_leader_epochs) == 3
-    total_bytes = sum(one.segment_size_bytes for one in bench.segments) + bench.copy_task.local_only_bytes
+    total_bytes = sum(one.segment_size_bytes for one in bench.segments) + bench.copy_task.uncopied.at_least()
     assert await bench.expire(replace(POLICY, retention_bytes=total_bytes)) == 0
     assert await bench.expire(replace(POLICY, retention_bytes=total_bytes - first.segment_size_bytes)) == 1
 
@@ -87,7 +87,7 @@ async def test_copies_that_did_not_end_count_for_nothing(copied: Workbench) -> N
         state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
     )
     await copied.metadata.add_remote_log_segment_metadata(started)
-    total_bytes = 3 * started.segment_size_bytes + copied.copy_task.local_only_bytes
+    total_bytes = 3 * started.segment_size_bytes + copied.copy_task.uncopied.at_least()
     assert await copied.expire(replace(POLICY, retention_bytes=total_bytes)) == 0
     assert copied.metadata.log_start_offset(PARTITION) == 0
 
@@ -97,7 +97,7 @@ async def test_a_segment_goes_only_when_the_excess_is_at_least_all_of_it(
     copied: Workbench, missing_bytes: int, expired: int
 ) -> None:
     size_bytes = copied.segments[0].segment_size_bytes
-    total_bytes = 3 * size_bytes + copied.copy_task.local_only_bytes
+    total_bytes = 3 * size_bytes + copied.copy_task.uncopied.at_least()
     limit = replace(POLICY, retention_bytes=total_bytes - size_bytes + missing_bytes)
     assert await copied.expire(limit) == expired
 
@@ -163,7 +163,7 @@ async def test_overlapping_copies_that_all_answer_for_something_stay(copied: Wor
 @pytest.mark.parametrize("range_", [(15, 50), (0, 50), (20, 89)])
 async def test_what_two_copies_have_does_not_count_twice(copied: Workbench, range_: tuple[int, int]) -> None:
     """Else the log would expire before it has reached its limit."""
-    log_bytes = sum(one.segment_size_bytes for one in copied.segments) + copied.copy_task.local_only_bytes
+    log_bytes = sum(one.segment_size_bytes for one in copied.segments) + copied.copy_task.uncopied.at_least()
     await finished_again(copied, *range_)
     await copied.expire(replace(POLICY, retention_bytes=log_bytes))
     assert copied.metadata.log_start_offset(PARTITION) == 0
@@ -214,7 +214,7 @@ async def test_a_copy_ends_although_the_leader_changes_meanwhile(
     assert {one.state for one in bench.segments} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
 
 
-async def test_a_copy_of_replaced_records_is_finished_and_then_cut(
+async def test_a_copy_of_replaced_records_counts_up_to_the_cut(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
@@ -229,8 +229,9 @@ async def test_a_copy_of_replaced_records_is_finished_and_then_cut(
         return await copy(*args)  # type: ignore[arg-type]  # handed through
 
     monkeypatch.setattr(bench.store, "copy_log_segment_data", elected_meanwhile)
-    await bench.copy_all()
-    assert bench.metadata.remote_end_offset(PARTITION) == 59
+    with pytest.raises(LogDivergedError):
+        await bench.copy_all()
+    assert bench.metadata.remote_end_offset(PARTITION) == 29
     await bench.copy_all()
     assert [cut.offset for cut in bench.metadata.cuts(PARTITION)] == [40]
     answering, offset = b"", 0

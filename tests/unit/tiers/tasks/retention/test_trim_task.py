@@ -73,8 +73,8 @@ async def test_a_segment_that_the_owners_reader_has_not_seen_is_not_trimmed(copi
 
 async def test_size_counts_what_is_only_local_too(copied: Workbench) -> None:
     segment_bytes = copied.segments[0].segment_size_bytes
-    assert copied.copy_task.local_only_bytes == len(copied.log.bytes_of(90, 99))
-    keep = 2 * segment_bytes + copied.copy_task.local_only_bytes
+    assert copied.copy_task.uncopied.size_bytes == len(copied.log.bytes_of(90, 99))
+    keep = 2 * segment_bytes + copied.copy_task.uncopied.size_bytes
     assert await copied.trim(replace(POLICY, local_retention_bytes=keep + 1)) is None
     assert await copied.trim(replace(POLICY, local_retention_bytes=keep)) == 30
 

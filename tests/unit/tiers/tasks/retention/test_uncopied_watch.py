@@ -8,9 +8,12 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import Retention, TotalRetention
 from tiers.errors import BrokerError
-from tiers.tasks.retention.uncopied_watch import UncopiedWatch
+from tiers.tasks.copy.uncopied import UncopiedSize
+from tiers.tasks.copy.uncopied_heads import UncopiedHeads
+from tiers.tasks.retention.uncopied_watch import AtMost, UncopiedWatch
 
 DAY_MS = 86_400_000
 IN_TIME = replace(POLICY, broker_retention=Retention(DAY_MS, -1), recorded_total=TotalRetention(minutes=90 * 1_440))
@@ -20,16 +23,22 @@ REASONS = ("broker-retention-50", "broker-retention-80", "broker-retention-passe
 @pytest.fixture
 def watch(bench: Workbench) -> UncopiedWatch:
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
-    return UncopiedWatch(bench.services, PARTITION)
+    return UncopiedWatch(bench.services, PARTITION, UncopiedHeads(bench.services, PARTITION))
 
 
 def raised(bench: Workbench) -> list[float]:
     return [bench.metric("remote_log_alarms_total", topic="orders", reason=reason) for reason in REASONS]
 
 
-async def looked(bench: Workbench, watch: UncopiedWatch, policy: object = IN_TIME, lag_bytes: int = 0) -> list[float]:
+def at_most(size_bytes: int | None) -> AtMost:
+    return lambda offset: UncopiedSize(size_bytes or 0, is_bound=size_bytes is not None)
+
+
+async def looked(
+    bench: Workbench, watch: UncopiedWatch, policy: TopicPolicy = IN_TIME, size_bytes: int | None = 0
+) -> list[float]:
     for _ in range(2):
-        await watch.run(policy, await bench.log.bounds(PARTITION, 1000), lag_bytes)  # type: ignore[arg-type]
+        await watch.run(policy, await bench.log.bounds(PARTITION, 1000), at_most(size_bytes))
     return raised(bench)
 
 
@@ -61,16 +70,9 @@ async def test_imported_records_with_an_old_create_time_alarm_at_once(bench: Wor
 
 
 async def test_bytes_that_are_not_copied_alarm_too(bench: Workbench, watch: UncopiedWatch) -> None:
-    size_bytes = len(bench.log.records)
-    for limit, expected in ((3 * size_bytes, [0, 0, 0]), (int(1.9 * size_bytes), [1, 0, 0]), (size_bytes, [1, 1, 1])):
-        policy = replace(IN_TIME, broker_retention=Retention(-1, limit))
-        assert await looked(bench, watch, policy) == expected
-
-
-async def test_the_copiers_estimate_of_the_bytes_counts_first(bench: Workbench, watch: UncopiedWatch) -> None:
     policy = replace(IN_TIME, broker_retention=Retention(-1, 10_000))
-    assert await looked(bench, watch, policy, lag_bytes=4_999) == [0, 0, 0]
-    assert await looked(bench, watch, policy, lag_bytes=8_000) == [1, 1, 0]
+    for size_bytes, expected in ((None, [0, 0, 0]), (4_999, [0, 0, 0]), (8_000, [1, 1, 0]), (10_000, [1, 1, 1])):
+        assert await looked(bench, watch, policy, size_bytes) == expected
 
 
 async def test_records_behind_an_open_transaction_alarm_by_the_time_seen(
@@ -85,7 +87,7 @@ async def test_records_behind_an_open_transaction_alarm_by_the_time_seen(
 async def test_a_broker_that_does_not_answer_fails_no_round(bench: Workbench, watch: UncopiedWatch) -> None:
     bounds = await bench.log.bounds(PARTITION, 1000)
     bench.log.failure = BrokerError("no answer", retriable=True)
-    await watch.run(IN_TIME, bounds, 0)
+    await watch.run(IN_TIME, bounds, at_most(0))
     assert raised(bench) == [0, 0, 0]
 
 
@@ -93,7 +95,7 @@ async def test_a_broker_that_does_not_answer_fails_no_round(bench: Workbench, wa
     "policy", [POLICY, replace(IN_TIME, recorded_total=TotalRetention()), replace(IN_TIME, broker_retention=None)]
 )
 async def test_without_a_total_of_its_own_a_topic_needs_no_watch(
-    bench: Workbench, watch: UncopiedWatch, policy: object
+    bench: Workbench, watch: UncopiedWatch, policy: TopicPolicy
 ) -> None:
     bench.wall_ms += 10 * DAY_MS
     assert await looked(bench, watch, policy) == [0, 0, 0]

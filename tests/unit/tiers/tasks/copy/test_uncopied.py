@@ -1,0 +1,165 @@
+"""How many bytes an owner takes for not remote, from the size of the leader's replica."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench, workbench
+from tiers.metadata.remote_log import RemoteLog
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.log_source import LocalLogBounds
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.deletion.segment_deletion import write_state
+
+
+def produce(bench: Workbench, count: int, value_bytes: int = 15) -> None:
+    for _ in range(count):
+        bench.log.append(batch_of(bench.log.end_offset, 10, value_bytes=value_bytes, timestamp=bench.wall_ms))
+
+
+def size_from(bench: Workbench, offset: int) -> int:
+    return len(bench.log.bytes_of(offset, bench.log.end_offset - 1))
+
+
+async def finished_by_a_job(bench: Workbench, start: int, end: int) -> None:
+    built = build_segment(bench.folder / f"{start}", [bench.log.bytes_of(start, end)], start)
+    segment = replace(
+        metadata_of(built),
+        segment_id=RemoteLogSegmentId(PARTITION, uuid4()),
+        state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+    )
+    await bench.metadata.add_remote_log_segment_metadata(segment)
+    await write_state(bench.services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+
+
+Act = tuple[str, int]
+NAMES = "produce", "copy", "trim", "expire", "remove", "restart", "elect", "refuse"
+ACTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 9)))
+
+
+def left_bytes(bench: Workbench, bounds: LocalLogBounds) -> int:
+    first = RemoteLog(bench.metadata, PARTITION).first_uncopied(bounds)
+    return size_from(bench, first) if first < bench.log.end_offset else 0
+
+
+@given(acts=ACTS, file_bytes=st.integers(500, 5_000))
+def test_records_of_one_size_are_never_estimated_too_low(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[Act], file_bytes: int
+) -> None:
+    async def run() -> None:
+        async with workbench(tmp_path_factory.mktemp("bench")) as bench:
+            bench.log.has_large_files = True
+            for act, count in acts:
+                match act:
+                    case "produce":
+                        produce(bench, count)
+                    case "copy":
+                        await bench.copy()
+                    case "trim":
+                        bench.log.log_start_offset = max(
+                            [bench.log.log_start_offset, *(end + 1 for _, end in bench.finished[:count])]
+                        )
+                    case "expire":
+                        await bench.expire(replace(POLICY, retention_bytes=300 * count))
+                    case "elect":
+                        bench.log.leader_epoch += 1
+                    case "remove":
+                        bench.log.remove_files(file_bytes)
+                    case "restart":
+                        bench.restart()
+                    case "refuse":
+                        bench.log.has_size_right = count > 5
+                left = left_bytes(bench, await bench.survey())
+                uncopied = bench.copy_task.uncopied
+                assert uncopied.at_least() <= left
+                assert left <= uncopied.size_bytes + 1 or (not bench.segments and not bench.log.has_size_right)
+
+    asyncio.run(run())
+
+
+async def test_an_owner_begins_with_the_density_of_the_newest_segment(bench: Workbench) -> None:
+    """The broker has trimmed records in its files, and they count for nothing."""
+    bench.log.has_large_files = True
+    produce(bench, 5)
+    await bench.copy()
+    assert bench.finished == [(0, 29)]
+    bench.log.log_start_offset = 30
+    bench.restart()
+    await bench.survey()
+    assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
+
+
+async def test_the_estimate_grows_with_the_replica(bench: Workbench) -> None:
+    produce(bench, 5)
+    await bench.copy()
+    await bench.survey()
+    produce(bench, 2, value_bytes=300)
+    await bench.survey()
+    assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
+
+
+async def test_a_read_to_the_end_corrects_the_estimate(bench: Workbench) -> None:
+    """The newest segment has large records. The owner of the small ones behind it begins anew."""
+    produce(bench, 1, value_bytes=200)
+    produce(bench, 5, value_bytes=1)
+    await bench.copy()
+    assert bench.finished == [(0, 9)]
+    bench.restart()
+    for _ in range(3):
+        await bench.copy()
+    assert bench.finished == [(0, 9)]
+    assert bench.copy_task.uncopied.size_bytes == size_from(bench, 10)
+    assert bench.log.reads.count(40) == 2
+
+
+async def test_records_of_an_open_transaction_count(bench: Workbench) -> None:
+    produce(bench, 3)
+    await bench.copy()
+    produce(bench, 9)
+    bench.log.last_stable_offset = 50
+    for _ in range(3):
+        await bench.copy()
+    assert bench.finished == [(0, 29)]
+    assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
+    bench.log.last_stable_offset = None
+    while await bench.copy():
+        pass
+    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+
+
+async def test_records_before_copied_ones_are_not_remote(bench: Workbench) -> None:
+    produce(bench, 6)
+    await finished_by_a_job(bench, 30, 59)
+    bounds = await bench.survey()
+    assert RemoteLog(bench.metadata, PARTITION).first_uncopied(bounds) == 0
+    assert bench.copy_task.uncopied.size_bytes >= len(bench.log.bytes_of(0, 29))
+    await finished_by_a_job(bench, 0, 29)
+    await bench.survey()
+    assert bench.copy_task.uncopied.size_bytes == 0
+
+
+async def test_segments_in_the_spool_are_not_due_again(bench: Workbench) -> None:
+    bench.log.has_large_files = True
+    produce(bench, 8)
+    await bench.survey()
+    whole_bytes, segment_bytes = len(bench.log.records), len(bench.log.bytes_of(0, 29))
+    bench.end_after = "segment-kept"
+    with pytest.raises(ProcessEnded):
+        await bench.copy()
+    for offset, expected in ((0, whole_bytes), (30, whole_bytes - segment_bytes)):
+        assert bench.copy_task.uncopied.behind(offset) == expected
+    bench.copy_task.uncopied.read_to_end(30, 80, whole_bytes - segment_bytes)
+    assert bench.copy_task.uncopied.behind(30) == whole_bytes - segment_bytes
+    bench.end_after = ""
+    while await bench.copy():
+        pass
+    assert bench.finished == [(0, 29), (30, 59)]
+    assert bench.copy_task.uncopied.behind(60) == len(bench.log.bytes_of(60, 79))
