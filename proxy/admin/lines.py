@@ -157,7 +157,7 @@ def partition_line(
         oldest_ms=sums.oldest_ms,
         newest_remote_ms=sums.newest_ms,
         backlog_ms=None if report is None else report.behind_ms,
-        backlog_bytes=None if report is None else report.lag_bytes,
+        backlog_bytes=None if report is None else report.uncopied_bytes,
         alarms=() if report is None else report.alarms,
         trouble=trouble,
     )

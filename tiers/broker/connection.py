@@ -185,7 +185,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             async with asyncio.timeout(timeout_ms / 1000):
                 payload = await pending.response
         except TimeoutError as error:
-            if self._last_received_ms < sent_at_ms:
+            if self._last_received_ms <= sent_at_ms:
                 self.abort(f"silent for {timeout_ms} ms")
             raise BrokerError(f"{self.address} did not answer in {timeout_ms} ms", retriable=True) from error
         position = 4

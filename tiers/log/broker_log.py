@@ -74,7 +74,7 @@ class BrokerLogSource:
         self._clock_ms = clock_ms
         self._jitter = jitter
         self._bounds_batch = BoundsBatch(client, lane)
-        self._sizes = LogSizes(client, lane, clock_ms)
+        self._sizes = LogSizes(client, clock_ms)
 
     async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         async def ask(leader: Leader, remaining_ms: int) -> LocalLogBounds:

@@ -20,11 +20,11 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """`lag_bytes` is an estimate of the bytes of the local log that are not remote.
+    """`uncopied_bytes` is an estimate of the bytes that are not remote.
     `behind_ms` is how long one of their records has waited. `alarms` are the reasons in docs/alarms.md whose alarms are
     raised now."""
 
-    lag_bytes: int
+    uncopied_bytes: int
     behind_ms: int
     alarms: tuple[str, ...]
     stages: tuple[StageReport, ...]
@@ -34,8 +34,6 @@ class PartitionReport:
     """Why the owner doubts the past; empty while it does not."""
     copy_hold: Hold | None = None
     """Why the last round copied nothing; None: something was due."""
-    uncopied_bytes: int = 0
-    """At least so many bytes are not remote."""
 
     @property
     def error(self) -> str:
@@ -51,5 +49,5 @@ def report_of(tasks: PartitionTasks) -> PartitionReport:
     alarms = tuple(sorted(map(str, tasks.alarms)))
     copy = tasks.copy
     return PartitionReport(
-        copy.lag_bytes, copy.behind_ms, alarms, stages, tasks.stopped, tasks.doubt, copy.hold, copy.uncopied.size_bytes
+        copy.uncopied.size_bytes, copy.behind_ms, alarms, stages, tasks.stopped, tasks.doubt, copy.hold
     )

@@ -141,7 +141,7 @@ class RemoteLogManager:
     @property
     def backlog_bytes(self) -> int | None:
         """The bytes of all partitions that are not remote, as far as they are known. None: it manages none."""
-        return sum(tasks.copy.lag_bytes for tasks in self._managed.values()) if self._managed else None
+        return sum(tasks.copy.uncopied.size_bytes for tasks in self._managed.values()) if self._managed else None
 
     def alarms(self) -> list[ActiveAlarm]:
         """Returns the alarms of this process about partitions and topics that are raised now."""

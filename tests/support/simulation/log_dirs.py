@@ -11,11 +11,11 @@ from tests.support.simulation.cluster import SimBroker, SimCluster
 def log_dirs(cluster: SimCluster, broker: SimBroker, request: Any) -> Any:
     if cluster.hides_sizes:
         return refused()
-    topics = cluster.topics_seen_by(broker)
-    partitions = [
-        (asked.topic, topics[asked.topic].partitions[index])
-        for asked in request.topics
-        for index in asked.partitions
-        if asked.topic in topics and index < len(topics[asked.topic].partitions)
-    ]
-    return response({(name, one.index): one.replicas[broker.node_id].size_bytes for name, one in partitions})
+    assert request.topics is None, "the client asks for all logs"
+    return response(
+        {
+            (name, each.index): each.replicas[broker.node_id].size_bytes
+            for name, topic in cluster.topics_seen_by(broker).items()
+            for each in topic.partitions
+        }
+    )

@@ -164,34 +164,34 @@ class CopyAttempts:
         epoch, timeout_ms = segment.segment_leader_epochs[-1].epoch, self._services.settings.request_timeout_ms
         await check_lineage(self._services.source, self._partition, epoch, segment.end_offset + 1, timeout_ms)
 
-    def blocking(self, first_offset: int, next_offset: int | None = None) -> RemoteLogSegmentMetadata | None:
-        """Returns an attempt with a record of `[first_offset, next_offset)` that may be whole; None without one.
+    def blocking(self, first_offset: int, next_offset: int) -> RemoteLogSegmentMetadata | None:
+        """Returns an attempt with a record of `[first_offset, next_offset)` that may be whole; None without one."""
+        return next((each for each in self._undecided(first_offset) if each.start_offset < next_offset), None)
 
-        `next_offset` None: the one offset alone."""
-        services, end = self._services, first_offset + 1 if next_offset is None else next_offset
-        known = {each.segment_id: each for each in self._remote.attempts(first_offset)}
-        # The owner is about to announce these.
-        kept = {each.metadata.segment_id: each.metadata for each in services.spool.kept()}
-        for attempt in (kept | known).values():
-            if attempt.topic_id_partition != self._partition:
-                continue
-            reading = self._readings.get(attempt.segment_id.id)
-            is_decided = reading is not None and (
-                reading.is_not_whole or reading.refused_end == attempt.valid_end_offset
-            )
-            is_there = max(attempt.start_offset, first_offset) <= min(attempt.valid_end_offset, end - 1)
-            if is_there and not is_decided and self._remote.unread_from(attempt, first_offset) is not None:
-                return attempt
-        return None
+    def _undecided(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
+        """Yields the attempts that may be whole and have the only copy of a record from `offset` on, in order."""
+        known = {each.segment_id: each for each in self._remote.attempts(offset)}
+        for kept in self._services.spool.kept():  # the owner is about to announce those that are not known
+            if kept.partition == self._partition:
+                known.setdefault(kept.metadata.segment_id, kept.metadata)
+        for attempt in sorted(known.values(), key=lambda each: each.start_offset):
+            reading = self._readings.get(attempt.segment_id.id, _Reading())
+            is_decided = reading.is_not_whole or reading.refused_end == attempt.valid_end_offset
+            is_there = max(attempt.start_offset, offset) <= attempt.valid_end_offset
+            if is_there and not is_decided and self._remote.unread_from(attempt, offset) is not None:
+                yield attempt
 
     def start_behind(self, start: int, *, is_urgent: bool) -> int:
         """Returns where copying continues: at `start`, or behind the attempts from there on that may be whole.
 
         Copying goes on behind an attempt only if the spool has its segment, since the next one continues that. While
         the store refuses objects, or the spool is full, it goes on only if `is_urgent`: the brokers keep the records
-        meanwhile. Raises
-        `RetriableRemoteStorageError` while copying has to wait."""
-        while (attempt := self.blocking(start)) is not None:
+        meanwhile. Raises `RetriableRemoteStorageError` while copying has to wait."""
+        for attempt in self._undecided(start):
+            if attempt.start_offset > start:
+                break
+            if attempt.valid_end_offset < start:
+                continue
             reading = self._readings.get(attempt.segment_id.id, _Reading())
             is_kept = self._services.spool.kept_of(attempt.segment_id.id) is not None
             has_room = reading.is_stored and not self._services.spool.is_full
@@ -208,6 +208,11 @@ class CopyAttempts:
     def error(self) -> RemoteStorageError | None:
         """Why an attempt could not be read back; None: each one was."""
         return next((each.error for each in self._readings.values() if each.error is not None), None)
+
+    @property
+    def is_store_in_trouble(self) -> bool:
+        """Whether the store has not taken an attempt since its last try."""
+        return any(each.error is not None and not each.is_stored for each in self._readings.values())
 
     @property
     def due_ms(self) -> int | None:

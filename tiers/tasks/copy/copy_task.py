@@ -26,7 +26,7 @@ from uuid import uuid4
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import cut_at_batches
 from tiers.config.topic_policy import TopicPolicy
-from tiers.errors import BrokerError, OffsetGapError, RemoteStorageError
+from tiers.errors import BrokerError, OffsetGapError
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
@@ -38,7 +38,7 @@ from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.copy_due import DUE_SHARE, Uncopied, age_of_oldest, copy_due, has_lag, is_any_size, is_full
 from tiers.tasks.copy.kept_segments import KeptSegment
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
-from tiers.tasks.copy.segment_copy import keep
+from tiers.tasks.copy.segment_copy import announce, keep
 from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.copy.uncopied import UncopiedBytes
 from tiers.tasks.copy.uncopied_heads import UncopiedHeads
@@ -58,7 +58,7 @@ class RLMCopyTask:
         self._attempts = attempts
         self._facts = facts
         self.heads = UncopiedHeads(services, topic_id_partition)
-        self.uncopied = UncopiedBytes(services, topic_id_partition, self.heads)
+        self.uncopied = UncopiedBytes(services, topic_id_partition)
         self._continuation: SegmentContinuation | None = None
         """What the next segment takes over, if it begins where the last one ends."""
         self._behind_since_ms: int | None = None
@@ -70,8 +70,6 @@ class RLMCopyTask:
         self.progress_at_ms = services.clock_ms()
         """The last time at which a record was read or written for the first time, or nothing was due and no attempt
         failed."""
-        self.lag_bytes = 0
-        """An estimate of the bytes of the local log that are not remote."""
         self._furthest = -1, 0
 
     async def run(
@@ -83,26 +81,11 @@ class RLMCopyTask:
         epoch. `retention_share` is that of `Uncopied`."""
         self.throttled_ms = 0
         try:
-            return await self._run(policy, bounds, start, retention_share)
+            return await self._copy_due(policy, bounds, start, retention_share)
         finally:
             self.observe(policy, bounds)
 
-    async def _run(self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, retention_share: float) -> bool:
-        failures = list[RemoteStorageError]()
-        more = await self._copy_due(policy, bounds, start, retention_share, failures)
-        if failures:
-            raise failures[0]
-        return more
-
-    async def _copy_due(
-        self,
-        policy: TopicPolicy,
-        bounds: LocalLogBounds,
-        start: int,
-        retention_share: float,
-        failures: list[RemoteStorageError],
-    ) -> bool:
-        """Copies what is due. Adds the store's error to `failures` if the broker's retention does not wait for it."""
+    async def _copy_due(self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, retention_share: float) -> bool:
         services = self._services
         for _ in range(services.settings.segments_per_run):
             uncopied = await self._uncopied(policy, bounds, start, retention_share)
@@ -118,13 +101,11 @@ class RLMCopyTask:
             kept = await self._make(policy, bounds, start, is_any_size=is_any_size(policy, uncopied))
             if kept is None:
                 return False
-            try:
+            if self._attempts.is_store_in_trouble:
+                # The broker may soon remove the next records. `CopyAttempts.run` stores these.
+                await announce(services, kept.metadata)
+            else:
                 await self._copy(kept)
-            except RemoteStorageError as error:
-                # The segment is kept. The broker may soon remove the next records, so they are read now.
-                if retention_share < DUE_SHARE:
-                    raise
-                failures.append(error)
             start = kept.metadata.end_offset + 1
             if services.metadata.remote_log_segment_metadata(self._partition, start) is not None:
                 break  # the copied records lay before others: the next round finds where copying continues
@@ -135,9 +116,8 @@ class RLMCopyTask:
     ) -> Uncopied:
         """Reads the first batch only if the size alone does not decide."""
         services, offsets = self._services, max(0, bounds.last_stable_offset - start)
-        uncopied = Uncopied(
-            offsets, self.uncopied.behind(start, bounds.last_stable_offset), retention_share=retention_share
-        )
+        size_bytes = self.uncopied.between(start, bounds.last_stable_offset)
+        uncopied = Uncopied(offsets, size_bytes, retention_share=retention_share)
         if offsets == 0 or (is_full(policy, uncopied) and not has_lag(policy)):
             return uncopied
         newest = self._newest
@@ -159,7 +139,7 @@ class RLMCopyTask:
     ) -> KeptSegment | None:
         """Reads a segment and keeps it in the spool. Returns None if its records are not copied now.
 
-        If the LSO ends a segment that is due by its size alone, what was read corrects the estimate of that size.
+        If a segment that is due by its size alone has less than half of it, what was read corrects the estimate.
         Raises the errors of the source and of the spool."""
         services = self._services
         portion = await self._portion(is_begun=False)
@@ -177,17 +157,16 @@ class RLMCopyTask:
             if last is None:
                 return None
             is_at_end = builder.next_offset >= last.last_stable_offset
-            is_small = is_at_end and builder.size_bytes < policy.segment_bytes
+            is_small = is_at_end and builder.size_bytes < policy.segment_bytes / 2
             if is_small and not is_any_size and builder.base_offset >= last.log_start_offset:
-                self.uncopied.read_to_end(start, builder.next_offset, builder.size_bytes)
+                self.uncopied.measured(start, builder.next_offset, builder.size_bytes)
                 return None
             built = await services.spool.run(builder.finish)
             services.checkpoint("segment-built")
             segment_id = RemoteLogSegmentId(self._partition, uuid4())
             with_facts = built.with_facts(self._facts.for_copy(segment_id.id))
             kept = await keep(services, segment_id, with_facts, copy_epoch)
-        if is_at_end:
-            self.uncopied.read_to_end(start, built.end_offset + 1, built.size_bytes)
+        self.uncopied.measured(start, built.end_offset + 1, built.size_bytes)
         if built.missing_offsets:
             logger.warning(
                 "the log has no records for some offsets of a segment",
@@ -223,7 +202,8 @@ class RLMCopyTask:
     ) -> LogRead | None:
         """Reads until the segment is full or the LSO is reached. Returns the last read.
 
-        None: the leader changed, and has the first records of the segment, so they are read again."""
+        If a later read fails, the segment ends there. If the broker has removed the first record, the segment ends at
+        once: it may be the last copy. None: the leader changed, and has the first records of the segment."""
         while read.leader_epoch == bounds.leader_epoch:
             end = cut_at_batches(
                 read.records, policy.segment_bytes - builder.size_bytes, min_one=builder.size_bytes == 0
@@ -235,19 +215,16 @@ class RLMCopyTask:
                     raise
                 return read  # the disk has room for no more: the records that it has are copied
             self._progress(builder.next_offset)
-            if fits < len(read.records) or not read.records or builder.next_offset >= read.last_stable_offset:
+            is_last_copy = builder.base_offset < read.log_start_offset
+            is_full = fits < len(read.records) or builder.next_offset >= read.last_stable_offset
+            if is_last_copy or is_full or not read.records:
                 return read
             try:
                 portion = await self._portion(is_begun=True)
                 assert portion is not None
                 read = await self._read(builder.next_offset, portion)
-            except OffsetGapError:
-                return read  # the broker removed the next records: those that were read may be the last copy
-            except BrokerError as error:
-                # An operator has to remove the damaged batch. The records before it do not wait for that.
-                if error.code == ErrorCode.CORRUPT_MESSAGE:
-                    return read
-                raise
+            except (BrokerError, OffsetGapError):
+                return read  # the broker may remove the records that were read, so they are copied
         return read if builder.base_offset < read.log_start_offset else None
 
     async def _read(self, offset: int, portion: Reservation) -> LogRead:
@@ -320,14 +297,14 @@ class RLMCopyTask:
         services, lso = self._services, bounds.last_stable_offset
         self._first = start = RemoteLog(services.metadata, self._partition).first_uncopied(bounds)
         self.heads.drop_below(start)
-        self.lag_bytes = 0 if start >= bounds.high_watermark else self.uncopied.behind(start)
         if start >= lso:
             self._behind_since_ms = None
         elif self._behind_since_ms is None:
             self._behind_since_ms = services.clock_ms() - self.heads.known_for_ms(start)
         labels = self._partition.topic, str(self._partition.partition)
-        services.metrics.copy_lag_bytes.labels(*labels).set(self.lag_bytes)
-        services.metrics.copy_lag_segments.labels(*labels).set(self.lag_bytes // policy.segment_bytes)
+        size_bytes = self.uncopied.size_bytes
+        services.metrics.copy_lag_bytes.labels(*labels).set(size_bytes)
+        services.metrics.copy_lag_segments.labels(*labels).set(size_bytes // policy.segment_bytes)
         self.show_age()
 
     def show_age(self) -> None:
@@ -349,5 +326,4 @@ class RLMCopyTask:
         """Drops what the next segment would take over, after a CUT. No copy may be in progress."""
         self._continuation = None
         self.heads.start_over()
-        self.uncopied.start_over()
         self._furthest = -1, 0

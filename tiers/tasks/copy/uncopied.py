@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
+from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.tasks.copy.uncopied_heads import UncopiedHeads
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.task_services import TaskServices
 
 _MIN_BATCH_BYTES: Final = 61
 """The size of a batch without a record, so the least that one uncopied offset can have."""
+_POINTS: Final = 64
 
 
 def estimated_bytes(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offsets: int) -> int | None:
@@ -35,80 +37,95 @@ class UncopiedSize(NamedTuple):
     is_bound: bool
 
 
-class _Estimate(NamedTuple):
-    """So many bytes are not remote, from `first_offset` (inclusive) to `end_offset` (exclusive)."""
+class _Point(NamedTuple):
+    """The records before `offset` have `size_bytes`, counted from any origin."""
 
-    first_offset: int
-    end_offset: int
+    offset: int
     size_bytes: float
 
 
 class UncopiedBytes:
     """Estimates the size of the records that are not remote. The estimate decides when they fill a segment.
 
-    A broker removes whole files, so its replica also has records below the log start: the size of the replica is not
-    that of the uncopied records, but its growth is. An owner begins with the number of offsets, times the bytes per
-    offset of the newest segment, or of the first uncopied batch if that has more. The estimate then grows with the
-    replica, a copy lowers it, and a read up to the last stable offset replaces it. While the size is unknown or falls,
-    the estimate grows with the offsets.
+    It is a curve: the bytes that the log has before an offset. Each survey adds the point of the high watermark. A
+    broker removes whole files, so its replica also has records below the log start: the size of the replica is not that
+    of the uncopied records, but its growth is. So the curve grows with the replica, or with the offsets if that is more.
+    It begins with the bytes per offset of the newest segment. Each read and each copy measures a part of the curve.
 
-    An estimate that is too high costs a read of less than a segment, which corrects it. One that is too low delays a
-    copy, until the records' age or the broker's retention (`at_most`) begins it. No deletion depends on the estimate:
-    see `at_least`."""
+    If the estimate is too high, a segment is smaller, or a read of less than half a segment corrects the estimate. One
+    that is too low delays a copy, until the records' age or the broker's retention (`at_most`) begins it. No deletion
+    depends on the estimate: see `at_least`."""
 
-    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, heads: UncopiedHeads) -> None:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
         self._services = services
-        self._heads = heads
         self._partition = topic_id_partition
+        self._points: list[_Point] = []
+        self._bytes_per_offset: float | None = None
         self._replica_bytes: int | None = None
+        self._replica_bytes_at_end: int | None = None
+        """The size of the replica when the curve got its last point."""
         self._leader_epoch = -1
         self._log_start = 0
-        self._estimate: _Estimate | None = None
 
     def survey(self, replica_bytes: int | None, bounds: LocalLogBounds) -> None:
         """Takes the leader's answers. `replica_bytes` is None if the leader does not answer the size of its replica."""
-        known, before, epoch = self._estimate, self._replica_bytes, self._leader_epoch
-        self._replica_bytes, self._leader_epoch = replica_bytes, bounds.leader_epoch
-        self._log_start = bounds.log_start_offset
+        before = self._replica_bytes_at_end
+        self._replica_bytes, self._log_start = replica_bytes, bounds.log_start_offset
+        is_same_leader, self._leader_epoch = bounds.leader_epoch == self._leader_epoch, bounds.leader_epoch
         first = RemoteLog(self._services.metadata, self._partition).first_uncopied(bounds)
         end = max(first, bounds.high_watermark)
-        if known is None or epoch != bounds.leader_epoch or first < known.first_offset or end < known.end_offset:
-            size_bytes = self._first_estimate(first, end)
-        else:
-            grown_bytes = (end - known.end_offset) * self._bytes_per_offset()
-            if replica_bytes is not None and before is not None and replica_bytes >= before:
-                grown_bytes = replica_bytes - before
-            size_bytes = known.size_bytes + grown_bytes
-            if first > known.first_offset:
-                rest_bytes = size_bytes - self._copied_bytes(known.first_offset, first)
-                size_bytes = max(rest_bytes, (end - first) * self._bytes_per_offset())
-        self._estimate = _Estimate(first, end, size_bytes if first < end else 0)
-
-    def read_to_end(self, offset: int, end_offset: int, read_bytes: int) -> None:
-        """Takes what a read found: the log has `read_bytes` from `offset` up to the last stable offset `end_offset`.
-
-        The records behind it, of open transactions, count with the same bytes per offset."""
-        known = self._estimate
-        if known is None or end_offset <= offset:
+        points = self._points
+        if not (points and is_same_leader and points[0].offset <= first and points[-1].offset <= end):
+            self._begin(first, end)
             return
-        end = max(known.end_offset, end_offset)
-        size_bytes = read_bytes * (end - offset) / (end_offset - offset) + self._kept_bytes(known.first_offset, offset)
-        self._estimate = _Estimate(known.first_offset, end, size_bytes)
+        last = points[-1]
+        if end > last.offset:
+            grown_bytes = 0 if replica_bytes is None or before is None else replica_bytes - before
+            # If the broker has removed a file meanwhile, the replica has grown by less than the log.
+            points.append(_Point(end, last.size_bytes + max(grown_bytes, self._guess(end - last.offset))))
+            self._replica_bytes_at_end = replica_bytes
+        self._points = [_Point(first, self._at(first)), *(each for each in points if each.offset > first)]
+        if len(self._points) > _POINTS:
+            del self._points[1:-1:2]
 
-    def start_over(self) -> None:
-        """Drops the estimate, after a CUT."""
-        self._estimate = None
+    def _begin(self, first: int, end: int) -> None:
+        is_all = self._services.metadata.remote_end_offset(self._partition) is None
+        if is_all and self._replica_bytes is not None and end > first:
+            self._bytes_per_offset = self._replica_bytes / (end - first)
+        self._points = [_Point(first, 0.0)] + [_Point(end, self._guess(end - first))] * (end > first)
+        self._replica_bytes_at_end = self._replica_bytes
+        for each in self._kept():
+            self.measured(each.start_offset, each.end_offset + 1, each.segment_size_bytes)
 
-    def behind(self, offset: int, end_offset: int | None = None) -> int:
-        """Returns the size of the records from `offset` up to `end_offset` (exclusive); None: to the high watermark.
+    def _guess(self, offsets: int) -> float:
+        if self._bytes_per_offset is None:
+            self._bytes_per_offset = _bytes_per_offset(self._services.metadata, self._partition)
+        return offsets * (self._bytes_per_offset or _MIN_BATCH_BYTES)
 
-        Segments in the spool that begin below `offset` do not count."""
-        known = self._estimate
-        if known is None or offset >= known.end_offset:
+    def measured(self, first: int, end: int, size_bytes: int) -> None:
+        """Takes the size of the records from `first` (inclusive) to `end` (exclusive), which were read."""
+        self._bytes_per_offset = density = size_bytes / (end - first)
+        if not self._points or not self._points[0].offset <= first < self._points[-1].offset:
+            return
+        begin = _Point(first, self._at(first))
+        known_end = min(end, self._points[-1].offset)
+        found = _Point(known_end, begin.size_bytes + density * (known_end - first))
+        later = [_Point(at, max(size, found.size_bytes)) for at, size in self._points if at > known_end]
+        self._points = [*(each for each in self._points if each.offset < first), begin, found, *later]
+
+    def between(self, first: int, end: int | None = None) -> int:
+        """Returns the size of the records from `first` to `end` (exclusive); None: to the high watermark."""
+        if not self._points:
             return 0
-        size_bytes = max(0.0, known.size_bytes - self._kept_bytes(known.first_offset, offset))
-        end = known.end_offset if end_offset is None else max(offset, min(end_offset, known.end_offset))
-        return int(size_bytes * (end - offset) / (known.end_offset - offset))
+        return max(0, int(self._at(self._points[-1].offset if end is None else end) - self._at(first)))
+
+    def _at(self, offset: int) -> float:
+        following = bisect_right(self._points, offset, key=lambda each: each.offset)
+        if following in (0, len(self._points)):
+            return self._points[max(0, following - 1)].size_bytes
+        below, above = self._points[following - 1], self._points[following]
+        share = (offset - below.offset) / (above.offset - below.offset)
+        return below.size_bytes + share * (above.size_bytes - below.size_bytes)
 
     def at_most(self, offset: int) -> UncopiedSize:
         """Returns an upper bound of the size of the records from `offset` on.
@@ -118,44 +135,27 @@ class UncopiedBytes:
         A segment counts as nothing if another one has some of its records, or if some lie below the log start or above
         a CUT. The records that the replica has below its log start count."""
         if self._replica_bytes is None:
-            return UncopiedSize(self.behind(offset), is_bound=False)
+            return UncopiedSize(self.between(offset), is_bound=False)
         rest_bytes, next_offset = self._replica_bytes, self._log_start
         for segment in self._services.metadata.answering_segments(self._partition, next_offset):
             if segment.start_offset >= next_offset:
                 rest_bytes -= segment.retained_bytes
             next_offset = segment.valid_end_offset + 1
-        first = offset if self._estimate is None else self._estimate.first_offset
-        return UncopiedSize(max(0, rest_bytes - self._kept_bytes(first, offset)), is_bound=True)
+        first = self._points[0].offset if self._points else offset
+        rest_bytes -= sum(each.segment_size_bytes for each in self._kept() if first <= each.start_offset < offset)
+        return UncopiedSize(max(0, rest_bytes), is_bound=True)
 
     @property
     def size_bytes(self) -> int:
-        return 0 if self._estimate is None else int(self._estimate.size_bytes)
+        """The size of all records that are not remote."""
+        if not self._points:
+            return 0
+        return self.between(RemoteLog(self._services.metadata, self._partition).next_uncopied(self._points[0].offset))
 
     def at_least(self) -> int:
-        """Returns a lower bound of the bytes that are not remote, by which segments may expire."""
-        metadata, known = self._services.metadata, self._estimate
-        if known is None or known.first_offset >= known.end_offset:
-            return 0
-        remote_end = metadata.remote_end_offset(self._partition)
-        kept_bytes = self._kept_bytes(0 if remote_end is None else remote_end + 1, known.end_offset)
-        return kept_bytes or _MIN_BATCH_BYTES
+        """Returns a lower bound of the bytes that are not remote, by which segments may expire: those of one batch."""
+        return _MIN_BATCH_BYTES if len(self._points) > 1 else 0
 
-    def _first_estimate(self, first: int, end: int) -> float:
-        is_all = self._services.metadata.remote_end_offset(self._partition) is None
-        if is_all and self._replica_bytes is not None:
-            return self._replica_bytes
-        return (end - first) * self._bytes_per_offset()
-
-    def _bytes_per_offset(self) -> float:
-        of_segment = _bytes_per_offset(self._services.metadata, self._partition) or 0.0
-        return max(of_segment, self._heads.bytes_per_offset) or _MIN_BATCH_BYTES
-
-    def _copied_bytes(self, first: int, end: int) -> int:
-        """Returns the size of the readable segments that begin from `first` (inclusive) to `end` (exclusive)."""
-        found = self._services.metadata.answering_segments(self._partition, first)
-        return sum(each.segment_size_bytes for each in takewhile(lambda one: one.start_offset < end, found))
-
-    def _kept_bytes(self, first: int, end: int) -> int:
-        """Returns the size of the segments in the spool that begin from `first` (inclusive) to `end` (exclusive)."""
-        kept = (each.metadata for each in self._services.spool.kept() if each.partition == self._partition)
-        return sum(each.segment_size_bytes for each in kept if first <= each.start_offset < end)
+    def _kept(self) -> Iterator[RemoteLogSegmentMetadata]:
+        kept = (each.metadata for each in self._services.spool.kept())
+        return (each for each in kept if each.topic_id_partition == self._partition)

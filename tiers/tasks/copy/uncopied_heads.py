@@ -25,8 +25,6 @@ class UncopiedHeads:
         self._partition = topic_id_partition
         self._since_ms: dict[int, int] = {}
         self._timestamps_ms: dict[int, int | None] = {}
-        self.bytes_per_offset = 0.0
-        """The size of the batch that was read last, per offset; 0 before the first read."""
 
     def start_over(self) -> None:
         """Drops all that is known, since other records may have the offsets."""
@@ -55,7 +53,6 @@ class UncopiedHeads:
                 batch = next(iterate_batches(read.records), None)
                 if batch is not None:
                     self._timestamps_ms[offset] = timestamp_of(batch)
-                    self.bytes_per_offset = batch.size_bytes / (batch.next_offset - batch.base_offset)
             except RemoteLogError as error:
                 fields = {"partition": str(partition), "error": str(error)}
                 logger.debug("the first record that is not copied cannot be read", extra=fields)

@@ -72,8 +72,7 @@ class UncopiedWatch:
     async def share_from(self, policy: TopicPolicy, offset: int, at_most: AtMost) -> float:
         """Returns the part of the broker's retention that the records from `offset` on have used.
 
-        0.0: the broker's retention is the total. If it is in bytes, and `at_most` is only an estimate, the records are
-        due at once."""
+        0.0: the broker's retention is the total. If the age or the size of the records is not known, they are due."""
         broker = policy.broker_retention
         if broker is None or not policy.recorded_total.is_set:
             return 0.0
@@ -84,7 +83,8 @@ class UncopiedWatch:
             age_ms = max(age_ms, self._services.wall_clock_ms() - timestamp_ms)
         size = at_most(offset) if broker.size_bytes >= 0 else UncopiedSize(0, is_bound=True)
         share = used_share(broker, age_ms, size.size_bytes)
-        return share if size.is_bound else max(share, DUE_SHARE)
+        is_known = size.is_bound and (broker.ms < 0 or timestamp_ms is not None)
+        return share if is_known else max(share, DUE_SHARE)
 
     def _raise(self, policy: TopicPolicy, raised: set[AlarmReason], offset: int) -> None:
         alarms, partition = self._services.metrics.alarms, str(self._partition)

@@ -85,7 +85,7 @@ def test_a_silent_leader_leaves_the_last_trim_as_the_local_start() -> None:
 
 
 def test_the_owner_knows_the_backlog_better_than_an_estimate() -> None:
-    report = PartitionReport(lag_bytes=77, behind_ms=9_000, alarms=("copy-stalled",), stages=())
+    report = PartitionReport(uncopied_bytes=77, behind_ms=9_000, alarms=("copy-stalled",), stages=())
     line = partition_line(known(), sums_of(THREE, 150), LocalLogBounds(150, 400, 400, 5), report, leader=1)
     assert (line.backlog_bytes, line.backlog_ms, line.bytes.local_only) == (77, 9_000, 77)
     assert line.alarms == ("copy-stalled",)

@@ -65,7 +65,7 @@ async def test_nothing_begins_while_the_ownership_is_awaited(running: Running) -
         await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
         await until(lambda: log.log_start_offset == 60)
         managed = running.manager._managed[PARTITION]
-        await until(lambda: is_quiet(running) and bool(managed.copy.lag_bytes))
+        await until(lambda: is_quiet(running) and bool(managed.copy.uncopied.size_bytes))
         running.bench.metadata.owned, running.bench.metadata.is_awaiting = False, True
         await until(lambda: is_quiet(running))
         written = running.bench.metadata.written
@@ -83,7 +83,7 @@ async def test_work_of_an_earlier_tenure_is_dropped(running: Running) -> None:
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
         managed = running.manager._managed[PARTITION]
-        await until(lambda: is_quiet(running) and bool(managed.copy.lag_bytes))
+        await until(lambda: is_quiet(running) and bool(managed.copy.uncopied.size_bytes))
         running.bench.metadata.tenures += 1
         await until(lambda: running.manager._managed.get(PARTITION) not in (None, managed))
         running.logs.of[PARTITION].append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])

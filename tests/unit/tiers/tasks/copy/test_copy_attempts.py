@@ -172,10 +172,10 @@ async def test_an_attempt_is_not_whole_after_two_reads_that_are_far_enough_apart
     await run(log)
     log.now_ms += log.services.settings.remote_log.visible_after_ms - 1
     await run(log)
-    assert log.attempts.blocking(0) == attempt
+    assert log.attempts.blocking(0, 1) == attempt
     log.now_ms += 1
     await run(log)
-    assert log.attempts.blocking(0) is None
+    assert log.attempts.blocking(0, 1) is None
     assert await deletable(log) == []
     await log.copy()
     assert log.finished == [(0, 29), (30, 59), (60, 89)]
@@ -325,7 +325,7 @@ async def test_an_attempt_that_the_leader_denies_is_not_finished(log: Workbench)
     log.log.leader_epoch = 2
     await run(log)
     assert log.finished == [(0, 29)]
-    assert log.attempts.blocking(30) is None
+    assert log.attempts.blocking(30, 31) is None
     log.log.log_start_offset = 60
     assert await deletable(log) == []
     assert attempt.segment_id in {one.segment_id for one in log.segments}
@@ -439,7 +439,7 @@ async def test_a_kept_segment_that_the_disk_damaged_is_read_again(log: Workbench
     if damage == "changed":
         path.write_bytes(raw[:-10] + b"?" + raw[-9:])
     await run_until_decided(log)
-    assert log.attempts.blocking(0) is None
+    assert log.attempts.blocking(0, 1) is None
     await log.copy()
     assert log.finished == [(0, 29), (30, 59), (60, 89)]
     assert attempt.segment_id.id in await deletable(log)

@@ -336,7 +336,7 @@ async def test_an_unclean_election_ends_the_gap_of_the_history_that_it_cut_off(b
     await until_recorded(bench)
     bench.log.log_start_offset = 0
     bench.log.elect_unclean(50)
-    bench.log.append(*batches(50, 9, leader_epoch=1))
+    bench.log.append(*batches(50, 10, leader_epoch=1))
     await copy_to_the_end(bench)
     assert bench.metadata.gaps(PARTITION) == []
     assert bench.metadata.remote_end_offset(PARTITION) == 139
