@@ -138,7 +138,7 @@ class OffloadCommitter:
             start = await one.gaps.copy_start(bounds, log_start)
             if one.gaps.doubt is not None:
                 raise one.gaps.doubt
-            if start is not None and one.attempts.blocking(start) is None:
+            if start is not None and one.attempts.blocking(start, start + 1) is None:
                 break
             if start is not None and one.attempts.error is not None:
                 raise one.attempts.error

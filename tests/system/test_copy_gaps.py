@@ -97,7 +97,7 @@ class Tasks:
         return await kept_log_start(services.source, services.metadata, self.partition, TIMEOUT_MS)
 
     async def trim(self) -> int | None:
-        return await TrimTask(self.services, self.partition).run(self.policy, self.copying.uncopied.size_bytes)
+        return await TrimTask(self.services, self.partition).run(self.policy)
 
     async def expire(self) -> None:
         task = RLMExpirationTask(self.services, self.partition)

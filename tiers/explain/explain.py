@@ -37,6 +37,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import log_key
 from tiers.tasks.copy.copy_due import Uncopied, copy_due, copy_hold
+from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.expiration_task import expiry_hold, expiry_holds
 from tiers.tasks.retention.trim_task import TrimView, trim_hold, trim_holds
@@ -299,7 +300,6 @@ class _Explanation:
             next_offset = each.valid_end_offset + 1
         view = TrimView(
             local.bounds.last_stable_offset,
-            local.uncopied_bytes,
             facts.now_ms,
             facts.visible_after_ms,
             self._visible_for_ms,
@@ -357,7 +357,7 @@ class _Explanation:
         if held is not None or not isinstance(facts.policy, TopicPolicy):
             return {each.segment_id: held or self._not_tiered(question) for each in facts.answering}
         retention = Retention(facts.policy.retention_ms, facts.policy.retention_bytes)
-        uncopied_bytes = 0 if facts.local is None else facts.local.uncopied_bytes
+        uncopied_bytes = 0 if facts.local is None else min(facts.local.uncopied_bytes, MIN_BATCH_BYTES)
         found: dict[RemoteLogSegmentId, Why] = {}
         first_held: RemoteLogSegmentMetadata | None = None
         for segment, hold in expiry_holds(facts.answering, retention, facts.now_ms, uncopied_bytes):

@@ -265,7 +265,7 @@ class PartitionTasks:
 
     async def trim(self, surveyed: Surveyed) -> None:
         if self._may_remove:
-            await self._trim.run(self.policy, self.copy.uncopied.size_bytes, surveyed.bounds.leader_epoch)
+            await self._trim.run(self.policy, surveyed.bounds.leader_epoch)
 
     async def run_deletion(self, surveyed: Surveyed) -> None:
         await self.stages["deletion"].run(partial(self.delete, surveyed))

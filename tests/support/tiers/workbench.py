@@ -152,7 +152,7 @@ class Workbench:
 
     async def trim(self, policy: TopicPolicy) -> int | None:
         await self.check_facts()
-        return await self.trim_task.run(policy, self.copy_task.uncopied.size_bytes)
+        return await self.trim_task.run(policy)
 
     async def expire(self, policy: TopicPolicy) -> int:
         bounds = await self.log.bounds(PARTITION, 1000)

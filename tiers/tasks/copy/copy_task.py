@@ -296,7 +296,7 @@ class RLMCopyTask:
         """Measures the lag, whether or not anything is copied."""
         services, lso = self._services, bounds.last_stable_offset
         self._first = start = RemoteLog(services.metadata, self._partition).first_uncopied(bounds)
-        self.heads.drop_below(start)
+        self.heads.keep_from(start, bounds.leader_epoch)
         if start >= lso:
             self._behind_since_ms = None
         elif self._behind_since_ms is None:
@@ -325,5 +325,4 @@ class RLMCopyTask:
     def start_over(self) -> None:
         """Drops what the next segment would take over, after a CUT. No copy may be in progress."""
         self._continuation = None
-        self.heads.start_over()
         self._furthest = -1, 0

@@ -13,7 +13,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.task_services import TaskServices
 
-_MIN_BATCH_BYTES: Final = 61
+MIN_BATCH_BYTES: Final = 61
 """The size of a batch without a record, so the least that one uncopied offset can have."""
 _POINTS: Final = 64
 
@@ -48,8 +48,8 @@ class UncopiedBytes:
     """Estimates the size of the records that are not remote. The estimate decides when they fill a segment.
 
     It is a curve: the bytes that the log has before an offset. Each survey adds the point of the high watermark. A
-    broker removes whole files, so its replica also has records below the log start: the size of the replica is not that
-    of the uncopied records, but its growth is. So the curve grows with the replica, or with the offsets if that is more.
+    broker removes whole files, so its replica also has records below the log start. Its size is not that of the
+    uncopied records, but its growth is. So the curve grows with the replica, or with the offsets if that is more.
     It begins with the bytes per offset of the newest segment. Each read and each copy measures a part of the curve.
 
     If the estimate is too high, a segment is smaller, or a read of less than half a segment corrects the estimate. One
@@ -100,7 +100,7 @@ class UncopiedBytes:
     def _guess(self, offsets: int) -> float:
         if self._bytes_per_offset is None:
             self._bytes_per_offset = _bytes_per_offset(self._services.metadata, self._partition)
-        return offsets * (self._bytes_per_offset or _MIN_BATCH_BYTES)
+        return offsets * (self._bytes_per_offset or MIN_BATCH_BYTES)
 
     def measured(self, first: int, end: int, size_bytes: int) -> None:
         """Takes the size of the records from `first` (inclusive) to `end` (exclusive), which were read."""
@@ -154,7 +154,7 @@ class UncopiedBytes:
 
     def at_least(self) -> int:
         """Returns a lower bound of the bytes that are not remote, by which segments may expire: those of one batch."""
-        return _MIN_BATCH_BYTES if len(self._points) > 1 else 0
+        return MIN_BATCH_BYTES if len(self._points) > 1 else 0
 
     def _kept(self) -> Iterator[RemoteLogSegmentMetadata]:
         kept = (each.metadata for each in self._services.spool.kept())

@@ -25,12 +25,15 @@ class UncopiedHeads:
         self._partition = topic_id_partition
         self._since_ms: dict[int, int] = {}
         self._timestamps_ms: dict[int, int | None] = {}
+        self._leader_epoch = -1
 
-    def start_over(self) -> None:
-        """Drops all that is known, since other records may have the offsets."""
-        self.drop_below(1 << 63)
+    def keep_from(self, offset: int, leader_epoch: int) -> None:
+        """Drops the offsets below `offset`, and the timestamps of another leader epoch.
 
-    def drop_below(self, offset: int) -> None:
+        Other records may have the offsets then."""
+        if self._leader_epoch not in (leader_epoch, -1):
+            self._timestamps_ms.clear()
+        self._leader_epoch = leader_epoch
         for known in (self._since_ms, self._timestamps_ms):
             for at in [at for at in known if at < offset]:
                 del known[at]

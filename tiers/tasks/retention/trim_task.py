@@ -59,13 +59,11 @@ class TrimTask:
     async def run(
         self,
         policy: TopicPolicy,
-        local_only_bytes: int,
         checked_epoch: int | None = None,
     ) -> int | None:
         """Trims the local log. Returns the local log start after the trim, None when there was nothing to trim.
 
         `checked_epoch` is the leader epoch whose log was compared. Another leader trims nothing; None: any leader does.
-        `local_only_bytes` is the size of the local records that are not remote yet; an underestimate keeps more local.
         Raises the store's error when the store lacks the first segment, or is another place than that of the tier."""
         if trim_hold(policy) is not None:
             return None
@@ -73,7 +71,7 @@ class TrimTask:
         bounds = await services.source.bounds(partition, timeout_ms)
         if checked_epoch not in (None, bounds.leader_epoch):
             return None
-        target = self.target(policy, bounds, local_only_bytes)
+        target = self.target(policy, bounds)
         if target <= bounds.log_start_offset:
             return None
         share_start = await services.share_groups.lowest_start(partition, timeout_ms)
@@ -153,13 +151,12 @@ class TrimTask:
     def _check_ownership(self) -> None:
         self._services.require_ownership(self._partition)
 
-    def target(self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int) -> int:
+    def target(self, policy: TopicPolicy, bounds: LocalLogBounds) -> int:
         """Returns the offset to trim to; the local log start if nothing may be trimmed."""
         services = self._services
         covering = covering_segments(services.metadata, self._partition, bounds.log_start_offset)
         view = TrimView(
             bounds.last_stable_offset,
-            local_only_bytes,
             services.wall_clock_ms(),
             services.settings.remote_log.visible_after_ms,
             self._visible_for_ms,
@@ -180,11 +177,9 @@ class TrimTask:
 class TrimView:
     """What decides which segments of a partition may be trimmed.
 
-    `local_only_bytes` is the size of the local records that are not remote. `visible_for_ms` tells for how long the
-    owner's reader has seen the segment finished; None: not yet."""
+    `visible_for_ms` tells for how long the owner's reader has seen the segment finished; None: not yet."""
 
     last_stable_offset: int
-    local_only_bytes: int
     now_ms: int
     visible_after_ms: int
     visible_for_ms: Callable[[RemoteLogSegmentMetadata], int | None]
@@ -206,7 +201,7 @@ def trim_holds(
 
     `covering` are the segments that cover the local log from its start up to the first gap. A hold of a segment holds
     the later ones too. Their own holds are those that they have when all segments before them are trimmed."""
-    local_bytes = view.local_only_bytes + sum(segment.retained_bytes for segment in covering)
+    local_bytes = sum(segment.retained_bytes for segment in covering)
     for segment in covering[:-1]:
         yield segment, _trim_hold_of(segment, policy, view, local_bytes)
         local_bytes -= segment.retained_bytes
@@ -217,7 +212,7 @@ def trim_holds(
 def _trim_hold_of(
     segment: RemoteLogSegmentMetadata, policy: TopicPolicy, view: TrimView, local_bytes: int
 ) -> Hold | None:
-    """`local_bytes` is the size of the local log from this segment on."""
+    """`local_bytes` is the size of the copied part of the local log from this segment on."""
     visible_for_ms = view.visible_for_ms(segment)
     if visible_for_ms is None or visible_for_ms < view.visible_after_ms:
         left_ms = view.visible_after_ms - (visible_for_ms or 0)

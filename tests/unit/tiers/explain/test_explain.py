@@ -17,6 +17,7 @@ from tiers.explain.answers import Place, Question, StateReason
 from tiers.explain.explain import explain, explain_offset, segment_at_time
 from tiers.explain.words import RULES
 from tiers.model.log_start import LogGap
+from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES
 from tiers.tasks.hold import Hold, HoldReason
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
@@ -36,13 +37,12 @@ async def copied(bench: Workbench) -> Workbench:
 
 
 async def test_the_explanation_of_a_trim_is_what_the_task_does(copied: Workbench) -> None:
-    local_bytes = copied.copy_task.uncopied.size_bytes
     segment_bytes = copied.segments[0].segment_size_bytes
     policies = [
         KEEP_NOTHING,
         POLICY,
         replace(POLICY, local_retention_ms=1000),
-        replace(POLICY, local_retention_bytes=local_bytes + 2 * segment_bytes),
+        replace(POLICY, local_retention_bytes=2 * segment_bytes),
         replace(KEEP_NOTHING, paused=frozenset({TierWork.TRIMMING})),
     ]
     for policy in policies:
@@ -51,7 +51,7 @@ async def test_the_explanation_of_a_trim_is_what_the_task_does(copied: Workbench
             copied.log.last_stable_offset, copied.share_groups.start = lso, share_start
             found = reasons(explain(await facts_for(copied, policy)), ON_BROKER)
             bounds = await copied.log.bounds(PARTITION, 1000)
-            target = copied.trim_task.target(policy, bounds, local_bytes) if not policy.paused else 0
+            target = copied.trim_task.target(policy, bounds) if not policy.paused else 0
             is_without = policy.local_retention_ms is None and policy.local_retention_bytes is None
             trimmed = {start for start in (0, 30, 60) if start < target and not is_without}
             assert {start for start, reason in found.items() if reason == StateReason.DUE} == trimmed
@@ -94,11 +94,12 @@ async def test_the_rule_the_value_and_the_time_are_told(copied: Workbench) -> No
 
 
 async def test_the_bytes_that_let_a_segment_go_are_told(copied: Workbench) -> None:
-    later_bytes = copied.copy_task.uncopied.size_bytes + sum(each.segment_size_bytes for each in copied.segments[1:])
+    later_bytes = sum(each.segment_size_bytes for each in copied.segments[1:])
+    total_bytes = later_bytes + MIN_BATCH_BYTES + 700
     policy = replace(
         POLICY,
         local_retention_bytes=later_bytes + 500,
-        retention_bytes=later_bytes + 700,
+        retention_bytes=total_bytes,
         tier_settings={"local.retention.bytes": str(later_bytes + 500)},
     )
     answer = explain(await facts_for(copied, policy))
@@ -108,9 +109,9 @@ async def test_the_bytes_that_let_a_segment_go_are_told(copied: Workbench) -> No
     )
     assert whys(answer, NOT_EXPIRED)[0].sentence == (
         "The total retention covers the segment. It expires when another 700 B follow it in its partition"
-        f" (retention.bytes = {later_bytes + 700}, per partition)."
+        f" (retention.bytes = {total_bytes}, per partition)."
     )
-    recorded = replace(policy, recorded_total=TotalRetention(None, later_bytes + 700))
+    recorded = replace(policy, recorded_total=TotalRetention(None, total_bytes))
     assert "(remote.log.retention.bytes = " in whys(explain(await facts_for(copied, recorded)), NOT_EXPIRED)[0].sentence
 
 

@@ -113,11 +113,12 @@ async def test_a_read_to_the_end_corrects_the_estimate(bench: Workbench) -> None
     await bench.copy()
     assert bench.finished == [(0, 9)]
     bench.restart()
-    for _ in range(3):
+    for _ in range(2):
         await bench.copy()
-    assert bench.finished == [(0, 9)]
+    reads = list(bench.log.reads)
+    await bench.copy()
+    assert (bench.finished, bench.log.reads) == ([(0, 9)], reads)
     assert bench.copy_task.uncopied.size_bytes == size_from(bench, 10)
-    assert bench.log.reads.count(10) == 1
 
 
 async def test_records_of_an_open_transaction_count(bench: Workbench) -> None:

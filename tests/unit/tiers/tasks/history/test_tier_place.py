@@ -123,7 +123,7 @@ async def test_no_copy_counts_after_the_file_system_was_unmounted(bench: Workben
         await bench.copy_all()
     bench.now_ms += 60_000
     with pytest.raises(RemoteStorageError, match=r"tier\.json"):
-        await bench.trim_task.run(with_retention(local_retention_bytes=0), 0)
+        await bench.trim_task.run(with_retention(local_retention_bytes=0))
     for _ in range(2):
         with pytest.raises(RemoteStorageError, match=r"tier\.json"):
             await bench.check_facts()
