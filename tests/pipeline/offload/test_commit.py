@@ -237,7 +237,7 @@ async def test_records_that_a_copier_copied_are_not_copied_twice(bench: Workbenc
     offload = Offload(bench)
     result = await offload.copied(100)
     bench.restart()
-    await bench.copy_task.run(POLICY, await bench.log.bounds(PARTITION, 1000), 0)
+    await bench.copy_task.run(POLICY, await bench.survey(), 0)
     copied = bench.finished
     assert copied
     await offload.commit(result)

@@ -13,6 +13,7 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import (
+    BrokerError,
     CorruptSegmentError,
     LogDivergedError,
     OwnershipLostError,
@@ -89,7 +90,9 @@ async def test_the_first_copy_begins_where_the_local_log_starts(bench: Workbench
     assert bench.metadata.gaps(PARTITION) == []
 
 
-@pytest.mark.parametrize("answer", ["the next records are gone", "another leader", "the last stable offset"])
+@pytest.mark.parametrize(
+    "answer", ["the next records are gone", "another leader", "the last stable offset", "no answer", "all records"]
+)
 async def test_records_that_the_broker_removes_meanwhile_are_copied(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
@@ -101,13 +104,15 @@ async def test_records_that_the_broker_removes_meanwhile_are_copied(
             log.log_start_offset = 30 if answer == "the next records are gone" else 10
             log.leader_epoch += answer == "another leader"
             log.last_stable_offset = 20 if answer == "the last stable offset" else None
+            if answer == "no answer":
+                raise BrokerError("the connection was reset", retriable=True)
         return await read(partition, offset, *args)
 
     log.append(*batches(0, 10))
     policy = replace(POLICY, segment_bytes=2_500)
     monkeypatch.setattr(log, "read", removing)
     await bench.copy(policy)
-    assert bench.finished == [(0, 19)]
+    assert bench.finished == [(0, 29 if answer == "all records" else 19)]
     assert bench.spooled() == []
 
 

@@ -11,6 +11,7 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import Retention, TotalRetention
 from tiers.errors import BrokerError
+from tiers.tasks.copy.copy_due import DUE_SHARE
 from tiers.tasks.copy.uncopied import UncopiedSize
 from tiers.tasks.copy.uncopied_heads import UncopiedHeads
 from tiers.tasks.retention.uncopied_watch import AtMost, UncopiedWatch
@@ -82,6 +83,25 @@ async def test_records_behind_an_open_transaction_alarm_by_the_time_seen(
     assert await looked(bench, watch) == [0, 0, 0]
     bench.now_ms += DAY_MS
     assert await looked(bench, watch) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("timestamp_ms", "size_bytes", "retention", "share"),
+    [
+        (-1, 0, Retention(DAY_MS, -1), DUE_SHARE),
+        (-1, 0, Retention(-1, 1_000), 0.0),
+        (0, None, Retention(-1, 1_000), DUE_SHARE),
+        (0, None, Retention(DAY_MS, -1), 0.0),
+    ],
+)
+async def test_records_of_an_unknown_age_or_size_are_due(
+    bench: Workbench, timestamp_ms: int, size_bytes: int | None, retention: Retention, share: float
+) -> None:
+    timestamp_ms = bench.wall_ms if timestamp_ms == 0 else timestamp_ms
+    bench.log.append(batch_of(0, 10, timestamp=timestamp_ms))
+    watch = UncopiedWatch(bench.services, PARTITION, UncopiedHeads(bench.services, PARTITION))
+    policy = replace(IN_TIME, broker_retention=retention)
+    assert await watch.share_from(policy, 0, at_most(size_bytes)) == share
 
 
 async def test_a_broker_that_does_not_answer_fails_no_round(bench: Workbench, watch: UncopiedWatch) -> None:
