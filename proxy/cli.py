@@ -19,9 +19,9 @@ from proxy.commands.init import init
 from proxy.commands.tier.accept import accept
 from proxy.commands.tier.bounds import bounds
 from proxy.commands.tier.cut import cut
+from proxy.commands.tier.delete_missing import delete_missing
 from proxy.commands.tier.failed_deletes import failed_deletes
 from proxy.commands.tier.metadata import metadata
-from proxy.commands.tier.missing_topics import missing_topics
 from proxy.commands.tier.orphans import orphans
 from proxy.commands.tier.pause import pause, resume
 from proxy.commands.tier.rebuild import rebuild
@@ -66,7 +66,7 @@ tier.command(short_help="Lists the topics that the settings name or that have se
 for _command in (segments, bounds, verify, orphans, rebuild, accept, cut, rewrap, pause, resume):
     tier.command()(_command)
 tier.command("failed-deletes")(failed_deletes)
-tier.add_typer(missing_topics)
+tier.command("delete-missing")(delete_missing)
 tier.add_typer(metadata)
 
 

@@ -45,14 +45,10 @@ def page() -> str:
 
 
 def _commands(name: str, command: Command) -> Iterator[tuple[str, Command]]:
-    """Yields the commands that do something, with their full names.
-
-    A group does something of its own if it takes a configuration file, as `tidegate tier missing-topics` does."""
+    """Yields the commands that do something, with their full names."""
     if not isinstance(command, TyperGroup):
         yield name, command
         return
-    if any(parameter.name == "config" for parameter in command.params):
-        yield name, command
     for child_name, child in sorted(command.commands.items()):
         if not child.hidden:
             yield from _commands(f"{name} {child_name}", child)

@@ -84,7 +84,7 @@ ALARMS: Final = {
     "remote read failed": "remote-read-failed",
     "a partition cannot be judged": "partition-not-judged",
     "the broker deleted records, but the new log start was not recorded": "log-start-not-recorded",
-    "a topic was deleted, but the record of the deletion may be missing": "topic-deletion-not-recorded",
+    "a topic was not deleted, because the deletion could not be recorded": "topic-deletion-not-recorded",
     "the topic's tier settings were not recorded": "tier-settings-not-recorded",
 }
 """The events with a line of the level ERROR, by the phrase of the message."""
@@ -164,7 +164,7 @@ OTHER_EVENTS: Final = {
     "the cluster's metadata cannot be read": "cluster-unreadable",
     "no broker has answered yet": "no-broker-answers-yet",
     "the coordinator answers heartbeats again": "heartbeats-work-again",
-    "the deletion of a tiered topic is recorded": "topic-deletion-recorded",
+    "a client is about to delete a tiered topic": "topic-deletion-recorded",
     "the disk chunk cache fails and is not used for a while; check the disk": "disk-chunk-cache-failing",
     "the divergence of a metadata partition cannot be saved": "divergence-not-saved",
     "the first record that is not copied cannot be read": "first-uncopied-unreadable",
@@ -247,11 +247,10 @@ SHARED_PAGES: Final = {
         "read-for-another-process-failed", "internal-error", "remote-log-manager-failed", "tiered-topics-unreadable",
 
         "remote-log-work-failed", "stage-failed", "connection-closed", "remote-read-failed",
-        "partition-not-judged", "log-start-not-recorded", "tier-settings-not-recorded",
+        "partition-not-judged", "log-start-not-recorded", "topic-deletion-not-recorded", "tier-settings-not-recorded",
         "look-failed", "history-has-a-hole", "error-not-handled", "thread-ended",
     ),
     "spool-damaged": ("spool-damaged", "spool-unreadable"),
-    "topics-missing": ("topics-missing", "topic-deletion-not-recorded"),
 }  # fmt: skip
 """The runbook pages of several alarms. Every other alarm has a page of its name."""
 

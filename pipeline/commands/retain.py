@@ -108,7 +108,7 @@ def _print(done: Retention) -> None:
     for topic in _topics(done.unproved):
         say(
             f"topic {topic}: no broker knows it, and its deletion is not proved: nothing of it is deleted here, see"
-            " `tidegate tier missing-topics`"
+            " `tidegate tier delete-missing`"
         )
     if not done.is_applied:
         count = sum(len(each.segments) for each in done.partitions)

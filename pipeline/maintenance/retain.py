@@ -36,6 +36,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.tasks.deletion.missing_topics import deleted_topics
 from tiers.tasks.deletion.topic_deletion import (
     ClusterTopicExistence,
     begin_partition_deletion,
@@ -252,7 +253,8 @@ async def _missing(tier: OpenTier, existence: ClusterTopicExistence) -> _Missing
     timeout_ms = tier.config.upstream.request_timeout_ms
     gone, doubtful = await existence.gone_and_doubtful({each.topic_id for each in known}, timeout_ms)
     missing = {each for each in known if each.topic_id in gone}
-    deleted = {each for each in missing if tier.metadata.is_topic_deleted(each.topic_id)}
+    proved = deleted_topics(tier.metadata)
+    deleted = {each for each in missing if each.topic_id in proved}
     return _Missing(deleted, missing - deleted, {each for each in known if each.topic_id in doubtful})
 
 

@@ -2,7 +2,6 @@
 
 The proxy uses this to protect a topic from a request. It replaces the topic's name by a name that no topic can have,
 and turns the broker's answer for that name into the proxy's own refusal. All other bytes survive verbatim.
-`deleted_topics` reads a response to DeleteTopics.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from typing import NamedTuple
 from uuid import UUID
 
 from protocol.api_keys import ApiKey
-from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import (
     INT16,
     Buffer,
     read_array_length,
-    read_int16,
     read_string,
     read_string_bounds,
     read_uuid,
@@ -55,20 +52,19 @@ class NamedTopic(NamedTuple):
     id_at: Span | None
 
 
+class Refusal(NamedTuple):
+    """The error that the client gets for a topic. Some APIs have no message."""
+
+    code: int
+    message: str
+
+
 class Replaced(NamedTuple):
-    """The original name and id of a topic that now has a replacement name."""
+    """The original name and id of a topic that now has a replacement name, and its refusal."""
 
     name: str | None
     topic_id: UUID | None
-
-
-class DeletedTopic(NamedTuple):
-    """A topic that a response to DeleteTopics reports as deleted.
-
-    `topic_id` is None in versions without ids, and when the broker sent no id."""
-
-    name: str | None
-    topic_id: UUID | None
+    refusal: Refusal
 
 
 @Stepped
@@ -106,9 +102,9 @@ def _plain_names(plan: MessagePlan, frame: Buffer, pos: int) -> Steps[list[Named
 
 @Stepped
 def without_topics(
-    frame: bytes, api_key: int, version: int, is_kept_away: Callable[[NamedTopic], bool]
+    frame: bytes, api_key: int, version: int, refusal_of: Callable[[NamedTopic], Refusal | None]
 ) -> Steps[tuple[bytes, dict[str, Replaced]]]:
-    """Replaces the name of each topic for which `is_kept_away` is true by a name that no topic can have.
+    """Replaces the name of each topic for which `refusal_of` returns a refusal by a name that no topic can have.
 
     Returns the request, and the original topics by replacement name. Raises `ProtocolError`.
     """
@@ -117,10 +113,11 @@ def without_topics(
     splices = []
     for topic in (yield from named_topics.steps(frame)):
         yield
-        if not is_kept_away(topic):
+        refusal = refusal_of(topic)
+        if refusal is None:
             continue
         name = f"{_IMPOSSIBLE}{len(replaced)}"
-        replaced[name] = Replaced(topic.name, topic.topic_id)
+        replaced[name] = Replaced(topic.name, topic.topic_id, refusal)
         splices.append(Splice(*topic.name_at, write_string(name, compact)))
         if topic.id_at is not None:
             splices.append(Splice(*topic.id_at, _NO_ID))
@@ -128,10 +125,8 @@ def without_topics(
 
 
 @Stepped
-def with_refusals(
-    payload: memoryview, api_key: int, version: int, replaced: Mapping[str, Replaced], code: int, message: str
-) -> Steps[bytes]:
-    """Returns the response with the original names restored, and with the given error for those topics.
+def with_refusals(payload: memoryview, api_key: int, version: int, replaced: Mapping[str, Replaced]) -> Steps[bytes]:
+    """Returns the response with the original names restored, and with the refusals of those topics.
 
     A response to DeleteRecords keeps the broker's error codes. Raises `ProtocolError`.
     """
@@ -156,24 +151,7 @@ def with_refusals(
         if "TopicId" in spans and original.topic_id is not None:
             splices.append(Splice(*spans["TopicId"], original.topic_id.bytes))
         if "ErrorCode" in spans:
-            splices.append(Splice(*spans["ErrorCode"], INT16.pack(code)))
+            splices.append(Splice(*spans["ErrorCode"], INT16.pack(original.refusal.code)))
         if "ErrorMessage" in spans:
-            splices.append(Splice(*spans["ErrorMessage"], write_string(message, compact)))
+            splices.append(Splice(*spans["ErrorMessage"], write_string(original.refusal.message, compact)))
     return (yield from splice.steps(payload, sorted(splices)))
-
-
-@Stepped
-def deleted_topics(payload: Buffer, version: int) -> Steps[list[DeletedTopic]]:
-    """Returns the topics that a response to DeleteTopics reports without an error. Raises `ProtocolError`."""
-    plan = compile_message(ApiKey.DELETE_TOPICS, version, "Response")
-    pos, compact = response_body_position(ApiKey.DELETE_TOPICS, version, payload), plan.is_flexible
-    yield from plan.skip.steps(payload, pos)
-    names = ("Name", "TopicId", "ErrorCode") if version >= _IDS_FROM else ("Name", "ErrorCode")
-    found = []
-    for name_at, *id_at, code_at in (yield from plan.selector(("Responses",), names).steps(payload, pos)).structs:
-        yield
-        if read_int16(payload, code_at.start)[0] == ErrorCode.NONE:
-            topic_id = read_uuid(payload, id_at[0].start)[0] if id_at else None
-            name = read_string(payload, name_at.start, compact)[0]
-            found.append(DeletedTopic(name, topic_id if topic_id and topic_id.int else None))
-    return found

@@ -24,6 +24,7 @@ from tiers.explain.answers import PartitionAnswer
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
+from tiers.tasks.deletion.missing_topics import deleted_topics
 from tiers.tasks.partition_report import PartitionReport
 
 LEADER_TIMEOUT_MS: Final = 2_500
@@ -160,7 +161,7 @@ class Looker:
                 ends = resume_command(policy.topic, policy.paused)
                 return "paused", f"an operator paused {' and '.join(sorted(policy.paused))}: `{ends}` ends the pause"
             return ("paused", "remote.log.copy.disable is set") if policy.copy_disable else ("tiered", "")
-        if parts.metadata.is_topic_deleted(topic_id):
+        if topic_id in deleted_topics(parts.metadata):
             return "deleted", "the topic was deleted: its remote log is removed"
         known = None if cluster is None else cluster.topics_by_id.get(topic_id)
         if cluster is not None and known is None:

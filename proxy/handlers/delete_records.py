@@ -53,7 +53,7 @@ from protocol.apis.delete_records import (
     patch_delete_records_response,
     with_refused_partitions,
 )
-from protocol.apis.named_topics import Replaced, with_refusals, without_topics
+from protocol.apis.named_topics import Refusal, Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import Buffer
@@ -80,6 +80,7 @@ _DIVERGED = (
 _UNCERTAIN = "nothing was deleted: it is unknown whether the leader's log continues the copied log; the client retries"
 _CHECK_TIMEOUT_MS = 10_000
 """The deadline is short, because later requests of the connection wait during the check."""
+_OWN_TOPIC = Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "")
 _OUR_REFUSAL = (ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE)
 """The broker's answers for a refused partition, if the client may delete the partition's records."""
 
@@ -130,7 +131,7 @@ class DeleteRecordsHandler:
         body_position = parse_request_header(frame).body_position
         request = yield from parse_delete_records_request.steps(frame, body_position, version)
         kept, replaced = yield from without_topics.steps(
-            frame, ApiKey.DELETE_RECORDS, version, lambda topic: topic.name in self._own_topics
+            frame, ApiKey.DELETE_RECORDS, version, lambda topic: _OWN_TOPIC if topic.name in self._own_topics else None
         )
         # A replaced name has another length, so the frame is parsed again for the new positions.
         sent = request.partitions
@@ -412,15 +413,14 @@ def _patched(state: _State, response: DeleteRecordsResponse, found: Mapping[int,
         if code is not None and one.error_code in _OUR_REFUSAL:
             answers[index] = DeleteRecordsAnswer(error_code=code)
         if one.topic in state.replaced:
-            answers[index] = DeleteRecordsAnswer(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            answers[index] = DeleteRecordsAnswer(error_code=_OWN_TOPIC.code)
         yield
     if not answers:
         return response.payload
     patched = yield from patch_delete_records_response.steps(response, answers)
     if not state.replaced:
         return patched
-    refuse, code = with_refusals.steps, ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    return (yield from refuse(memoryview(patched), ApiKey.DELETE_RECORDS, state.version, state.replaced, code, ""))
+    return (yield from with_refusals.steps(memoryview(patched), ApiKey.DELETE_RECORDS, state.version, state.replaced))
 
 
 def _failed(error: RemoteLogError) -> DeleteRecordsAnswer:

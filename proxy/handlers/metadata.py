@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from protocol.addresses import AddressOf, rewrite_addresses
 from protocol.api_keys import ApiKey
-from protocol.apis.named_topics import NamedTopic, Replaced, named_topics, with_refusals, without_topics
+from protocol.apis.named_topics import NamedTopic, Refusal, Replaced, named_topics, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from protocol.header import parse_request_header
 from protocol.schema import compile_message
@@ -22,6 +22,7 @@ from proxy.handlers.addresses import AddressRewriter, check_version
 from proxy.handlers.turns import Decision, decide_in_turns, patch_in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare, Request
 
+_REFUSAL = Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "")
 _ALLOWS_CREATION_FROM = 4
 """The first version with AllowAutoTopicCreation."""
 
@@ -46,14 +47,14 @@ class MetadataHandler:
         rewriter = AddressRewriter(ApiKey.METADATA, version, address_of)
         if version >= _ALLOWS_CREATION_FROM:
             frame = request.frame
-            if any(self._is_own(topic) for topic in (yield from named_topics.steps(frame))):
+            if any(map(self._refusal_of, (yield from named_topics.steps(frame)))):
                 frame = yield from _without_creation(frame, version)
             return Forward(frame, hold_bytes=None), rewriter
-        frame, replaced = yield from without_topics.steps(request.frame, ApiKey.METADATA, version, self._is_own)
+        frame, replaced = yield from without_topics.steps(request.frame, ApiKey.METADATA, version, self._refusal_of)
         return Forward(frame, hold_bytes=None), _Refusing(version, replaced, address_of)
 
-    def _is_own(self, topic: NamedTopic) -> bool:
-        return topic.name in self._own_topics
+    def _refusal_of(self, topic: NamedTopic) -> Refusal | None:
+        return _REFUSAL if topic.name in self._own_topics else None
 
 
 def _without_creation(frame: bytes, version: int) -> Steps[bytes]:
@@ -73,8 +74,7 @@ class _Refusing:
         return patch_in_turns(self._refused(response))
 
     def _refused(self, response: memoryview) -> Steps[Buffers]:
-        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        refused = yield from with_refusals.steps(response, ApiKey.METADATA, self.version, self.replaced, code, "")
+        refused = yield from with_refusals.steps(response, ApiKey.METADATA, self.version, self.replaced)
         return ((yield from rewrite_addresses.steps(ApiKey.METADATA, self.version, refused, self.address_of)),)
 
     def on_abandoned(self) -> None:

@@ -14,14 +14,17 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from protocol.apis.named_topics import NamedTopic, Replaced, with_refusals, without_topics
+from protocol.apis.named_topics import NamedTopic, Refusal, Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from protocol.steps import Steps
 from proxy.handlers.addresses import check_version
 from proxy.handlers.turns import decide_in_turns, patch_in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare, Request
 
-REFUSAL = "This topic is one of the remote log's own: it cannot be changed through the proxy."
+REFUSAL = Refusal(
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    "This topic is one of the remote log's own: it cannot be changed through the proxy.",
+)
 
 
 class MetadataTopicGuard:
@@ -32,21 +35,28 @@ class MetadataTopicGuard:
         self._own_topics = own_topics
         self._topic_name = topic_name
 
-    def keeps_away(self, topic: NamedTopic) -> bool:
+    def _refusal_of(self, topic: NamedTopic) -> Refusal | None:
         name = topic.name
         if name is None and topic.topic_id is not None:
             name = self._topic_name(topic.topic_id)
-        return name in self._own_topics
+        return REFUSAL if name in self._own_topics else None
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
         return decide_in_turns(self.guarded(request))
 
-    def guarded(self, request: Request) -> Steps[tuple[Forward, HandlerState | None]]:
-        """Returns the request without our own topics. Raises `ProtocolError`."""
+    def guarded(
+        self, request: Request, refusal_of: Callable[[NamedTopic], Refusal | None] = lambda topic: None
+    ) -> Steps[tuple[Forward, HandlerState | None]]:
+        """Returns the request without our own topics, and without others that `refusal_of` refuses.
+
+        Raises `ProtocolError`."""
         frame, replaced = yield from without_topics.steps(
-            request.frame, request.api_key, request.api_version, self.keeps_away
+            request.frame,
+            request.api_key,
+            request.api_version,
+            lambda topic: self._refusal_of(topic) or refusal_of(topic),
         )
         if not replaced:
             return Forward(frame), None
@@ -63,9 +73,7 @@ class _State:
         return patch_in_turns(self._refused(response))
 
     def _refused(self, response: memoryview) -> Steps[Buffers]:
-        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        refuse = with_refusals.steps
-        return ((yield from refuse(response, self.api_key, self.version, self.replaced, code, REFUSAL)),)
+        return ((yield from with_refusals.steps(response, self.api_key, self.version, self.replaced)),)
 
     def on_abandoned(self) -> None:
         return

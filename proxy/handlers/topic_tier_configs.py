@@ -172,7 +172,7 @@ class TopicTierConfigs:
                 if resource.resource_type != TOPIC_RESOURCE:
                     continue
                 if resource.name in self._own_topics:
-                    plans[resource.name] = Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, REFUSAL, is_final=True)
+                    plans[resource.name] = Refusal(*REFUSAL, is_final=True)
                 elif resource.name in denied:
                     plans[resource.name] = denied[resource.name]
                 else:

@@ -194,7 +194,7 @@ def _handlers(
         ApiKey.DELETE_RECORDS: DeleteRecordsHandler(
             tools, metadata, partial(require_aligned, log_source, metadata), own_topics
         ),
-        ApiKey.DELETE_TOPICS: DeleteTopicsHandler(guard, proxy.topology, metadata, proxy.spawn),
+        ApiKey.DELETE_TOPICS: DeleteTopicsHandler(guard, metadata),
         ApiKey.CREATE_PARTITIONS: guard,
         ApiKey.CREATE_TOPICS: alter_configs,
         ApiKey.ALTER_CONFIGS: alter_configs,

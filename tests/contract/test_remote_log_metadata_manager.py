@@ -244,7 +244,7 @@ async def test_what_was_lost_is_restored_and_what_is_known_stays(
         assert manager.log_starts(partition) == [start]
 
 
-async def test_a_topic_is_missing_until_it_returns_and_its_deletion_is_kept(
+async def test_a_topic_is_missing_until_it_returns(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     topic_id, before_ms = partition.topic_id, time.time_ns() // 1_000_000
@@ -257,10 +257,6 @@ async def test_a_topic_is_missing_until_it_returns_and_its_deletion_is_kept(
     assert manager.missing_topics() == {topic_id: since_ms}
     await manager.put_topic_missing(topic_id, "orders", is_missing=False)
     assert manager.missing_topics() == {}
-    assert not manager.is_topic_deleted(topic_id)
-    await manager.put_topic_deletion(topic_id, "orders")
-    assert manager.is_topic_deleted(topic_id)
-    assert not manager.is_topic_deleted(uuid4())
     assert not manager.is_tiered(topic_id)
 
 
@@ -323,22 +319,22 @@ async def test_a_missing_or_deleted_topic_is_recorded_and_ended(
 ) -> None:
     topic_id = partition.topic_id
     await until(lambda: manager.owns(replace(partition, partition=0)))
-    assert not manager.is_topic_deleted(topic_id)
-    assert (dict(manager.missing_topics()), manager.deleted_topic_ids()) == ({}, set())
+    assert (dict(manager.missing_topics()), dict(manager.topic_deletions())) == ({}, {})
     await manager.put_topic_missing(topic_id, "orders", is_missing=True)
     since = dict(manager.missing_topics())
     assert since.keys() == {topic_id}
     assert abs(since[topic_id] - time.time_ns() // 1_000_000) < TIMEOUT_MS
     await manager.put_topic_missing(topic_id, "orders", is_missing=True)
     assert manager.missing_topics() == since
-    await manager.put_topic_deletion(topic_id, "orders")
-    assert manager.is_topic_deleted(topic_id)
-    assert manager.deleted_topic_ids() == {topic_id}
+    for is_confirmed in (False, True):
+        await manager.put_topic_deletion(topic_id, "orders", is_confirmed=is_confirmed)
+        [(deleted, deletion)] = manager.topic_deletions().items()
+        assert (deleted, deletion.is_confirmed) == (topic_id, is_confirmed)
+        assert since[topic_id] <= deletion.event_timestamp_ms < since[topic_id] + TIMEOUT_MS
     assert manager.partitions() == []
     await manager.put_topic_missing(topic_id, "orders", is_missing=False)
     await manager.end_topic_deletion(topic_id)
-    assert not manager.is_topic_deleted(topic_id)
-    assert (dict(manager.missing_topics()), manager.deleted_topic_ids()) == ({}, set())
+    assert (dict(manager.missing_topics()), dict(manager.topic_deletions())) == ({}, {})
 
 
 async def test_a_change_of_tier_settings_is_judged_by_what_is_there(

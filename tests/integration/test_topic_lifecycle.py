@@ -209,7 +209,7 @@ def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
     with tidegate_over(kafka, tmp_path, tiered=[f"{topic}-*"], segment_bytes=20_000, settings=settings) as proxy:
 
         def command(*arguments: str) -> tuple[int, str]:
-            code, out, _ = asyncio.run(tier_command.run(proxy.config, "missing-topics", *arguments))
+            code, out, _ = asyncio.run(tier_command.run(proxy.config, "delete-missing", *arguments))
             return code, out
 
         def missing() -> dict[str, dict[str, object]]:
@@ -237,16 +237,16 @@ def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
 
         code, out = command()
         assert (code, out.count("an operator must decide")) == (1, len(directly))
-        assert command("forget", directly[0])[0] == 0
+        assert command(directly[0])[0] == 0
         assert not missing()[directly[0]]["deletion_proved"]
-        assert command("forget", directly[0], str(topic_ids[directly[1]]), "--yes")[0] == 0
-        assert command("forget", by_name, "--yes")[0] == 1
+        assert command(directly[0], str(topic_ids[directly[1]]), "--yes")[0] == 0
+        assert command(by_name, "--yes")[0] == 1
         until(lambda: all(objects_of(store, topic_ids[name]) == [] for name in directly[:2]))
         assert not missing()[directly[2]]["deletion_proved"]
         assert objects_of(store, topic_ids[directly[2]]) == left[directly[2]]
-        assert command("forget", "--older-than", "7d", "--yes")[0] == 0
+        assert command("--older-than", "7d", "--yes")[0] == 0
         assert not missing()[directly[2]]["deletion_proved"]
-        assert command("forget", "--older-than", "1ms", "--yes")[0] == 0
+        assert command("--older-than", "1ms", "--yes")[0] == 0
         until(lambda: objects_of(store, topic_ids[directly[2]]) == [])
         assert command("--json") == (0, "[]\n")
         until(lambda: records_of_missing_topics(proxy) == (set(), set()))
@@ -257,6 +257,6 @@ def records_of_missing_topics(proxy: TidegateProcess) -> tuple[set[UUID], set[UU
 
     async def read_them() -> tuple[set[UUID], set[UUID]]:
         async with open_tier(load_config(proxy.config)) as tier:
-            return set(tier.metadata.missing_topics()), tier.metadata.deleted_topic_ids()
+            return set(tier.metadata.missing_topics()), set(tier.metadata.topic_deletions())
 
     return asyncio.run(read_them())

@@ -115,7 +115,7 @@ async def test_a_topic_is_deleted_by_proof_alone(
     assert await asyncio.to_thread(cli.run, [*arguments, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["partitions"], answer["unproved"]) == ([], [f"orders ({topic_id})"])
-    await bench.metadata.put_topic_deletion(topic_id, "orders")
+    await bench.metadata.put_topic_deletion(topic_id, "orders", is_confirmed=True)
     assert await asyncio.to_thread(cli.run, [*arguments, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert ([each["topic"] for each in answer["partitions"]], answer["unproved"]) == (["orders"], [])

@@ -189,7 +189,7 @@ def test_all_jobs_over_a_topic(site: Site, store: str, tmp_path: Path) -> None:
 
     topic_id = site.segments()[0].topic_id_partition.topic_id
     delete_topics(site.rig.kafka.bootstrap_servers, site.rig.topic)
-    site.with_tier(lambda tier: tier.metadata.put_topic_deletion(topic_id, site.rig.topic))
+    site.with_tier(lambda tier: tier.metadata.put_topic_deletion(topic_id, site.rig.topic, is_confirmed=True))
 
     def purged() -> bool:
         done = asyncio.run(retain(site.config, RUNNER, "", deleted_topics=True, delay_ms=0))

@@ -251,7 +251,7 @@ def test_segments_beyond_retention_and_of_deleted_topics_are_deleted(tiered: Tie
 
     async def prove(topic_id: uuid.UUID) -> None:
         async with open_tier(tiered.config) as tier:
-            await tier.metadata.put_topic_deletion(topic_id, tiered.topic)
+            await tier.metadata.put_topic_deletion(topic_id, tiered.topic, is_confirmed=True)
 
     assert (of_deleted_topics(), unproved()) == ([], set())
     delete_topics(tiered.kafka.bootstrap_servers, tiered.topic)

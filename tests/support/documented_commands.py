@@ -82,8 +82,7 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
         "tidegate tier pause orders-eu": TRANSCRIPT,
         "tidegate tier resume orders-eu": TRANSCRIPT,
         "tidegate tier verify --resume": "tests/system/test_tier_commands.py",
-        "tidegate tier missing-topics": "tests/integration/test_topic_lifecycle.py",
-        "tidegate tier missing-topics forget": "tests/integration/test_topic_lifecycle.py",
+        "tidegate tier delete-missing": "tests/integration/test_topic_lifecycle.py",
     },
     "docs/kubernetes.md": {
         "docker": DOCKER,

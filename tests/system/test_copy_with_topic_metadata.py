@@ -142,13 +142,13 @@ async def test_copy_trim_and_delete_with_metadata_in_the_cluster(
         return partition.topic_id in process.metadata.missing_topics()
 
     async def nothing_is_recorded() -> bool:
-        return not process.metadata.missing_topics() and not process.metadata.deleted_topic_ids()
+        return not process.metadata.missing_topics() and not process.metadata.topic_deletions()
 
     objects = process.objects()
     delete_topic(kafka.bootstrap_servers, topic_name)
     await eventually(is_missing)
     assert process.objects() == objects
-    await process.metadata.put_topic_deletion(partition.topic_id, topic_name)
+    await process.metadata.put_topic_deletion(partition.topic_id, topic_name, is_confirmed=True)
     await eventually(nothing_is_left)
     await eventually(nothing_is_recorded)
 

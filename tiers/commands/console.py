@@ -54,33 +54,17 @@ def default_config_file() -> Path:
     )
 
 
-def _config_option(**default: Any) -> Any:
-    return typer.Option(
+ConfigFile = Annotated[
+    Path,
+    typer.Option(
         "--config",
         envvar=CONFIG_VARIABLE,
         show_default="tidegate.toml, or /etc/tidegate/tidegate.toml",
         help="The TOML file; docs/configuration.md describes every key.",
-        **default,
-    )
-
-
-ConfigFile = Annotated[Path, _config_option(default_factory=default_config_file)]
-ConfigFileOfGroup = Annotated[Path | None, _config_option()]
-"""The option of a group that is a command too. None: the group takes `default_config_file`, if it is called alone."""
+        default_factory=default_config_file,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-
-
-def runs_alone(context: typer.Context) -> bool:
-    """Whether a group that is a command too runs without one of its commands.
-
-    Raises `BadParameter` for an option before the name of a command: the command would go on without it."""
-    if context.invoked_subcommand is None:
-        return True
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"write {parameter.opts[0]} after {context.invoked_subcommand}")
-    return False
 
 
 @contextmanager

@@ -225,9 +225,9 @@ class RecordBackedMetadataManager(StateBackedReader, ABC):
 
         await self._append_in_turn(TIER_PARTITION, records)
 
-    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
+    async def put_topic_deletion(self, topic_id: UUID, topic: str, *, is_confirmed: bool) -> None:
         partition = TopicIdPartition(topic_id, 0, topic)
-        update = TopicDeletionUpdate(partition, self._writer, self._wall_clock_ms())
+        update = TopicDeletionUpdate(partition, self._writer, self._wall_clock_ms(), is_confirmed)
         await self._append(partition, [key_and_value(update)])
 
     async def end_topic_deletion(self, topic_id: UUID) -> None:

@@ -58,6 +58,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
     TierMarkerUpdate,
+    TopicDeletionUpdate,
 )
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment
@@ -178,11 +179,8 @@ class RemoteLogMetadataReader(Protocol):
 
         It is as fresh as the metadata of `TIER_PARTITION`."""
 
-    def is_topic_deleted(self, topic_id: UUID) -> bool:
-        """Returns whether the deletion of the topic is proved: a proxy relayed it, or an operator confirmed it."""
-
-    def deleted_topic_ids(self) -> set[UUID]:
-        """Returns the ids of all topics for which `is_topic_deleted` is true."""
+    def topic_deletions(self) -> Mapping[UUID, TopicDeletionUpdate]:
+        """Returns the last recorded deletion of each topic that has one, with the time (ms) of the brokers' clock."""
 
     def missing_topics(self) -> Mapping[UUID, int]:
         """Returns the topics recorded as missing, each with the time (ms, by the brokers' clock) of its record."""
@@ -307,8 +305,8 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
 
         All processes make their changes one after the other."""
 
-    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
-        """Records that the topic was deleted. Needs no ownership."""
+    async def put_topic_deletion(self, topic_id: UUID, topic: str, *, is_confirmed: bool) -> None:
+        """Records that a client is about to delete the topic, or an operator's word. Needs no ownership."""
 
     async def end_topic_deletion(self, topic_id: UUID) -> None:
         """Removes the record of the deletion, when the tier has nothing of the topic, or a broker knows the topic."""

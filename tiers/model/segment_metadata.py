@@ -13,6 +13,9 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
+TOPIC_DELETION_VALID_MS = 3_600_000
+"""How long after a request to delete a topic the brokers may have forgotten the topic because of that request."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeaderEpochEntry:
@@ -261,14 +264,24 @@ class TierMarkerUpdate:
 
 @dataclass(frozen=True, slots=True)
 class TopicDeletionUpdate:
-    """Tidegate's own record type: the topic was deleted.
+    """Tidegate's own record type: a client is about to delete the topic, or an operator says that it was deleted.
 
-    The proof is the brokers' answer to DeleteTopics or an operator's command. `topic_id_partition` is the topic's
-    partition 0."""
+    A proxy writes the record before it forwards DeleteTopics. `topic_id_partition` is the topic's partition 0."""
 
     topic_id_partition: TopicIdPartition
     writer: str
     event_timestamp_ms: int
+    is_confirmed: bool
+    """Whether an operator says it."""
+
+    def is_proof(self, missing_since_ms: int | None) -> bool:
+        """Whether the topic was deleted, if no broker has known it since `missing_since_ms`.
+
+        A request proves nothing by itself, since the brokers may refuse it. A topic that is missing before the request
+        or long after it is missing for another reason."""
+        if self.is_confirmed or missing_since_ms is None:
+            return self.is_confirmed
+        return 0 <= missing_since_ms - self.event_timestamp_ms <= TOPIC_DELETION_VALID_MS
 
 
 @dataclass(frozen=True, slots=True)

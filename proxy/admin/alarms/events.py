@@ -189,8 +189,8 @@ EVENTS: Final[tuple[Alarm, ...]] = (
     ),
     defect(
         "topic-deletion-not-recorded",
-        "a topic was deleted, but the record of the deletion may be missing",
-        'See "Topics that are missing" in [operations.md](operations.md).',
+        "a topic was not deleted, because the deletion could not be recorded",
+        "The client's DeleteTopics request: the client must try again.",
     ),
     defect(
         "tier-settings-not-recorded",

@@ -22,6 +22,7 @@ from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.deletion.missing_topics import deleted_topics
 from tiers.texts import size_text
 
 
@@ -54,7 +55,7 @@ class TieredTopic:
     """The work that an operator paused (`tidegate tier pause`)."""
     settings: Mapping[str, Setting]
     exists: bool
-    """Whether a broker knows the topic. If not, `tidegate tier missing-topics` says more about the topic."""
+    """Whether a broker knows the topic. If not, `tidegate tier delete-missing` says more about the topic."""
     deletion_proved: bool
 
 
@@ -172,7 +173,7 @@ def _line(
         paused=tuple(sorted(paused_work(own))),
         settings=settings,
         exists=known is not None,
-        deletion_proved=tier.metadata.is_topic_deleted(topic.topic_id),
+        deletion_proved=known is None and topic.topic_id in deleted_topics(tier.metadata),
     )
 
 

@@ -28,6 +28,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
     TierMarkerUpdate,
+    TopicDeletionUpdate,
     leader_epoch_at,
 )
 from tiers.model.segment_state import (
@@ -64,7 +65,7 @@ class InMemoryRemoteLogMetadataManager:
     all_log_starts: dict[TopicIdPartition, list[LogStart]] = field(default_factory=dict)
     local_log_starts: dict[TopicIdPartition, OffsetAndEpoch] = field(default_factory=dict)
     recorded_gaps: dict[TopicIdPartition, dict[int, LogGap]] = field(default_factory=dict)
-    deleted_topics: set[UUID] = field(default_factory=set)
+    topic_deletion_records: dict[UUID, TopicDeletionUpdate] = field(default_factory=dict)
     missing: dict[UUID, int] = field(default_factory=dict)
     topic_id: UUID | None = IN_MEMORY_TOPIC_ID
     """None: as a manager whose metadata is not in a topic of the cluster."""
@@ -204,11 +205,8 @@ class InMemoryRemoteLogMetadataManager:
     def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
         return next((gap for gap in self.gaps(partition) if gap.holds(offset)), None)
 
-    def is_topic_deleted(self, topic_id: UUID) -> bool:
-        return topic_id in self.deleted_topics
-
-    def deleted_topic_ids(self) -> set[UUID]:
-        return set(self.deleted_topics)
+    def topic_deletions(self) -> Mapping[UUID, TopicDeletionUpdate]:
+        return self.topic_deletion_records
 
     def missing_topics(self) -> Mapping[UUID, int]:
         return self.missing
@@ -412,13 +410,14 @@ class InMemoryRemoteLogMetadataManager:
         if known is None or known.marker_id == marker_id:
             self.markers[location] = TierMarkerUpdate(TIER_PARTITION, "", 0, location, marker_id, is_confirmed)
 
-    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
+    async def put_topic_deletion(self, topic_id: UUID, topic: str, *, is_confirmed: bool) -> None:
         self._write_anybodys()
-        self.deleted_topics.add(topic_id)
+        partition = TopicIdPartition(topic_id, 0, topic)
+        self.topic_deletion_records[topic_id] = TopicDeletionUpdate(partition, "", self.wall_clock_ms(), is_confirmed)
 
     async def end_topic_deletion(self, topic_id: UUID) -> None:
         self._write(TopicIdPartition(topic_id, 0))
-        self.deleted_topics.discard(topic_id)
+        self.topic_deletion_records.pop(topic_id, None)
 
     async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
         self._write(TopicIdPartition(topic_id, 0, topic))

@@ -168,7 +168,7 @@ base.port = {port}
             tools, rlmm, partial(require_aligned, source, rlmm)
         )
         guard = MetadataTopicGuard([], proxy.topology.topic_name)
-        proxy.handlers[ApiKey.DELETE_TOPICS] = DeleteTopicsHandler(guard, proxy.topology, rlmm, proxy.server.spawn)
+        proxy.handlers[ApiKey.DELETE_TOPICS] = DeleteTopicsHandler(guard, rlmm)
         proxy.listen(stack)
         await proxy.topology.refresh()
         manager = _manager(proxy.client, source, storage, rlmm, folder, tiered, topic_deletion_delay_ms)

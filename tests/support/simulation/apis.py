@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 from kafka.protocol.admin import (
-    CreateTopicsResponse,
     DeleteRecordsResponse,
     DescribeClusterResponse,
     DescribeConfigsResponse,
@@ -36,16 +35,16 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
 from tests.support.simulation.cluster import CLUSTER_ID, HOST, PORT, SimBroker, SimCluster, SimPartition, SimTopic
-from tests.support.simulation.compaction import DELETE_RETENTION_MS
 from tests.support.simulation.groups import GroupCoordinator
 from tests.support.simulation.log_dirs import log_dirs
 from tests.support.simulation.replica_log import ReplicaLog
+from tests.support.simulation.topic_admin import create_topics, delete_topics
 from tests.support.simulation.transactions import TransactionCoordinator
 
 VERSIONS = {
     0: (3, 11), 1: (4, 17), 2: (1, 8), 3: (0, 12), 8: (2, 8), 9: (1, 8), 10: (0, 4), 11: (2, 9), 12: (0, 4), 13: (0, 5),
-    14: (0, 5), 16: (0, 5), 18: (0, 3), 19: (2, 7), 21: (0, 2), 22: (0, 4), 23: (2, 4), 24: (0, 3), 25: (0, 3),
-    26: (0, 3), 28: (0, 3), 32: (1, 4), 35: (1, 4), 60: (0, 2),
+    14: (0, 5), 16: (0, 5), 18: (0, 3), 19: (2, 7), 20: (1, 5), 21: (0, 2), 22: (0, 4), 23: (2, 4), 24: (0, 3),
+    25: (0, 3), 26: (0, 3), 28: (0, 3), 32: (1, 4), 35: (1, 4), 60: (0, 2),
 }  # fmt: skip
 _DUPLICATES_KNOWN = 5
 _OUT_OF_ORDER_SEQUENCE = 45
@@ -54,6 +53,8 @@ _GRANTED = DescribeClusterResponse(
     throttle_time_ms=0, error_code=0, error_message=None, cluster_id=CLUSTER_ID, brokers=[],
     authorized_operations={8},  # DESCRIBE
 )  # fmt: skip
+_TOPIC_OPERATIONS = frozenset({3, 4, 6, 8, 10})
+"""READ, WRITE, DELETE, DESCRIBE, DESCRIBE_CONFIGS"""
 _NOTHING = UUID(int=0)
 Answer = Any
 """A response object, or a future of one."""
@@ -73,7 +74,8 @@ class SimApis:
             ApiKey.LIST_OFFSETS: self._list_offsets,
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._epoch_ends,
             ApiKey.DELETE_RECORDS: self._delete_records,
-            ApiKey.CREATE_TOPICS: self._create_topics,
+            ApiKey.CREATE_TOPICS: lambda broker, request, client: create_topics(cluster, broker, request),
+            ApiKey.DELETE_TOPICS: lambda broker, request, client: delete_topics(cluster, request),
             ApiKey.DESCRIBE_CONFIGS: self._describe_configs,
             ApiKey.DESCRIBE_LOG_DIRS: lambda broker, request, client: log_dirs(cluster, broker, request),
             10: self._find_coordinator,
@@ -170,28 +172,9 @@ class SimApis:
                 )
             )
         return described(
-            error_code=0, name=topic.name, topic_id=topic.topic_id, is_internal=False, partitions=partitions
-        )
-
-    def _create_topics(self, broker: SimBroker, request: Any, client: str) -> Answer:
-        result = CreateTopicsResponse.CreatableTopicResult
-        results = []
-        for topic in request.topics:
-            code = 0
-            if topic.name in self.cluster.topics:
-                code = ErrorCode.TOPIC_ALREADY_EXISTS
-            elif not broker.is_cut_off:
-                configs = {one.name: one.value for one in topic.configs}
-                self.cluster.create_topic(
-                    topic.name, topic.num_partitions, {"delete.retention.ms": str(DELETE_RETENTION_MS), **configs}
-                )
-            else:
-                code = ErrorCode.REQUEST_TIMED_OUT
-            results.append(
-                result(name=topic.name, topic_id=_NOTHING, error_code=code, error_message=None, num_partitions=-1,
-                       replication_factor=-1, configs=None)
-            )  # fmt: skip
-        return CreateTopicsResponse(throttle_time_ms=0, topics=results)
+            error_code=0, name=topic.name, topic_id=topic.topic_id, is_internal=False, partitions=partitions,
+            authorized_operations=_TOPIC_OPERATIONS,
+        )  # fmt: skip
 
     def _describe_configs(self, broker: SimBroker, request: Any, client: str) -> Answer:
         result = DescribeConfigsResponse.DescribeConfigsResult

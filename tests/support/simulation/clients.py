@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
+from kafka.protocol.admin import (
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
+from kafka.protocol.metadata import MetadataRequest
 
 from protocol.addresses import Address
 from protocol.api_keys import ApiKey
@@ -32,7 +38,12 @@ from tiers.broker.client import monotonic_ms
 _TIMEOUT_S = 8.0
 _LIST_OFFSETS_VERSION = 7
 _EARLIEST = -2
-_DECODED: dict[int, Any] = {ApiKey.DELETE_RECORDS: DeleteRecordsRequest, ApiKey.LIST_OFFSETS: ListOffsetsRequest}
+_DECODED: dict[int, Any] = {
+    ApiKey.DELETE_RECORDS: DeleteRecordsRequest,
+    ApiKey.DELETE_TOPICS: DeleteTopicsRequest,
+    ApiKey.LIST_OFFSETS: ListOffsetsRequest,
+    ApiKey.METADATA: MetadataRequest,
+}
 
 
 @dataclass
@@ -270,6 +281,23 @@ class SimClient:
         position = response_body_position(ApiKey.DELETE_RECORDS, 2, payload)
         response: Any = DeleteRecordsResponse.decode(payload[position:], version=2)
         return int(response.topics[0].partitions[0].error_code)
+
+    async def delete_topic(self) -> int | None:
+        """Returns the error code of the answer."""
+        process, partition = self.machine.process, self.partition
+        if process is None or process.handler(ApiKey.DELETE_TOPICS) is None:
+            return None
+        message = DeleteTopicsRequest(topic_names=[partition.topic.name], timeout_ms=5_000)
+        message.API_VERSION = 5
+        message.with_header(correlation_id=9, client_id="user")
+        frame = bytes(message.encode(header=True, framed=False))
+        broker = self.network.cluster.brokers[partition.leader]
+        payload = await self._through(process, broker, ApiKey.DELETE_TOPICS, frame)
+        if payload is None:
+            return None
+        position = response_body_position(ApiKey.DELETE_TOPICS, 5, payload)
+        response: Any = DeleteTopicsResponse.decode(payload[position:], version=5)
+        return int(response.responses[0].error_code)
 
     async def ask_for_earliest(self, until_s: float = 0.0) -> None:
         """Asks for the earliest offset, once or until that time, and lets the oracle judge the answers."""

@@ -141,6 +141,10 @@ class SimCluster:
         self.topics: dict[str, SimTopic] = {}
         self.hides_sizes = False
         """Whether the proxy may not describe the cluster, so that no broker answers the sizes of its logs."""
+        self.refuses_deletions = False
+        """Whether no topic may be deleted (delete.topic.enable=false)."""
+        self.on_topic_deleted: Callable[[SimTopic], None] = lambda topic: None
+        """Called after a deletion, before anybody has the answer."""
         self.version = 0
         """Counts the changes of what Metadata says."""
         self.on_lost: Callable[[SimPartition, int], None] = lambda partition, old_end: None

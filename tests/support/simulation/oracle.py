@@ -231,7 +231,7 @@ class Oracle:
         """`rebuild` restores no dead segment. So no facts call one dead that may still be finished."""
         for dead in _facts(data).dead:
             segment = self.truth.segments.get(dead)
-            if segment is not None and not segment.is_deleted:
+            if segment is not None and not self.truth.may_be_dead(segment):
                 self.fail(f"{client} stores facts that call {dead} dead, whose segment has no DELETE record")
 
     def _stored_facts(self, partition: SimPartition) -> list[PartitionFacts]:

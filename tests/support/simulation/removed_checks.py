@@ -290,6 +290,10 @@ _CHECKS = (
     ),
     _returns("deletion/missing_topics:MissingTopics._is_idle_for_long", "True", "records end late", _TOPICS),
     _without(
+        "deletion/missing_topics:MissingTopics.record", "is_left and self._was_missing_before(topic_id)", "is_left",
+        "the brokers are asked twice", _TOPICS,
+    ),
+    _without(
         "deletion/topic_deletion:TopicDeletionTask._gone", "if metadata_topic_id in gone:", "if False:",
         "the brokers know the metadata topic", _TOPICS,
     ),

@@ -21,7 +21,7 @@ from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.record_batches import build_batch, record
 from tests.support.simulation.clients import SimClient
-from tests.support.simulation.cluster import SimPartition
+from tests.support.simulation.cluster import SimPartition, SimTopic
 from tests.support.simulation.environment import simulated_environment, unheard_garbage
 from tests.support.simulation.expectation import Retention
 from tests.support.simulation.loop import VirtualLoop
@@ -228,6 +228,18 @@ class Story(Simulation):
         self.oracle.expected[self.partition].deleted_to = below
         code = await self.consumer(self.machine).delete_records(below)
         assert code == ErrorCode.NONE, code
+
+    async def user_deletes_topic(self, and_then: Callable[[], None] = lambda: None) -> int | None:
+        """A user deletes the topic through a proxy. `and_then` is called before the proxy has the brokers' answer.
+
+        Returns the error code of the answer; None: the user gets none."""
+
+        def deleted(topic: SimTopic) -> None:
+            del self.oracle.expected[self.partition]
+            and_then()
+
+        self.cluster.on_topic_deleted = deleted
+        return await self.consumer(self.machine).delete_topic()
 
     # The store
 

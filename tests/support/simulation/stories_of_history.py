@@ -1,9 +1,10 @@
-"""Stories of lost metadata, of another history, and of retention: what is not known is not called gone."""
+"""Stories of lost metadata, of another history, of retention and of topics: what is not known is not called gone."""
 
 from __future__ import annotations
 
 from tests.support.simulation.expectation import Retention
-from tests.support.simulation.stories import MINUTE_S, Story, StoryError, story
+from tests.support.simulation.stories import HOUR_S, MINUTE_S, Story, StoryError, story
+from tests.support.simulation.topic_admin import TOPIC_DELETION_DISABLED
 from tiers.storage.object_key import parse_segment_key
 
 
@@ -115,4 +116,38 @@ async def size_retention_right_after_a_takeover(on: Story) -> None:
     on.kill()
     await on.start()
     await on.passes(MINUTE_S)
+    await on.require_readable()
+
+
+@story()
+async def a_proxy_dies_while_a_topic_is_deleted(on: Story) -> None:
+    """A proxy dies after it has forwarded DeleteTopics: the remote log of the topic goes without an operator."""
+    await on.produce(24)
+    await on.copied_to(16)
+    assert await on.user_deletes_topic(and_then=on.kill) is None
+    await on.passes(10 * MINUTE_S)
+    await on.start()
+    await on.until("objects of the deleted topic stay", lambda: not on.whole_segments(), 10 * MINUTE_S)
+    if "topics-missing" in on.alarms_so_far():
+        raise StoryError("an operator is asked about a topic whose deletion is recorded")
+
+
+@story(processes=2, broker_retention=Retention(-1, -1))
+async def a_topic_that_may_not_be_deleted_is_missing_later(on: Story) -> None:
+    """DeleteTopics is refused, and the controllers lose the topic two days later: its remote log stays."""
+    await on.produce(24)
+    await on.copied_to(16)
+    copied = on.whole_segments()
+    on.cluster.refuses_deletions = True
+    code = await on.user_deletes_topic()
+    assert code == TOPIC_DELETION_DISABLED, code
+    on.kill()  # no owner ends the record of the request
+    await on.passes(48 * HOUR_S)
+    on.cluster.lose_topic(on.topic)
+    await on.start()
+    await on.until("no alarm tells that the topic is missing", lambda: "topics-missing" in on.alarms())
+    await on.passes(HOUR_S)
+    for segment in copied:
+        on.require_kept(segment)
+    on.cluster.bring_back(on.topic)
     await on.require_readable()

@@ -22,6 +22,7 @@ from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
     TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState as State
@@ -75,6 +76,8 @@ class MetadataTruth:
         self.on_started: Callable[[TrueSegment], None] = lambda segment: None
         self.gaps: dict[Place, list[tuple[int, int]]] = {}
         self.cuts = 0
+        self.deleted: set[Place] = set()
+        """The partitions whose deletion has begun."""
         self.on_begun_again: Callable[[TrueSegment], None] = lambda segment: None
         """Called when a copy begins with the uuid of a segment whose deletion has begun."""
         self.on_total: Callable[[UUID], None] = lambda topic_id: None
@@ -118,6 +121,9 @@ class MetadataTruth:
             number, offset = one.written_at
             one.is_forgotten |= number == partition.index and (is_lost(offset) or is_lost(one.finished_at))
 
+    def may_be_dead(self, segment: TrueSegment) -> bool:
+        return segment.is_deleted or any(map(segment.is_of, self.deleted))
+
     def _take(self, record: object, number: int, offset: int) -> None:
         kind = _kind_of(record)
         if kind is not None:
@@ -146,6 +152,8 @@ class MetadataTruth:
                     segment.finished_at_s = self._loop.time()
             if record.state in (State.DELETE_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED):
                 segment.is_deleted = True
+        elif isinstance(record, RemotePartitionDeleteMetadata):
+            self.deleted.add((record.topic_id_partition.topic_id, record.topic_id_partition.partition))
         elif isinstance(record, LogStartOffsetUpdate):
             place = record.topic_id_partition.topic_id, record.topic_id_partition.partition
             self.log_starts.setdefault(place, []).append(record.log_start)

@@ -50,7 +50,6 @@ def config(tmp_path: Path) -> Path:
         (["tier", "segments"], "Missing argument 'TOPIC[:PARTITION]'. See: tidegate tier segments --help"),
         (["sevre"], "No such command 'sevre'"),
         (["tier", "sevre"], "No such command 'sevre'"),
-        (["tier", "missing-topics", "--config", "x.toml", "forget", "T"], "write --config after forget"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(
@@ -99,17 +98,17 @@ def test_each_command_refuses_an_option_that_is_given_twice(
     assert capsys.readouterr().err == f"tidegate: {said}\n"
 
 
-def test_a_group_that_is_a_command_finds_the_configuration_too(
+def test_a_command_of_a_group_finds_the_configuration_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.run(["tier", "missing-topics"]) == 2
+    assert cli.run(["tier", "delete-missing"]) == 2
     assert "there is no configuration: name a file with --config" in capsys.readouterr().err
     (tmp_path / "tidegate.toml").write_text("x = 1")
-    assert cli.run(["tier", "missing-topics"]) == 2
+    assert cli.run(["tier", "delete-missing"]) == 2
     assert "tidegate.toml: unknown key x" in capsys.readouterr().err
     monkeypatch.setenv("TIDEGATE_CONFIG", str(tmp_path / "other.toml"))
-    assert cli.run(["tier", "missing-topics"]) == 2
+    assert cli.run(["tier", "delete-missing"]) == 2
     assert capsys.readouterr().err == f"tidegate: {tmp_path}/other.toml: No such file or directory\n"
 
 

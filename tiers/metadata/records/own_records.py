@@ -194,9 +194,15 @@ def write_head_alone(update: OfPartition) -> bytes:
     return _write_head(update) + EMPTY_TAGGED_SECTION
 
 
+def write_topic_deletion(update: TopicDeletionUpdate) -> bytes:
+    return _write_head(update) + INT8.pack(update.is_confirmed) + EMPTY_TAGGED_SECTION
+
+
 def read_topic_deletion(buf: Buffer, pos: int) -> tuple[TopicDeletionUpdate, int]:
     partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
-    return TopicDeletionUpdate(partition, writer, event_timestamp_ms), skip_tagged_section(buf, pos)
+    is_confirmed, pos = read_int8(buf, pos)
+    update = TopicDeletionUpdate(partition, writer, event_timestamp_ms, bool(is_confirmed))
+    return update, skip_tagged_section(buf, pos)
 
 
 def read_topic_missing(buf: Buffer, pos: int) -> tuple[TopicMissingUpdate, int]:

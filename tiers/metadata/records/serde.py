@@ -51,6 +51,7 @@ from tiers.metadata.records.own_records import (
     write_log_start,
     write_tier_config,
     write_tier_marker,
+    write_topic_deletion,
 )
 from tiers.metadata.records.record_parts import (
     read_nullable_bytes,
@@ -304,7 +305,7 @@ def encode_value(record: MetadataRecord) -> bytes:
         case TierMarkerUpdate():
             api_key, message = TIER_MARKER_API_KEY, write_tier_marker(record)
         case TopicDeletionUpdate():
-            api_key, message = TOPIC_DELETION_API_KEY, write_head_alone(record)
+            api_key, message = TOPIC_DELETION_API_KEY, write_topic_deletion(record)
         case TopicMissingUpdate():
             api_key, message = TOPIC_MISSING_API_KEY, write_head_alone(record)
     frame = write_uvarint(_FRAME_VERSION) + write_uvarint(api_key) + write_uvarint(message_version(api_key))

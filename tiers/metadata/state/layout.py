@@ -17,7 +17,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     gaps         partition, first offset   -> next offset
     unfinished_rebuilds metadata partition -> empty: `rebuild` has not written all records (topic id and number)
     tier_markers `TIER_PARTITION`, location -> the record as `serde` writes it
-    topic_deletions partition 0 of a topic -> empty: the topic was deleted
+    topic_deletions partition 0 of a topic -> the record as `serde` writes it, with the brokers' time
     missing_topics partition 0 of a topic  -> time (the brokers' clock) since which no broker knows the topic
     deletions    partition                 -> RemotePartitionDeleteState
     tier_configs partition 0 of a topic    -> the record as `serde` writes it

@@ -8,7 +8,7 @@ time of a record is that of its append.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import lmdb
@@ -155,7 +155,8 @@ class Replay:
                 key = partition_key(update.topic_id_partition) + update.location.encode()
                 self._txn.put(key, encode_value(update), db=self._db.tier_markers)
             case TopicDeletionUpdate() as update:
-                self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.topic_deletions)
+                value = encode_value(replace(update, event_timestamp_ms=event.timestamp_ms))
+                self._txn.put(partition_key(update.topic_id_partition), value, db=self._db.topic_deletions)
             case TopicMissingUpdate() as update:
                 since = I64.pack(event.timestamp_ms)
                 key = partition_key(update.topic_id_partition)

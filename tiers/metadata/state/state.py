@@ -43,7 +43,14 @@ from tiers.metadata.state.segment_cursors import answered, answering, apart, cut
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, TierMarkerUpdate, after_cuts, leader_epoch_at
+from tiers.model.segment_metadata import (
+    Cut,
+    RemoteLogSegmentMetadata,
+    TierMarkerUpdate,
+    TopicDeletionUpdate,
+    after_cuts,
+    leader_epoch_at,
+)
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment, decode_answer, decode_stored_segment, stored_fields
 
@@ -361,13 +368,10 @@ class RemoteLogMetadataState:
         found = None if raw is None else decode_value(bytes(raw))
         return found if isinstance(found, TierMarkerUpdate) else None
 
-    def is_topic_deleted(self, topic_id: UUID) -> bool:
+    def topic_deletions(self) -> dict[UUID, TopicDeletionUpdate]:
         with self._env.begin() as txn:
-            return txn.get(partition_key(TopicIdPartition(topic_id, 0)), db=self._db.topic_deletions) is not None
-
-    def deleted_topic_ids(self) -> set[UUID]:
-        with self._env.begin() as txn:
-            return {UUID(bytes=bytes(key[:16])) for key, _ in txn.cursor(self._db.topic_deletions)}
+            found = [decode_value(bytes(value)) for _, value in txn.cursor(self._db.topic_deletions)]
+        return {each.topic_id_partition.topic_id: each for each in found if isinstance(each, TopicDeletionUpdate)}
 
     def missing_topics(self) -> dict[UUID, int]:
         with self._env.begin() as txn:

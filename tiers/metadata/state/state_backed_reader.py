@@ -12,7 +12,7 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, TierMarkerUpdate
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, TierMarkerUpdate, TopicDeletionUpdate
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment
 
@@ -105,11 +105,8 @@ class StateBackedReader:
     def tier_marker(self, location: str) -> TierMarkerUpdate | None:
         return self._state.tier_marker(location)
 
-    def is_topic_deleted(self, topic_id: UUID) -> bool:
-        return self._state.is_topic_deleted(topic_id)
-
-    def deleted_topic_ids(self) -> set[UUID]:
-        return self._state.deleted_topic_ids()
+    def topic_deletions(self) -> Mapping[UUID, TopicDeletionUpdate]:
+        return self._state.topic_deletions()
 
     def missing_topics(self) -> Mapping[UUID, int]:
         return self._state.missing_topics()

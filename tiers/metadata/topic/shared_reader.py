@@ -153,9 +153,9 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
             update = LogStartOffsetUpdate(partition, self._writer_name(), self._wall_clock_ms(), start)
             await self._send(partition, records_of_log_start(self._state, update), deadline_ms)
 
-    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
+    async def put_topic_deletion(self, topic_id: UUID, topic: str, *, is_confirmed: bool) -> None:
         partition = TopicIdPartition(topic_id, 0, topic)
-        update = TopicDeletionUpdate(partition, self._writer_name(), self._wall_clock_ms())
+        update = TopicDeletionUpdate(partition, self._writer_name(), self._wall_clock_ms(), is_confirmed)
         await self._send(partition, [key_and_value(update)], self._clock_ms() + _WRITE_TIMEOUT_MS)
 
     def _writer_name(self) -> str:

@@ -485,10 +485,7 @@ async def store_for_its_owner(services: TaskServices, kept: KeptSegment) -> None
     may be another one by now. Raises the errors of the store, the spool and the metadata manager."""
     metadata, partition, settings = services.metadata, kept.partition, services.settings
     await metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, settings.request_timeout_ms)
-    is_topic_gone = (
-        metadata.is_topic_deleted(partition.topic_id) or metadata.remote_partition_delete_state(partition) is not None
-    )
-    if is_topic_gone:
+    if metadata.remote_partition_delete_state(partition) is not None:
         await services.spool.remove(kept)
         return
     known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id)

@@ -95,7 +95,7 @@ class TopicDeletionTask:
         metadata = self._services.metadata
         partitions, configured = metadata.partitions(), metadata.topics_with_tier_config()
         names = {each.topic_id: each.topic for each in (*configured, *partitions)}
-        recorded = metadata.missing_topics().keys() | metadata.deleted_topic_ids()
+        recorded = metadata.missing_topics().keys() | metadata.topic_deletions().keys()
         topics = self._owned(TopicIdPartition(each, 0, names.get(each, "")) for each in names.keys() | recorded)
         partitions = self._owned(partitions)
         if not topics and not partitions:

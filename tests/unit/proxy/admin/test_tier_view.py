@@ -149,7 +149,7 @@ async def test_a_topic_without_a_policy_says_why() -> None:
     stage.copied(partition(GONE), 0, 10)
     async with viewed(stage) as view:
         missing = await view.topics(TopicQuery())
-        stage.metadata.deleted_topics.add(GONE)
+        await stage.metadata.put_topic_deletion(GONE, "gone", is_confirmed=True)
         stage.now_ms += tier_view.FRESH_MS
         deleted = await view.topics(TopicQuery())
     said = {each.topic: (each.state, each.reason) for each in missing.topics}

@@ -78,7 +78,7 @@ def guard() -> MetadataTopicGuard:
 
 
 def deletion(bench: Bench) -> Handler:
-    return DeleteTopicsHandler(guard(), bench.cluster, bench.metadata, asyncio.get_running_loop().create_task)
+    return DeleteTopicsHandler(guard(), bench.metadata)
 
 
 @pytest.mark.parametrize("api", CASES)
@@ -139,7 +139,7 @@ item, and what follows the items."""
 @pytest.mark.parametrize("api", LARGE_ANSWERS)
 async def test_a_large_answer_is_patched_in_slices(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     patcher, api_key, version, before, item, end = LARGE_ANSWERS[api]
-    replaced = {REFUSED: named_topics.Replaced(METADATA_TOPIC, None)}
+    replaced = {REFUSED: named_topics.Replaced(METADATA_TOPIC, None, metadata_topic_guard.REFUSAL)}
     states: Mapping[int, HandlerState] = {
         ApiKey.FIND_COORDINATOR: addresses.AddressRewriter(api_key, version, lambda _: ("proxy", 1)),
         ApiKey.PRODUCE: addresses.AddressRewriter(api_key, version, lambda _: ("proxy", 1)),
@@ -173,15 +173,15 @@ async def test_a_request_above_the_limit_of_decoded_requests_is_refused(caplog: 
 
 async def test_a_large_answer_is_decoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(asyncio.get_running_loop().create_task)
-    _, state = deletion(bench).on_request(FakeExchange(bench.cluster, request(ApiKey.DELETE_TOPICS, 1, 9)))
-    assert state is not None
-    answer = build_response_header(ApiKey.DELETE_TOPICS, 1, 9) + bytes(4) + INT32.pack(MANY)
+    head = build_response_header(ApiKey.METADATA, 12, 9) + bytes(4) + b"\x01" + b"\x00" + INT32.pack(1)
+    topic = INT16.pack(3) + b"\x02a" + bytes(16) + b"\x00" + b"\x01" + bytes(4) + b"\x00"
+    answer = head + write_array_length(MANY, compact=True) + topic * MANY + b"\x00"
+    frame = request(ApiKey.DELETE_TOPICS, 1, 9, INT32.pack(1) + NAME + INT32.pack(1))
+    action, _ = deletion(bench).on_request(FakeExchange(bench.cluster, frame, answer=lambda _: answer))
+    assert isinstance(action, Prepare)
     async with counted_turns() as turns:
-        decoder = named_topics.deleted_topics
-        monkeypatch.setattr(decoder, "steps", turns.noted(decoder.steps))
-        result = state.on_response(memoryview(answer + (NAME + INT16.pack(3)) * MANY))
-        assert asyncio.iscoroutine(result)
-        await result
+        monkeypatch.setattr(delete_topics, "_deletable", turns.noted(delete_topics._deletable))
+        await action.decide()
     assert_sliced(turns, MANY)
 
 

@@ -107,7 +107,7 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
         TierMarkerUpdate(TIER_PARTITION, "a", NOW_MS, "", UUID(int=3), True),
         UnfinishedRebuildUpdate(PARTITION, "a", NOW_MS),
         TopicMissingUpdate(first_partition, "a", NOW_MS),
-        TopicDeletionUpdate(first_partition, "a", NOW_MS),
+        TopicDeletionUpdate(first_partition, "a", NOW_MS, False),
     )
     lives += [life_of_presence(presence, draw(st.integers(0, 3))) for presence in presences]
     cuts = [cut(epoch, offset) for epoch, offset in draw(positions)]
@@ -146,7 +146,7 @@ def answers(state: RemoteLogMetadataStateWriter) -> list[object]:
         state.tier_marker(""),
         state.unfinished_rebuilds(),
         state.missing_topics(),
-        state.is_topic_deleted(TOPIC_ID),
+        state.topic_deletions(),
         state.partitions(),
         state.copy_plans(PARTITION),
         state.next_offset(0),

@@ -72,7 +72,7 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
     st.builds(LocalLogStartUpdate, PARTITIONS, NAMES, INT64, st.builds(OffsetAndEpoch, INT64, INT32)),
     st.builds(LogGapUpdate, PARTITIONS, NAMES, INT64, st.builds(LogGap, INT64, INT64), INT32),
     st.builds(UnfinishedRebuildUpdate, PARTITIONS, NAMES, INT64),
-    st.builds(TopicDeletionUpdate, PARTITIONS, NAMES, INT64),
+    st.builds(TopicDeletionUpdate, PARTITIONS, NAMES, INT64, st.booleans()),
     st.builds(TopicMissingUpdate, PARTITIONS, NAMES, INT64),
     PLANS,
 )

@@ -121,7 +121,7 @@ async def test_when_compaction_has_removed_it_there_is_nothing_to_understand(clu
 async def test_ignorable_records_stop_no_member_and_are_read_after_the_upgrade(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    deletion = TopicDeletionUpdate(TopicIdPartition(PARTITION.topic_id, 0, "orders"), "a", NOW_MS)
+    deletion = TopicDeletionUpdate(TopicIdPartition(PARTITION.topic_id, 0, "orders"), "a", NOW_MS, False)
     cluster.logs[0] = [*finished(1, 0), deletion, *finished(2, 20)]
     with an_earlier_release(serde.TOPIC_DELETION_API_KEY), opened(cluster, tmp_path) as before:
         assert await before.poll()
@@ -129,7 +129,7 @@ async def test_ignorable_records_stop_no_member_and_are_read_after_the_upgrade(
         assert before.follower.position(0) == 5
     with opened(cluster, tmp_path) as after:
         assert await after.poll()
-        assert after.state.is_topic_deleted(PARTITION.topic_id)
+        assert after.state.topic_deletions()
 
 
 def test_a_state_that_a_later_release_kept_is_read_anew(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_state_that_a_later_release_kept_is_read_anew(tmp_path: Path) -> None:
 
 def test_records_that_not_all_members_read_are_not_written() -> None:
     written = key_and_value(gap(10, 20))
-    deleted = key_and_value(TopicDeletionUpdate(PARTITION, "a", 0))
+    deleted = key_and_value(TopicDeletionUpdate(PARTITION, "a", 0, False))
     raised = key_and_value(log_start("a", user(5)))
     check_writable([written, raised, deleted, tombstone(log_gap_key(PARTITION, 10))], known_record_types())
     check_writable([deleted, tombstone(key_of(log_start("a", user(5))))], FIRST_RECORD_TYPES)

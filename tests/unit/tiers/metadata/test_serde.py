@@ -149,18 +149,24 @@ def test_a_gap_keeps_its_bytes_and_what_is_none_is_an_error() -> None:
     ("record_type", "api_key"),
     [
         (UnfinishedRebuildUpdate, "f107"),
-        (TopicDeletionUpdate, "d00f"),
         (TopicMissingUpdate, "d10f"),
     ],
 )
 def test_a_record_without_fields_of_its_own_keeps_its_bytes(
-    record_type: type[UnfinishedRebuildUpdate | TopicDeletionUpdate | TopicMissingUpdate],
+    record_type: type[UnfinishedRebuildUpdate | TopicMissingUpdate],
     api_key: str,
 ) -> None:
     update = record_type(PARTITION, "proxy-1", 1700000001234)
     expected = (
         f"01{api_key}00076f7264657273123456789abcdef0123456789abcdef000000007000870726f78792d310000018bcfe56cd200"
     )
+    assert encode_value(update).hex() == expected
+    assert decode_value(bytes.fromhex(expected)) == update
+
+
+def test_a_deletion_of_a_topic_keeps_its_bytes() -> None:
+    update = TopicDeletionUpdate(PARTITION, "proxy-1", 1700000001234, True)
+    expected = "01d00f00076f7264657273123456789abcdef0123456789abcdef000000007000870726f78792d310000018bcfe56cd20100"
     assert encode_value(update).hex() == expected
     assert decode_value(bytes.fromhex(expected)) == update
 
@@ -278,7 +284,7 @@ def test_keys_tell_segments_record_types_and_log_starts_apart() -> None:
         key_of(LogGapUpdate(PARTITION, "a", 0, LogGap(2, 9), 0)),
         key_of(TierMarkerUpdate(PARTITION, "a", 0, "", UUID(int=3), True)),
         key_of(UnfinishedRebuildUpdate(PARTITION, "a", 0)),
-        key_of(TopicDeletionUpdate(PARTITION, "a", 0)),
+        key_of(TopicDeletionUpdate(PARTITION, "a", 0, False)),
         key_of(TopicMissingUpdate(PARTITION, "a", 0)),
         key_of(TopicTierConfigUpdate(PARTITION, "a", 0, {})),
         key_of(CutUpdate(PARTITION, "a", 0, 1, 5)),

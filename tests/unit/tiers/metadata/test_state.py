@@ -302,14 +302,16 @@ def test_a_topic_is_missing_since_the_brokers_time_until_it_is_there_again(
     assert state.missing_topics() == {TOPIC_ID: NOW_MS}
     topic.bury(topic_missing_key(first))
     assert state.missing_topics() == {}
-    assert not state.is_topic_deleted(TOPIC_ID)
-    deletion = TopicDeletionUpdate(first, "a", 5)
-    topic.put(deletion)
-    assert state.is_topic_deleted(TOPIC_ID)
-    assert not state.is_topic_deleted(UUID(int=8))
+
+
+def test_the_last_recorded_deletion_of_a_topic_has_the_brokers_time(state: RemoteLogMetadataStateWriter) -> None:
+    topic, first = Topic(state), TopicIdPartition(TOPIC_ID, 0, "orders")
+    last = TopicDeletionUpdate(first, "b", 7, False)
+    topic.put(TopicDeletionUpdate(first, "a", 5, True), last)
+    assert state.topic_deletions() == {TOPIC_ID: replace(last, event_timestamp_ms=NOW_MS + 1)}
     assert state.partitions() == []
-    topic.bury(key_of(deletion))
-    assert not state.is_topic_deleted(TOPIC_ID)
+    topic.bury(key_of(last))
+    assert state.topic_deletions() == {}
 
 
 def test_the_deletion_of_a_partition_takes_all_that_is_remembered_of_it(state: RemoteLogMetadataStateWriter) -> None:

@@ -1,4 +1,4 @@
-"""Topics that no broker knows: absence proves no deletion, however many of them are absent."""
+"""Topics that no broker knows: absence proves no deletion, and a request to delete a topic proves none alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def delay_of(bench: Workbench) -> int:
 
 
 async def until_recorded(bench: Workbench, task: TopicDeletionTask) -> None:
-    """The first sight records nothing: a proxy may just be recording a deletion."""
+    """The first answers of the brokers record nothing."""
     before = dict(bench.metadata.missing)
     assert await task.run() == 0
     assert bench.metadata.missing == before
@@ -53,7 +53,7 @@ async def test_absence_deletes_nothing_however_long_it_lasts(
     assert missing.metadata.deletions == {}
 
 
-@pytest.mark.parametrize("end", ["topic returns", "ownership ends", "deletion is proved"])
+@pytest.mark.parametrize("end", ["topic returns", "ownership ends", "deletion is confirmed"])
 async def test_the_alarm_of_a_missing_topic_ends_with_it(missing: Workbench, end: str) -> None:
     existence = Existence(TOPIC_ID)
     task = TopicDeletionTask(missing.services, existence)
@@ -64,43 +64,83 @@ async def test_the_alarm_of_a_missing_topic_ends_with_it(missing: Workbench, end
     elif end == "ownership ends":
         missing.metadata.owned = False
     else:
-        await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
+        await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
     await round_after(missing, task, SECOND_MS)
     assert missing.active("topics-missing") == 0
     assert missing.metric("remote_log_alarms_total", topic="orders", reason="topics-missing") == 1
 
 
-async def test_a_proved_deletion_waits_only_minutes_also_with_a_late_proof(missing: Workbench) -> None:
+@pytest.mark.parametrize("missing_after_ms", [2 * SECOND_MS, HOUR_MS])
+async def test_a_request_and_brokers_that_lack_the_topic_are_a_proof(missing: Workbench, missing_after_ms: int) -> None:
+    """The answer to the request never came, and the owner of the topic may be a later one."""
+    existence, delay_ms = Existence(), delay_of(missing)
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=False)
+    await TopicDeletionTask(missing.services, existence).run()
+    existence.deleted = {TOPIC_ID}
+    task = TopicDeletionTask(missing.services, existence)
+    await round_after(missing, task, missing_after_ms - SECOND_MS)
+    await round_after(missing, task, SECOND_MS)
+    assert (len(missing.metadata.missing), missing.active("topics-missing")) == (1, 0)
+    assert await round_after(missing, task, delay_ms - SECOND_MS - 1) == 0
+    assert await round_after(missing, task, 1) == 1
+    assert await missing.objects() == []
+
+
+@pytest.mark.parametrize("missing_after_ms", [-SECOND_MS, HOUR_MS + 1, 2 * DAY_MS])
+async def test_a_topic_that_is_missing_for_another_reason_stays(missing: Workbench, missing_after_ms: int) -> None:
+    """The brokers refused the request, and all proxies ended. The topic was missing before, or is much later."""
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=False)
+    missing.wall_ms += missing_after_ms - SECOND_MS
+    task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
+    await until_recorded(missing, task)
+    assert await rounds_for(missing, task, 7 * DAY_MS, DAY_MS) == 0
+    assert missing.active("topics-missing") == 1
+    assert len(await missing.objects()) == 6
+
+
+async def test_a_refused_request_ends_while_the_owner_runs(missing: Workbench) -> None:
+    existence, delay_ms = Existence(), delay_of(missing)
+    task = TopicDeletionTask(missing.services, existence)
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=False)
+    await task.run()
+    await round_after(missing, task, delay_ms)
+    assert missing.metadata.topic_deletions() == {}
+    existence.deleted = {TOPIC_ID}
+    assert await rounds_for(missing, task, 2 * DAY_MS, HOUR_MS) == 0
+    assert len(await missing.objects()) == 6
+
+
+async def test_a_second_request_has_the_whole_delay_again(missing: Workbench) -> None:
+    task, delay_ms = TopicDeletionTask(missing.services, Existence()), delay_of(missing)
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=False)
+    await task.run()
+    await round_after(missing, task, delay_ms - 1)
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=False)
+    await round_after(missing, task, 1)
+    await round_after(missing, task, delay_ms - 1)
+    assert missing.metadata.topic_deletions().keys() == {TOPIC_ID}
+    await round_after(missing, task, 1)
+    assert missing.metadata.topic_deletions() == {}
+
+
+async def test_a_confirmed_deletion_waits_only_minutes(missing: Workbench) -> None:
     delay_ms = delay_of(missing)
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
     await until_recorded(missing, task)
     assert await rounds_for(missing, task, DAY_MS, HOUR_MS) == 0
-    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
     restarted = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
     assert await restarted.run() == 0
     assert await round_after(missing, restarted, delay_ms - 1) == 0
     assert await round_after(missing, restarted, 1) == 1
 
 
-async def test_a_broker_that_knows_the_topic_stops_a_proved_deletion(missing: Workbench) -> None:
-    """A proxy recorded the deletion under a name that another topic has now."""
-    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
+async def test_a_broker_that_knows_the_topic_stops_a_confirmed_deletion(missing: Workbench) -> None:
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
     task = TopicDeletionTask(missing.services, Existence())
     delay_ms = delay_of(missing)
     assert await rounds_for(missing, task, 20 * delay_ms, delay_ms) == 0
     assert len(await missing.objects()) == 6
-
-
-async def test_the_proof_of_a_topic_that_is_there_ends_but_not_at_once(missing: Workbench) -> None:
-    """Brokers hear of a deletion one after the other."""
-    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
-    task = TopicDeletionTask(missing.services, Existence())
-    delay_ms = delay_of(missing)
-    await task.run()
-    await round_after(missing, task, delay_ms - 1)
-    assert missing.metadata.is_topic_deleted(TOPIC_ID)
-    await round_after(missing, task, 1)
-    assert not missing.metadata.is_topic_deleted(TOPIC_ID)
 
 
 @pytest.fixture
@@ -111,7 +151,7 @@ async def two_missing(missing: Workbench) -> Workbench:
 
 async def test_nothing_is_deleted_while_no_broker_knows_the_metadata_topic(missing: Workbench) -> None:
     """Its id changed: the metadata is of other brokers, or of another time."""
-    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID, IN_MEMORY_TOPIC_ID))
     written, delay_ms = missing.metadata.written, delay_of(missing)
     for _ in range(3):
@@ -123,7 +163,7 @@ async def test_nothing_is_deleted_while_no_broker_knows_the_metadata_topic(missi
 
 async def test_nothing_is_deleted_or_recorded_while_the_metadata_is_suspended(missing: Workbench) -> None:
     """The metadata topic was deleted and created again, so no member owns a partition."""
-    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
     written, delay_ms = missing.metadata.written, delay_of(missing)
     missing.metadata.owned = False
@@ -136,16 +176,16 @@ async def test_the_records_of_a_topic_end_when_nothing_of_it_is_left(missing: Wo
     delay_ms = delay_of(missing)
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
     await until_recorded(missing, task)
-    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
     assert await rounds_for(missing, task, delay_ms, delay_ms) == 1
     await round_after(missing, task, SECOND_MS)
     await round_after(missing, task, delay_ms - 1)
-    assert set(missing.metadata.missing) == missing.metadata.deleted_topics == {TOPIC_ID}
+    assert missing.metadata.missing.keys() == missing.metadata.topic_deletions().keys() == {TOPIC_ID}
     # A restart only delays.
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
     await task.run()
     await round_after(missing, task, delay_ms)
-    assert (missing.metadata.missing, missing.metadata.deleted_topics) == ({}, set())
+    assert (missing.metadata.missing, missing.metadata.topic_deletions()) == ({}, {})
     written = missing.metadata.written
     assert await rounds_for(missing, task, 7 * DAY_MS, DAY_MS) == 0
     assert missing.metadata.written == written
@@ -166,7 +206,7 @@ async def test_the_owner_of_partition_0_writes_and_every_owner_acts(
     existence = Existence(TOPIC_ID)
     await until_recorded(missing, TopicDeletionTask(missing.services, existence))
     assert existence.asked == {TOPIC_ID, IN_MEMORY_TOPIC_ID}
-    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
     owned = {second}
     assert await round_after(missing, task, SECOND_MS) == 1
     assert [each.partition for each in missing.metadata.partitions()] == [0]
@@ -177,7 +217,7 @@ async def test_partition_0_itself_need_not_be_remote(missing: Workbench) -> None
     await put_segments(missing, 1, only)
     task = TopicDeletionTask(missing.services, Existence(only.topic_id))
     await until_recorded(missing, task)
-    await missing.metadata.put_topic_deletion(only.topic_id, only.topic)
+    await missing.metadata.put_topic_deletion(only.topic_id, only.topic, is_confirmed=True)
     assert await round_after(missing, task, delay_of(missing)) == 1
     assert missing.metadata.partitions() == [PARTITION]
 
@@ -186,7 +226,7 @@ async def test_settings_are_forgotten_by_the_same_proof(bench: Workbench) -> Non
     delay_ms = delay_of(bench)
     await bench.metadata.change_topic_tier_config(TOPIC_ID, "orders", {"remote.storage.enable": "true"})
     task = TopicDeletionTask(bench.services, Existence(TOPIC_ID))
-    await bench.metadata.put_topic_deletion(TOPIC_ID, "orders")
+    await bench.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
     await task.run()
     assert bench.metadata.topic_tier_config(TOPIC_ID)
     await round_after(bench, task, delay_ms)
@@ -195,7 +235,7 @@ async def test_settings_are_forgotten_by_the_same_proof(bench: Workbench) -> Non
 
 async def test_a_sighting_that_cannot_be_recorded_stops_no_proved_deletion(two_missing: Workbench) -> None:
     bench, delay_ms = two_missing, delay_of(two_missing)
-    await bench.metadata.put_topic_deletion(OTHER.topic_id, OTHER.topic)
+    await bench.metadata.put_topic_deletion(OTHER.topic_id, OTHER.topic, is_confirmed=True)
     task = TopicDeletionTask(bench.services, Existence(TOPIC_ID, OTHER.topic_id))
 
     async def refuse(*args: object, **options: object) -> None:
@@ -212,11 +252,11 @@ async def test_a_proof_stays_while_metadata_is_unread(missing: Workbench) -> Non
     """Segments of the topic may be in a metadata partition that this process has not read."""
     delay_ms = delay_of(missing)
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
-    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
     missing.metadata.knows_all_partitions = False
     await rounds_for(missing, task, 4 * delay_ms, delay_ms)
     assert await missing.objects() == []
-    assert missing.metadata.is_topic_deleted(TOPIC_ID)
+    assert missing.metadata.topic_deletions().keys() == {TOPIC_ID}
     missing.metadata.knows_all_partitions = True
     await round_after(missing, task, delay_ms)
-    assert not missing.metadata.is_topic_deleted(TOPIC_ID)
+    assert missing.metadata.topic_deletions() == {}

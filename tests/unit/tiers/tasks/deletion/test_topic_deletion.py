@@ -38,7 +38,7 @@ class EmptyCluster:
 async def copied(bench: Workbench) -> Workbench:
     """Three segments of a topic whose deletion is proved."""
     await put_segments(bench)
-    await bench.metadata.put_topic_deletion(PARTITION.topic_id, PARTITION.topic)
+    await bench.metadata.put_topic_deletion(PARTITION.topic_id, PARTITION.topic, is_confirmed=True)
     return bench
 
 
@@ -180,7 +180,7 @@ async def test_a_store_that_fails_is_left_alone_until_the_next_round(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await put_segments(bench, 6)
-    await bench.metadata.put_topic_deletion(PARTITION.topic_id, PARTITION.topic)
+    await bench.metadata.put_topic_deletion(PARTITION.topic_id, PARTITION.topic, is_confirmed=True)
     asked: list[int] = []
 
     async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
@@ -259,7 +259,7 @@ async def test_a_partition_that_cannot_be_deleted_leaves_the_others_alone(
 ) -> None:
     stuck = TopicIdPartition(UUID(int=0), 0, "stuck")
     await copied.metadata.put_log_start(stuck, LogStart(1, 0, LogStartReason.USER))
-    await copied.metadata.put_topic_deletion(stuck.topic_id, stuck.topic)
+    await copied.metadata.put_topic_deletion(stuck.topic_id, stuck.topic, is_confirmed=True)
     existence = Existence(PARTITION.topic_id, stuck.topic_id)
     task = TopicDeletionTask(copied.services, existence)
     await task.run()

@@ -1,4 +1,4 @@
-"""`tidegate tier missing-topics`: lists tiered topics that no broker knows, and records which of them were deleted.
+"""`tidegate tier delete-missing`: lists tiered topics that no broker knows, and records which of them were deleted.
 
 The command itself deletes no data. It records an operator's statement that a topic was deleted. The owners, which are
 running `tidegate serve` processes, then delete the topic's remote data. They wait for the same delay as after every
@@ -26,35 +26,23 @@ from tiers.commands.console import (
     TERMINAL,
     AsJson,
     ConfigFile,
-    ConfigFileOfGroup,
-    default_config_file,
-    runs_alone,
+    say,
     show_json,
     show_table,
     time_text,
 )
-from tiers.commands.program import Program
 from tiers.config.settings import DurationMs
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.tasks.deletion.missing_topics import deleted_topics
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
-
-_HELP = (
-    "Lists tiered topics that no broker knows.\n\nExit code 1: the deletion of a topic is not proved. The owners delete"
-    " its remote data only after an operator's `forget`."
-)
-
-missing_topics = Program(
-    name="missing-topics", help=_HELP, invoke_without_command=True, add_completion=False, rich_markup_mode=None
-)
 
 
 @dataclass(frozen=True, slots=True)
 class MissingTopic:
     """One line of the answer: a tiered topic that no broker knows.
 
-    `missing_since_ms` is None when the owner has not recorded the time. The owner records no time for a topic whose
-    deletion is proved."""
+    `missing_since_ms` is None while the owner has not recorded the time."""
 
     topic: str
     topic_id: str
@@ -65,26 +53,7 @@ class MissingTopic:
     deletion_proved: bool
 
 
-@missing_topics.callback()
-def _missing_topics(
-    context: typer.Context,
-    config: ConfigFileOfGroup = None,
-    as_json: AsJson = False,
-) -> None:
-    """Lists tiered topics that no broker knows. Exit code 1: a topic needs an operator's decision."""
-    if not runs_alone(context):
-        return
-    found = _run(load_config(config or default_config_file()), ())
-    if as_json:
-        show_json(found)
-    else:
-        _print(found)
-    if not all(each.deletion_proved for each in found):
-        raise typer.Exit(FINDINGS)
-
-
-@missing_topics.command()
-def forget(
+def delete_missing(
     config: ConfigFile,
     topics: Annotated[
         list[str] | None, typer.Argument(metavar="[TOPIC_ID|TOPIC]...", help="Ids or names of listed topics.")
@@ -93,15 +62,23 @@ def forget(
         str | None, typer.Option(metavar="DURATION", help="All topics that are missing for so long, for example 7d.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Write. Without it, nothing is written.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Records that listed topics were deleted.
+    """Lists tiered topics that no broker knows.
 
-    The owners then delete the topics' remote data. It cannot be restored afterwards."""
-    if not topics and older_than is None:
+    Exit code 1: the deletion of a topic is not proved. The owners then keep its remote data until an operator says that
+    the topic was deleted. With topics or --older-than, the command shows these topics, and --yes records that they were
+    deleted. The owners then delete their remote data, which cannot be restored afterwards."""
+    if yes and not topics and older_than is None:
         raise typer.BadParameter("name topics, or say --older-than")
     least_ms = None if older_than is None else _duration_ms(older_than)
     settings = load_config(config)
     found = _run(settings, ())
+    if not topics and least_ms is None:
+        _show(found, as_json)
+        if not all(each.deletion_proved for each in found):
+            raise typer.Exit(FINDINGS)
+        return
     chosen = [] if least_ms is None else _unproved_for(found, least_ms)
     for topic in dict.fromkeys(topics or ()):
         named = [each for each in found if topic in (each.topic_id, each.topic)]
@@ -109,18 +86,19 @@ def forget(
             typer.echo(_not_one(topic, named), err=True)
             raise typer.Exit(FINDINGS)
         chosen += [each for each in named if each not in chosen]
+    if yes and chosen:
+        ids = [UUID(each.topic_id) for each in chosen]
+        chosen = [each for each in _run(settings, ids) if UUID(each.topic_id) in ids]
+    _show(chosen, as_json)
     if not chosen:
-        typer.echo(f"Nothing was written: no topic without a proof is recorded as missing for {older_than}.")
-        return
-    _print(chosen)
-    if not yes:
-        typer.echo("Nothing was written. Use --yes to write.")
-        return
-    _run(settings, [UUID(each.topic_id) for each in chosen])
-    typer.echo(
-        "The deletion was written. The owners delete the remote data of these topics when no broker has known them for"
-        " remote.log.topic.deletion.delay.ms."
-    )
+        say(f"Nothing was written: no topic without a proof is recorded as missing for {older_than}.")
+    elif not yes:
+        say("Nothing was written. Use --yes to write.")
+    else:
+        say(
+            "The deletion was written. The owners delete the remote data of these topics when no broker has known them"
+            " for remote.log.topic.deletion.delay.ms."
+        )
 
 
 def _duration_ms(text: str) -> int:
@@ -150,7 +128,10 @@ def _run(settings: TidegateConfig, deleted: Collection[UUID]) -> list[MissingTop
     return run_command(lambda: read_missing_topics(settings, deleted))
 
 
-def _print(found: Sequence[MissingTopic]) -> None:
+def _show(found: Sequence[MissingTopic], as_json: bool) -> None:
+    if as_json:
+        show_json(found)
+        return
     headings = ("topic", "id", "partitions", "segments", "bytes", "missing since", "deletion")
     rows = [
         (
@@ -184,7 +165,7 @@ async def read_missing_topics(config: TidegateConfig, deleted: Collection[UUID])
                     if topic_id not in gone:
                         raise RemoteTierError(f"a broker knows the topic {topic_id}, or the remote tier has none of it")
                     name = next(each.topic for each in topics_of(metadata, {topic_id}))
-                    await metadata.put_topic_deletion(topic_id, name)
+                    await metadata.put_topic_deletion(topic_id, name, is_confirmed=True)
                 return missing_of(metadata, gone)
 
 
@@ -198,7 +179,7 @@ def topics_of(metadata: RemoteLogMetadataReader, topic_ids: Collection[UUID]) ->
 
 def missing_of(metadata: RemoteLogMetadataReader, gone: Collection[UUID]) -> list[MissingTopic]:
     """Returns the answer's lines for the topics in `gone`, which no broker knows."""
-    partitions = metadata.partitions()
+    partitions, proved = metadata.partitions(), deleted_topics(metadata)
     lines = []
     for topic in topics_of(metadata, gone):
         own = [each for each in partitions if each.topic_id == topic.topic_id]
@@ -211,7 +192,7 @@ def missing_of(metadata: RemoteLogMetadataReader, gone: Collection[UUID]) -> lis
                 segments=len(segments),
                 size_bytes=sum(each.segment_size_bytes for each in segments),
                 missing_since_ms=metadata.missing_topics().get(topic.topic_id),
-                deletion_proved=metadata.is_topic_deleted(topic.topic_id),
+                deletion_proved=topic.topic_id in proved,
             )
         )
     return lines

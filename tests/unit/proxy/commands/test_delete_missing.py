@@ -1,4 +1,4 @@
-"""`tidegate tier missing-topics`: its output, and that it writes nothing until the operator confirms twice."""
+"""`tidegate tier delete-missing`: its output, and that it writes nothing until the operator confirms twice."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import cli
-from proxy.commands.tier import missing_topics as command
-from proxy.commands.tier.missing_topics import MissingTopic, missing_of
+from proxy.commands.tier import delete_missing as command
+from proxy.commands.tier.delete_missing import MissingTopic, missing_of
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.tiers.segment_metadata import copied, segment
 from tiers.model.ids import TopicIdPartition
@@ -35,7 +35,7 @@ class Operator:
         return self.found
 
     def run(self, *arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(cli.app, ["tier", "missing-topics", *arguments, "--config", str(self.config)])
+        done = CliRunner().invoke(cli.app, ["tier", "delete-missing", *arguments, "--config", str(self.config)])
         return done.exit_code, done.output
 
 
@@ -70,43 +70,43 @@ def test_topics_are_chosen_by_the_time_since_which_they_are_missing(
     operator: Operator, age: str, deleted: list[UUID]
 ) -> None:
     operator.found = [ALONE, replace(PROVED, missing_since_ms=SINCE_MS)]
-    code, out = operator.run("forget", "--older-than", age, "--yes")
+    code, out = operator.run("--older-than", age, "--yes")
     assert (code, operator.deleted) == (0, deleted)
     assert out.count("was written") == 1
     assert ("Nothing was written" in out) == (not deleted)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--older-than", "soon"], ["--older-than", "-1"], ["--older-than", "0s"]])
-def test_forget_needs_topics_or_an_age(operator: Operator, arguments: list[str]) -> None:
-    assert operator.run("forget", *arguments, "--yes")[0] == 2
+def test_a_deletion_needs_topics_or_an_age(operator: Operator, arguments: list[str]) -> None:
+    assert operator.run(*arguments, "--yes")[0] == 2
     assert operator.deleted == []
 
 
 @pytest.mark.parametrize("named", ["orders", ORDERS])
 def test_without_yes_nothing_is_written(operator: Operator, named: str) -> None:
-    code, out = operator.run("forget", named)
+    code, out = operator.run(named)
     assert (code, "Nothing was written" in out, operator.deleted) == (0, True, [])
-    code, _ = operator.run("forget", named, "--yes")
+    code, _ = operator.run(named, "--yes")
     assert (code, operator.deleted) == (0, [UUID(ORDERS)])
 
 
 def test_several_topics_are_named_at_once(operator: Operator) -> None:
-    code, _ = operator.run("forget", "orders", PAYMENTS, "orders", "--yes")
+    code, _ = operator.run("orders", PAYMENTS, "orders", "--yes")
     assert (code, operator.deleted) == (0, [UUID(ORDERS), UUID(PAYMENTS)])
 
 
 def test_a_topic_that_is_not_missing_is_refused(operator: Operator) -> None:
-    code, out = operator.run("forget", "orders", AGAIN, "--yes")
+    code, out = operator.run("orders", AGAIN, "--yes")
     assert (code, operator.deleted) == (1, [])
     assert out == f"{AGAIN} is not missing: a broker knows it, or the remote tier has nothing of it\n"
 
 
 def test_a_name_that_two_missing_topics_had_is_refused(operator: Operator) -> None:
     operator.found = [ALONE, replace(ALONE, topic_id=AGAIN)]
-    code, out = operator.run("forget", "orders", "--yes")
+    code, out = operator.run("orders", "--yes")
     assert (code, operator.deleted) == (1, [])
     assert out == f"orders is the name of several missing topics; use an id: {ORDERS}, {AGAIN}\n"
-    assert operator.run("forget", AGAIN, "--yes")[0] == 0
+    assert operator.run(AGAIN, "--yes")[0] == 0
 
 
 async def test_the_metadata_says_what_is_missing_of_which_topics() -> None:
@@ -127,7 +127,7 @@ async def test_the_metadata_says_what_is_missing_of_which_topics() -> None:
     assert seen() == []
     assert seen(orders) == [(ORDERS, 2, 2000, None, False)]
     await metadata.put_topic_missing(orders, "orders", is_missing=True)
-    await metadata.put_topic_deletion(payments, "payments")
+    await metadata.put_topic_deletion(payments, "payments", is_confirmed=True)
     assert seen(again, payments, orders) == [
         (ORDERS, 2, 2000, SINCE_MS, False),
         (AGAIN, 1, 1000, None, False),
