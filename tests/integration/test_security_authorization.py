@@ -14,6 +14,7 @@ from kafka.protocol.admin import (
     AlterConfigsRequest,
     CreateTopicsRequest,
     DeleteRecordsRequest,
+    DeleteTopicsRequest,
     DescribeConfigsRequest,
     IncrementalAlterConfigsRequest,
 )
@@ -21,6 +22,7 @@ from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForL
 
 from protocol.apis.list_offsets import NEXT_LOCAL_TIMESTAMP
 from protocol.errors import ErrorCode
+from proxy.config import load_config
 from tests.support.rigs.security_rig import (
     READ,
     RECORDS,
@@ -39,6 +41,7 @@ from tests.support.servers.certificates import Authority
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.secure_kafka import PROXY, allow, allow_all, deny
 from tests.support.servers.tidegate import TidegateProcess
+from tiers.access.open_tier import open_tier
 from tiers.broker.client import BrokerClient
 
 pytestmark = pytest.mark.integration
@@ -264,6 +267,27 @@ async def test_in_one_request_every_topic_is_allowed_by_itself(
         code, shown = await described(carol, mine)
         assert (code, shown["local.retention.bytes"]) == (0, ("77", DYNAMIC))
         assert set(TIER_KEYS) <= set(shown)
+
+
+@pytest.mark.full
+async def test_the_right_to_delete_a_topic_decides_what_is_recorded(
+    secured: KafkaCluster, plain: TidegateProcess, topic_name: str
+) -> None:
+    topic = f"tiered-{topic_name}"
+    await asyncio.to_thread(half_trimmed, secured, topic)
+    allow(secured, "alice", topic, READ)
+    allow(secured, "carol", topic, [AclOperation.DELETE])
+    request = DeleteTopicsRequest(topic_names=[topic], timeout_ms=20_000)
+
+    async def recorded() -> list[str]:
+        async with open_tier(load_config(plain.config)) as tier:
+            return [each.topic_id_partition.topic for each in tier.metadata.topic_deletions().values()]
+
+    for user, code, deletions in (("alice", REFUSED, []), ("carol", 0, [topic])):
+        async with as_user(plain, user) as client:
+            answer = await asked(client, request, lambda answer: [each.error_code for each in answer.responses], 5)
+        assert answer.responses[0].error_code == code
+        assert await recorded() == deletions
 
 
 @pytest.mark.full
