@@ -471,7 +471,12 @@ async def test_only_urgent_records_are_copied_behind_an_attempt_not_stored(
         log.attempts.start_behind(0, is_urgent=False)
     assert log.attempts.start_behind(0, is_urgent=True) == 30
     monkeypatch.setattr(Spool, "is_full", True)
-    assert log.attempts.start_behind(0, is_urgent=True) == 30
+    bounds = await log.survey()
+    await log.attempts.run(bounds, 0)
+    while await log.copy_task.run(POLICY, bounds, log.attempts.start_behind(0, is_urgent=True), retention_share=0.5):
+        pass
+    assert [each.metadata.start_offset for each in log.services.spool.kept()] == [0, 30, 60, 90]
+    assert log.finished == [], "the store is not asked"
 
 
 async def test_copying_waits_for_an_attempt_of_another_owner(log: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,17 +517,3 @@ async def test_a_shorter_object_in_the_store_is_not_replaced(log: Workbench) -> 
     await run(log)
     [finished] = [each for each in log.segments if each.state is FINISHED]
     assert (log.finished, finished.segment_id == attempt.segment_id) == ([(0, 29)], False)
-
-
-async def test_while_a_store_refuses_segments_urgent_records_are_kept_alone(
-    log: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse(log, monkeypatch, "copy_log_segment_data")
-    with pytest.raises(RetriableRemoteStorageError, match="503"):
-        await log.copy(retention_share=0.5)
-    bounds = await log.survey()
-    await log.attempts.run(bounds, 0)
-    while await log.copy_task.run(POLICY, bounds, log.attempts.start_behind(0, is_urgent=True), retention_share=0.5):
-        pass
-    assert [each.metadata.start_offset for each in log.services.spool.kept()] == [0, 30, 60, 90]
-    assert log.finished == []
