@@ -13,6 +13,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.bounds import violated_bounds
+from tiers.tasks.copy.copy_due import has_lag
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.uncopied_heads import UncopiedHeads
 from tiers.tasks.retention.uncopied_watch import UncopiedWatch
@@ -105,8 +106,9 @@ class PartitionWatch:
         # While nothing may expire, the broker's own retention still removes records that are not copied.
         broker = policy.broker_retention
         retention_ms = policy.retention_ms if broker is None or policy.recorded_total.is_set else broker.ms
+        asked_ms = policy.copy_lag_ms + policy.segment_ms if has_lag(policy) else 0
         raised = {
-            AlarmReason.COPY_LAG: 0 <= retention_ms < 2 * behind_ms,
+            AlarmReason.COPY_LAG: retention_ms >= 0 and behind_ms > max(retention_ms // 2, asked_ms),
             AlarmReason.STUCK_LSO: now_ms - self._lso_since_ms >= services.settings.stuck_lso_alarm_ms,
         }
         for reason, is_raised in raised.items():

@@ -18,13 +18,20 @@ it is raised only when copying fails."""
 class Uncopied:
     """The records from where copying continues up to the LSO.
 
-    `size_bytes` is an estimate. `age_ms` is the age of the oldest record. `retention_share` is the part of the broker's
-    retention that records which are not copied have used, if that retention is not the total."""
+    `size_bytes` is an estimate. `age_ms` is the age of the oldest record (`age_of_oldest`), and `timestamp_age_ms` that
+    by its timestamp, whatever that is. `retention_share` is the part of the broker's retention that records which are
+    not copied have used, if that retention is not the total."""
 
     offsets: int
     size_bytes: int
     age_ms: int = 0
     retention_share: float = 0.0
+    timestamp_age_ms: int = 0
+
+    @property
+    def lag_ms(self) -> int:
+        """The age that a lag counts. Behind a lag, each record is older than the last copy."""
+        return max(self.age_ms, self.timestamp_age_ms)
 
 
 def copy_hold(policy: TopicPolicy) -> Hold | None:
@@ -43,12 +50,12 @@ def copy_due(policy: TopicPolicy, uncopied: Uncopied, now_ms: int) -> Hold | Non
         return None
     values = {"size_bytes": uncopied.size_bytes, "segment.bytes": policy.segment_bytes}
     values |= {"age_ms": uncopied.age_ms, "segment.ms": policy.segment_ms}
-    wait_ms = policy.segment_ms
+    waits_ms = [policy.segment_ms - uncopied.age_ms]
     if has_lag(policy):
         values |= {COPY_LAG_MS: policy.copy_lag_ms, COPY_LAG_BYTES: policy.copy_lag_bytes}
-        wait_ms = -1 if policy.copy_lag_ms < 0 else max(wait_ms, policy.copy_lag_ms)
-    at_ms = now_ms + wait_ms - uncopied.age_ms if uncopied.offsets > 0 and wait_ms >= 0 else None
-    return Hold(HoldReason.NOT_DUE, at_ms, values)
+        waits_ms.append(policy.copy_lag_ms - uncopied.lag_ms)
+    is_known = uncopied.offsets > 0 and not (has_lag(policy) and policy.copy_lag_ms < 0)
+    return Hold(HoldReason.NOT_DUE, now_ms + max(waits_ms) if is_known else None, values)
 
 
 def is_any_size(policy: TopicPolicy, uncopied: Uncopied) -> bool:
@@ -64,7 +71,7 @@ def has_lag(policy: TopicPolicy) -> bool:
 def _is_delayed(policy: TopicPolicy, uncopied: Uncopied) -> bool:
     """Whether neither lag is over. Kafka compares the newest record of a segment, and this method the oldest one."""
     lag_ms, lag_bytes = policy.copy_lag_ms, policy.copy_lag_bytes
-    if 0 < lag_ms <= uncopied.age_ms:
+    if 0 < lag_ms <= uncopied.lag_ms:
         return False
     return has_lag(policy) and not 0 < lag_bytes <= uncopied.size_bytes - policy.segment_bytes
 

@@ -120,14 +120,10 @@ class RLMCopyTask:
         uncopied = Uncopied(offsets, size_bytes, retention_share=retention_share)
         if offsets == 0 or (is_full(policy, uncopied) and not has_lag(policy)):
             return uncopied
-        newest = self._newest
-        age_ms = age_of_oldest(
-            await self.heads.look(start),
-            None if newest is None else newest.event_timestamp_ms,
-            self.heads.known_for_ms(start),
-            services.wall_clock_ms(),
-        )
-        return replace(uncopied, age_ms=age_ms)
+        newest, timestamp_ms, now_ms = self._newest, await self.heads.look(start), services.wall_clock_ms()
+        finished_ms = None if newest is None else newest.event_timestamp_ms
+        age_ms = age_of_oldest(timestamp_ms, finished_ms, self.heads.known_for_ms(start), now_ms)
+        return replace(uncopied, age_ms=age_ms, timestamp_age_ms=0 if timestamp_ms is None else now_ms - timestamp_ms)
 
     @property
     def _newest(self) -> RemoteLogSegmentMetadata | None:

@@ -71,6 +71,13 @@ def test_one_lag_that_is_over_ends_the_delay(
     assert (copy_due(policy, Uncopied(1, size_bytes, age_ms, share), NOW_MS) is None) == is_due
 
 
+def test_a_lag_counts_from_the_timestamp_behind_earlier_copies() -> None:
+    policy = replace(POLICY, copy_lag_ms=9_000)
+    assert copy_due(policy, Uncopied(1, 1_000, 10, timestamp_age_ms=8_999), NOW_MS) is not None
+    assert copy_due(policy, Uncopied(1, 1_000, 10, timestamp_age_ms=9_000), NOW_MS) is None
+    assert copy_due(policy, Uncopied(1, 999, 10, timestamp_age_ms=9_000), NOW_MS) is not None
+
+
 @given(
     timestamp_ms=st.none() | st.integers(0, 2 * NOW_MS),
     finished_ms=st.none() | st.integers(0, NOW_MS),
