@@ -9,6 +9,8 @@ from types import TracebackType
 
 from tiers.errors import CircuitOpenError, RemoteResourceNotFoundError, RetriableRemoteStorageError
 
+_HANGING_MS = 10_000
+
 
 def loop_ms() -> int:
     """Returns the time of the running event loop in milliseconds."""
@@ -21,8 +23,9 @@ class CircuitBreaker:
     A call that was cancelled is a failure if `counts_cancelled`: the pool of readers cancels a download that hangs. It
     is no failure for a writer, which is cancelled when its partition is reassigned.
 
-    While it is open, one call may probe the store every `open_ms`. `open_ms` is below a second, so that a store that
-    recovers can still serve the waiting fetches.
+    While it is open, one call may probe the store `open_ms` after the last one ended, or `_HANGING_MS` after it began.
+    `open_ms` is below a second, so that a store that recovers can still serve the waiting fetches. A store that hangs
+    keeps few callers.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class CircuitBreaker:
         now_ms = self._clock_ms()
         if now_ms < self._probe_at_ms:
             raise CircuitOpenError(f"the circuit breaker is open: the store failed {self._failures} times in a row")
-        self._probe_at_ms = now_ms + self._open_ms
+        self._probe_at_ms = now_ms + _HANGING_MS
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -56,9 +59,9 @@ class CircuitBreaker:
         """Records the outcome. A refusal is neither a success nor a failure: it says nothing about the next call."""
         if error is None or isinstance(error, RemoteResourceNotFoundError):
             self._failures = 0
-        elif isinstance(error, self._is_failure):
-            self._failures += 1
-            self._probe_at_ms = self._clock_ms() + self._open_ms
+            return
+        self._failures += isinstance(error, self._is_failure)
+        self._probe_at_ms = self._clock_ms() + self._open_ms
 
 
 class CircuitBreakers:

@@ -45,6 +45,25 @@ def test_the_breaker_opens_probes_and_closes(failure: BaseException, success: Ba
     assert [call(breaker) for _ in range(3)] == [True] * 3
 
 
+def test_a_store_that_hangs_keeps_one_caller_for_a_while() -> None:
+    now = [0]
+    breaker = CircuitBreaker(lambda: now[0], threshold=1, open_ms=500)
+    assert call(breaker, FAILURES[0])
+    now[0] = 500
+    with suppress(RetriableRemoteStorageError), breaker:
+        now[0] += 9_999
+        assert not call(breaker)
+        now[0] += 1
+        assert call(breaker, FAILURES[0])
+        now[0] += 499
+        assert not call(breaker)
+        raise FAILURES[0]
+    now[0] += 499
+    assert not call(breaker)
+    now[0] += 1
+    assert call(breaker)
+
+
 def test_a_cancelled_write_is_no_failure() -> None:
     breaker = CircuitBreaker(lambda: 0, threshold=2, counts_cancelled=False)
     for _ in range(5):
