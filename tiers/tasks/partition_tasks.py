@@ -37,7 +37,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_attempts import CopyAttempts
-from tiers.tasks.copy.copy_due import copy_hold
+from tiers.tasks.copy.copy_due import DUE_SHARE, copy_hold
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.deletion.segment_deletion import delete_attempts
 from tiers.tasks.history.align import require_no_open_cut
@@ -112,6 +112,11 @@ class PartitionTasks:
     @property
     def is_copied(self) -> bool:
         return copy_hold(self.policy) is None and not self.is_copy_stopped
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a broker may soon remove records that are not copied."""
+        return self.watch.retention_share >= DUE_SHARE
 
     @property
     def has_copy_trouble(self) -> bool:
@@ -217,7 +222,7 @@ class PartitionTasks:
         if start is None or not self.is_copied:
             return False
         share = self.watch.retention_share
-        behind = self.attempts.start_behind(start, is_urgent=share >= 0.5)
+        behind = self.attempts.start_behind(start, is_urgent=self.is_urgent)
         if behind > start:
             share = await self.watch.uncopied.share_from(self.policy, behind, self.copy.uncopied.at_most)
         return await self.copy.run(self.policy, bounds, behind, retention_share=share)

@@ -44,6 +44,8 @@ _WATCH_INTERVAL_MS = 5_000
 _WITH_PLACES = ("copy", "trim", "deletion")
 """The stages that run beside the rounds, in places of their own. Expiry runs in the place of the round."""
 _STAGES_OF_A_ROUND = ("expiry", *_WITH_PLACES)
+_URGENT = "urgent"
+"""The places for copies of records that a broker removes soon. They do not wait for copies that can wait."""
 _PARTITIONS_OF_A_TURN = 64
 logger = logging.getLogger(__name__)
 
@@ -78,10 +80,10 @@ class RemoteLogManager:
         """The partitions that were given up while work on them was in progress. It is being cancelled."""
         remote_log = services.settings.remote_log
         self._sizes = dict.fromkeys(("survey", *_WITH_PLACES), remote_log.manager_pool_size)
-        self._sizes["copy"] = remote_log.copier_pool_size
+        self._sizes["copy"] = self._sizes[_URGENT] = remote_log.copier_pool_size
         self._places: dict[str, set[PartitionTasks]] = {name: set() for name in self._sizes}
         """Which partitions have a place for a kind of work. A round reserves the places of what it will start."""
-        self._schedule: Schedule[PartitionTasks] = Schedule(_STAGES_OF_A_ROUND)
+        self._schedule: Schedule[PartitionTasks] = Schedule((*_STAGES_OF_A_ROUND, _URGENT))
         """The stages for which a round may begin: neither the stage nor a round of its partition is in progress."""
         self._awaited: set[PartitionTasks] = set()
         """The partitions that wait for their ownership."""
@@ -327,6 +329,8 @@ class RemoteLogManager:
             for name in _STAGES_OF_A_ROUND:
                 if name not in managed.running:
                     self._schedule.put(name, managed, managed.due_ms(name))
+            if managed.is_urgent and "copy" not in managed.running:
+                self._schedule.put(_URGENT, managed, managed.due_ms("copy"))
 
     def _start_rounds(self, tasks: asyncio.TaskGroup) -> None:
         """Starts the rounds of the partitions with work that is due and has a place, those that wait longest first.
@@ -339,27 +343,32 @@ class RemoteLogManager:
             if found is None:
                 return
             name, managed = found
-            if managed.due_ms(name) > now_ms:
-                self._schedule.put(name, managed, managed.due_ms(name))
+            due_ms = managed.due_ms("copy" if name == _URGENT else name)
+            if due_ms > now_ms:
+                self._schedule.put(name, managed, due_ms)
             elif not self._services.metadata.owns(managed.partition):
                 self._awaited.add(managed)
             else:
-                due = [each for each in open_stages if each not in managed.running and managed.due_ms(each) <= now_ms]
-                names = [each for each in due if each in _WITH_PLACES]
+                idle = [each for each in open_stages if each in _WITH_PLACES and each not in managed.running]
+                names = [each for each in idle if managed.due_ms(each) <= now_ms]
                 for each in names:
                     self._places[each].add(managed)
+                if name == _URGENT and "copy" not in names:
+                    names.append("copy")
+                    self._places[_URGENT].add(managed)
                 self._schedule.drop(managed)
                 self._launch(tasks, managed, "survey", self._round(tasks, managed, names))
 
     def _open_stages(self) -> list[str]:
         """Returns the stages that have a free place."""
-        free = [name for name in _WITH_PLACES if len(self._places[name]) < self._sizes[name]]
+        free = [name for name in (*_WITH_PLACES, _URGENT) if len(self._places[name]) < self._sizes[name]]
         return ["expiry", *free]
 
     def _launch(
         self, tasks: asyncio.TaskGroup, managed: PartitionTasks, name: str, work: Coroutine[Any, Any, None]
     ) -> None:
-        self._places[name].add(managed)
+        if managed not in self._places[_URGENT] or name != "copy":
+            self._places[name].add(managed)
         task = managed.running[name] = tasks.create_task(self._guard(managed, name, work))
         # A task that is cancelled before it starts runs none of its code, so its place is freed by a callback.
         task.add_done_callback(lambda _: self._ended(managed, name, work))
@@ -373,6 +382,8 @@ class RemoteLogManager:
             for other in _WITH_PLACES:
                 if other not in managed.running:
                     self._places[other].discard(managed)
+        if not {"copy", "survey"} & managed.running.keys():
+            self._places[_URGENT].discard(managed)
         if not managed.running and self._ending.get(managed.partition) is managed:
             del self._ending[managed.partition]
             self._services.metrics.forget(managed.partition)

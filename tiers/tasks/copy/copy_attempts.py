@@ -172,9 +172,8 @@ class CopyAttempts:
     def _undecided(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
         """Yields the attempts that may be whole and have the only copy of a record from `offset` on, in order."""
         known = {each.segment_id: each for each in self._remote.attempts(offset)}
-        for kept in self._services.spool.kept():  # the owner is about to announce those that are not known
-            if kept.partition == self._partition:
-                known.setdefault(kept.metadata.segment_id, kept.metadata)
+        for kept in self._services.spool.kept_in(self._partition):
+            known.setdefault(kept.metadata.segment_id, kept.metadata)  # the owner is about to announce it
         for attempt in sorted(known.values(), key=lambda each: each.start_offset):
             reading = self._readings.get(attempt.segment_id.id, _Reading())
             is_decided = reading.is_not_whole or reading.refused_end == attempt.valid_end_offset
@@ -194,7 +193,7 @@ class CopyAttempts:
             if attempt.valid_end_offset < start:
                 continue
             reading = self._readings.get(attempt.segment_id.id, _Reading())
-            is_kept = self._services.spool.kept_of(attempt.segment_id.id) is not None
+            is_kept = self._services.spool.kept_of(attempt.segment_id) is not None
             has_room = reading.is_stored and not self._services.spool.is_full
             if not (is_kept and (is_urgent or has_room)):
                 reason = reading.error or "it is read again soon"
@@ -279,9 +278,7 @@ class CopyAttempts:
         A process may have died, or lost the ownership, before it could write COPY_SEGMENT_STARTED. Returns whether it
         announced one. Nothing is copied behind it before a survey has compared it with the leader's log."""
         services, has_announced = self._services, False
-        for kept in services.spool.kept():
-            if kept.partition != self._partition:
-                continue
+        for kept in services.spool.kept_in(self._partition):
             segment_id = kept.metadata.segment_id
             known = services.metadata.remote_log_segment_metadata_by_id(segment_id)
             if await removed_if_needless(services, kept, log_start) or (known and known.state == kept.metadata.state):
@@ -328,7 +325,7 @@ class CopyAttempts:
         reading.is_not_whole = True
         reading.due_ms = now_ms + reading.pause_ms
         reading.pause_ms = min(max(_FIRST_PAUSE_MS, 2 * reading.pause_ms), _MAX_PAUSE_MS)
-        kept = services.spool.kept_of(attempt.segment_id.id)
+        kept = services.spool.kept_of(attempt.segment_id)
         if kept is not None and found is _NotWhole.DAMAGED:
             renewed = await self._renewed(kept)
             if renewed is None:
@@ -355,7 +352,7 @@ class CopyAttempts:
             raise
         except CorruptSegmentError:
             return _NotWhole.DAMAGED
-        kept = services.spool.kept_of(attempt.segment_id.id)
+        kept = services.spool.kept_of(attempt.segment_id)
         if kept is None or await self._is_damaged(kept):
             return _NotWhole.MISSING
         if reading.is_stored or await self._has_other_log(kept):

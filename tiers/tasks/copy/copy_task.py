@@ -149,7 +149,7 @@ class RLMCopyTask:
             return None  # the next round compares the tier with the new leader's log
         copy_epoch = epoch_of_copy(bounds.leader_epoch, services.metadata.cuts(self._partition))
         async with self._builder(start) as builder:
-            last = await self._fill(builder, read, policy, bounds)
+            last = await self._fill(builder, read, min(policy.segment_bytes, await services.spool.room_bytes()), bounds)
             if last is None:
                 return None
             is_at_end = builder.next_offset >= last.last_stable_offset
@@ -194,22 +194,15 @@ class RLMCopyTask:
                 builder.discard()
 
     async def _fill(
-        self, builder: SegmentBuilder, read: LogRead, policy: TopicPolicy, bounds: LocalLogBounds
+        self, builder: SegmentBuilder, read: LogRead, limit_bytes: int, bounds: LocalLogBounds
     ) -> LogRead | None:
-        """Reads until the segment is full or the LSO is reached. Returns the last read.
+        """Reads until the segment has `limit_bytes` or the LSO is reached. Returns the last read.
 
         If a later read fails, the segment ends there. If the broker has removed the first record, the segment ends at
         once: it may be the last copy. None: the leader changed, and has the first records of the segment."""
         while read.leader_epoch == bounds.leader_epoch:
-            end = cut_at_batches(
-                read.records, policy.segment_bytes - builder.size_bytes, min_one=builder.size_bytes == 0
-            )
-            try:
-                fits = await self._append_fitting(builder, read, end) if end else 0
-            except SpoolError:
-                if builder.size_bytes == 0:
-                    raise
-                return read  # the disk has room for no more: the records that it has are copied
+            end = cut_at_batches(read.records, limit_bytes - builder.size_bytes, min_one=builder.size_bytes == 0)
+            fits = await self._append_fitting(builder, read, end) if end else 0
             self._progress(builder.next_offset)
             is_last_copy = builder.base_offset < read.log_start_offset
             is_full = fits < len(read.records) or builder.next_offset >= read.last_stable_offset

@@ -44,9 +44,9 @@ async def continuation_at(services: TaskServices, partition: TopicIdPartition, s
     for gap in reversed(metadata.gaps(partition)):
         if gap.next_offset == end:
             end = gap.first_offset
-    for kept in services.spool.kept():
+    for kept in services.spool.kept_in(partition):
         known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id) or kept.metadata
-        if kept.partition == partition and known.valid_end_offset == end - 1:
+        if known.valid_end_offset == end - 1:
             raw = await services.spool.run(kept.indexes.read_bytes)
             return _continuation(start, end, known, decode_indexes_object(raw, kept.metadata).indexes)
     previous = metadata.remote_log_segment_metadata(partition, end - 1)

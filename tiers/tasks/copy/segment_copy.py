@@ -114,7 +114,7 @@ async def finish(services: TaskServices, segment: RemoteLogSegmentMetadata, prog
     progress()
     services.checkpoint("copy-finished-written")
     services.metrics.copy_bytes.labels(partition.topic).inc(segment.segment_size_bytes)
-    kept = services.spool.kept_of(segment.segment_id.id)
+    kept = services.spool.kept_of(segment.segment_id)
     if kept is not None:
         await _append_to_local_indexes(services, segment, kept)
         await services.spool.remove(kept)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import TypeVar
 from uuid import UUID, uuid4
 
 from tiers.errors import RemoteLogError
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.segment_encryption import KeyRing
@@ -36,12 +38,12 @@ class Spool:
         self._folder = folder
         self._max_bytes = max_bytes
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="spool")
-        self._kept: dict[UUID, KeptSegment] = {}
+        self._kept: dict[TopicIdPartition, dict[UUID, KeptSegment]] = defaultdict(dict)
 
     @property
     def used_bytes(self) -> int:
         """The size of the kept segments."""
-        return sum(kept.size_bytes for kept in self._kept.copy().values())
+        return sum(kept.size_bytes for kept in self.kept())
 
     @property
     def is_full(self) -> bool:
@@ -57,7 +59,12 @@ class Spool:
         self._folder.mkdir(parents=True, exist_ok=True)
         for leftover in self._folder.glob(f"*{_SUFFIX}"):
             leftover.unlink(missing_ok=True)
-        self._kept = {kept.metadata.segment_id.id: kept for kept in kept_segments(self._folder)}
+        for kept in kept_segments(self._folder):
+            self._kept[kept.partition][kept.metadata.segment_id.id] = kept
+
+    async def room_bytes(self) -> int:
+        """Returns the size of a segment for which the disk has room, with its indexes and a sealed copy."""
+        return (await self.run(lambda: shutil.disk_usage(self._folder))).free // 3
 
     def new_path(self, partition: TopicIdPartition) -> Path:
         return self._folder / f"{partition.topic_id}-{partition.partition}-{uuid4()}{_SUFFIX}"
@@ -67,22 +74,28 @@ class Spool:
 
         def keep() -> KeptSegment:
             # Assigned in the thread, so that the spool has the segment also if the caller is cancelled.
-            kept = self._kept[segment.segment_id.id] = keep_segment(self._folder, segment, built, key_ring)
+            kept = of_partition[segment.segment_id.id] = keep_segment(self._folder, segment, built, key_ring)
             return kept
 
+        of_partition = self._kept[segment.topic_id_partition]
         return await self.run(keep)
 
     def kept(self) -> list[KeptSegment]:
-        """Returns the kept segments of all partitions, those with the lowest offsets first."""
-        return sorted(self._kept.copy().values(), key=lambda each: each.metadata.start_offset)
+        """Returns the kept segments of all partitions."""
+        return [kept for of_partition in self._kept.copy().values() for kept in of_partition.copy().values()]
 
-    def kept_of(self, attempt: UUID) -> KeptSegment | None:
-        return self._kept.get(attempt)
+    def kept_in(self, partition: TopicIdPartition) -> list[KeptSegment]:
+        """Returns the kept segments of a partition, those with the lowest offsets first."""
+        of_partition = self._kept.get(partition, {})
+        return sorted(of_partition.copy().values(), key=lambda each: each.metadata.start_offset)
+
+    def kept_of(self, attempt: RemoteLogSegmentId) -> KeptSegment | None:
+        return self._kept.get(attempt.topic_id_partition, {}).get(attempt.id)
 
     async def remove(self, kept: KeptSegment) -> None:
         """Removes the files of a kept segment. Removing them twice is no error."""
         await self.run(kept.remove)
-        self._kept.pop(kept.metadata.segment_id.id, None)
+        self._kept[kept.partition].pop(kept.metadata.segment_id.id, None)
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Runs blocking file work in a thread. Raises `SpoolError` for an `OSError`.

@@ -130,20 +130,22 @@ class UncopiedBytes:
     def at_most(self, offset: int) -> UncopiedSize:
         """Returns an upper bound of the size of the records from `offset` on.
 
-        It returns the estimate while the size of the replica is unknown.
+        It returns the estimate while the size of the replica is unknown, or contradicts the metadata.
 
         A segment counts as nothing if another one has some of its records, or if some lie below the log start or above
         a CUT. The records that the replica has below its log start count."""
-        if self._replica_bytes is None:
-            return UncopiedSize(self.between(offset), is_bound=False)
-        rest_bytes, next_offset = self._replica_bytes, self._log_start
+        rest_bytes, next_offset = self._replica_bytes or 0, self._log_start
         for segment in self._services.metadata.answering_segments(self._partition, next_offset):
             if segment.start_offset >= next_offset:
                 rest_bytes -= segment.retained_bytes
             next_offset = segment.valid_end_offset + 1
-        first = self._points[0].offset if self._points else offset
-        rest_bytes -= sum(each.segment_size_bytes for each in self._kept() if first <= each.start_offset < offset)
-        return UncopiedSize(max(0, rest_bytes), is_bound=True)
+        for kept in self._kept():
+            if next_offset <= kept.start_offset < offset:
+                rest_bytes -= kept.segment_size_bytes
+                next_offset = kept.end_offset + 1
+        if rest_bytes < MIN_BATCH_BYTES:
+            return UncopiedSize(self.between(offset), is_bound=False)
+        return UncopiedSize(rest_bytes, is_bound=True)
 
     @property
     def size_bytes(self) -> int:
@@ -157,5 +159,4 @@ class UncopiedBytes:
         return MIN_BATCH_BYTES if len(self._points) > 1 else 0
 
     def _kept(self) -> Iterator[RemoteLogSegmentMetadata]:
-        kept = (each.metadata for each in self._services.spool.kept())
-        return (each for each in kept if each.topic_id_partition == self._partition)
+        return (each.metadata for each in self._services.spool.kept_in(self._partition))
