@@ -15,6 +15,7 @@ from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.config.total_retention import Retention, TotalRetention
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks import remote_log_manager
@@ -97,6 +98,20 @@ def test_each_key_is_the_default_of_the_other(keys: dict[str, int], expected: tu
     lines = "".join(f"{key} = {value}\n" for key, value in keys.items())
     remote_log = parse_config(lines + '[upstream]\nbootstrap.servers = "a:9092"\n').remote_log
     assert (remote_log.manager_pool_size, remote_log.copier_pool_size) == expected
+
+
+async def test_records_that_a_broker_removes_soon_wait_for_no_other_copy(running: Running, store: SlowStore) -> None:
+    """All of the retention of the brokers has passed, which is not the total of the topic."""
+    total = TotalRetention(minutes=90 * 1_440)
+    urgent = replace(POLICY, topic="payments", topic_id=PAYMENTS.topic_id, recorded_total=total)
+    urgent = replace(urgent, broker_retention=Retention(1_000, -1))
+    restart(running, manager_threads=1)
+    async with running.run():
+        await until(lambda: len(store.copying) == 1)
+        running.topics.policies[PAYMENTS.topic_id] = urgent
+        await until(lambda: PAYMENTS in store.copying)
+        assert len(store.copying) == 2
+        store.go_on.set()
 
 
 async def test_a_pool_of_one_copies_one_partition_at_a_time(
