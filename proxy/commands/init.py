@@ -236,7 +236,7 @@ path = {_string(answers.state)}    # one folder per proxy, on a local disk
 [[topics]]                        # the first rule that matches a topic decides
 pattern = {_string(answers.topics)}
 local.retention.ms = {_time(answers.local_retention)}         # the topic's retention.ms is the total over both tiers
-segment.bytes = "64MiB"           # a segment is copied when it has this size,
+segment.bytes = "256MiB"          # a segment is copied when it has this size,
 segment.ms = "1h"                 # or this age
 
 [log]

@@ -58,7 +58,7 @@ Copied = tuple[RemoteLogSegmentMetadata, LogSegmentData]
 @pytest.fixture(params=["small", "several parts"])
 def segment(request: pytest.FixtureRequest, store: str, tmp_path: Path) -> Copied:
     """Big enough for three parts of a multipart upload or three pieces of a file, or for less than one."""
-    value_bytes = 1000 if request.param == "small" else 11 << 20 if store == "s3" else 5 << 19
+    value_bytes = 1000 if request.param == "small" else 16 << 20 if store == "s3" else 5 << 19
     built = build_segment(tmp_path / "log", [batch_of(0, 5), batch_of(5, 1, value_bytes=value_bytes)])
     metadata = metadata_of(built)
     return metadata, built.log_segment_data(metadata)

@@ -98,7 +98,7 @@ class TopicConfig(Section):
         ),
     )
     segment_bytes: SizeBytes = Field(
-        default=64 * MIB,
+        default=256 * MIB,
         validation_alias="segment.bytes",
         gt=0,
         lt=1 << 31,

@@ -78,7 +78,7 @@ class RemoteLogManagerSettings:
     spool_threads: int = 4
     spool_max_bytes: int = 4 << 30
     fetch_bytes: int = 1 << 20
-    verify_bytes: int = 8 << 20
+    verify_bytes: int = 16 << 20
     segments_per_run: int = 4
     request_timeout_ms: int = DEFAULT_REQUEST_TIMEOUT_MS
     stop_timeout_ms: int = 30_000

@@ -35,7 +35,7 @@ def config(text: str = STORE + TOPICS) -> TidegateConfig:
         (STORE + TOPICS, ""),
         (STORE + 'access.key.id = "k"\nsecret.access.key = "s"\nmax.concurrency = 8\n' + TOPICS, ""),
         (STORE + 'prefix = "/"\n' + TOPICS, ""),
-        (STORE + TOPICS + "segment.bytes = 67108864\n", ""),
+        (STORE + TOPICS + "segment.bytes = 268435456\n", ""),
         (STORE + TOPICS + 'local.retention.ms = "1h"\n', "[[topics]]"),
         (STORE + '[[topics]]\npattern = "payments"\n', "[[topics]]"),
         (STORE.replace('"b"', '"c"') + TOPICS, "[storage]"),

@@ -1,9 +1,9 @@
 """`S3RemoteStorageManager`: a bucket of S3, or of an S3-compatible store, as the remote tier.
 
-A test counts the requests per operation. The copy of a small segment takes 2 PUTs; that of a large one takes 1 PUT and
-a multipart upload. A range takes 1 GET, and the indexes take 1 GET. The delete of a copied segment takes 1 HEAD and 2
-DELETEs. None of these lists. Only the delete of an unfinished attempt does, because a listing is the only way to find
-its multipart uploads.
+A test counts the requests per operation. The copy of a segment takes 2 PUTs; that of a segment above twice the part
+size takes 1 PUT and a multipart upload. A range takes 1 GET, and the indexes take 1 GET. The delete of a copied segment
+takes 1 HEAD and 2 DELETEs. None of these lists. Only the delete of an unfinished attempt does, because a listing is the
+only way to find its multipart uploads.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DEFAULTS = {
     "access.key.id": "",
     "secret.access.key": "",
     "path.style": "false",
-    "part.size": "16MiB",
+    "part.size": "128MiB",
     "timeout.ms": "30s",
     "max.concurrency": "64",
 }
@@ -86,8 +86,9 @@ class S3RemoteStorageManager:
 
     The required settings are `bucket` and `cluster.id`. Optional are `prefix`, `endpoint.url`, `region`,
     `access.key.id` and `secret.access.key` (without them the SDK's credential chain applies), `path.style` (false),
-    `part.size` (16 MiB), `timeout.ms` (30 s), the time without progress after which a request ends,
-    and `max.concurrency` (64), the number of connections for reads and also the number for all other requests.
+    `part.size` (128 MiB), the least size of a part, `timeout.ms` (30 s), the time without progress after which a
+    request ends, and `max.concurrency` (64), the number of connections for reads and also the number for all other
+    requests.
     """
 
     def __init__(self, settings: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Creates objects from files, unless they exist: by one PUT for a small file, by a multipart upload for a large one.
+"""Creates objects from files, unless they exist: by one PUT, or a large one by a multipart upload.
 
 A request ends when it moves no piece in the time of its deadline (docs/design.md, "Durability and deadlines"). A part
 that fails so is sent again, and fewer parts are in flight from then on.
@@ -18,6 +18,7 @@ import io
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -125,10 +126,8 @@ class S3Uploader:
             descriptor = file.fileno()
             size = os.fstat(descriptor).st_size
             try:
-                if size <= self._part_bytes:
-                    await self._put(key, _FilePart(descriptor, 0, size))
-                else:
-                    await self._put_parts(key, self._parts_of(descriptor, size))
+                parts = self._parts_of(descriptor, size)
+                await (self._put(key, parts[0]) if len(parts) == 1 else self._put_parts(key, parts))
             except PreconditionFailedError:
                 return size
         finally:
@@ -220,8 +219,10 @@ class S3Uploader:
             raise
 
     def _parts_of(self, descriptor: int, size: int) -> list[_FilePart]:
-        part_bytes = max(self._part_bytes, -(-size // MAX_PARTS))
-        return [_FilePart(descriptor, start, min(part_bytes, size - start)) for start in range(0, size, part_bytes)]
+        """Returns parts of about one size, of `part.size` at least. A file of up to twice that is one part."""
+        count = min(max(1, (size - 1) // self._part_bytes), MAX_PARTS)
+        starts = [size * number // count for number in range(count + 1)]
+        return [_FilePart(descriptor, start, end - start) for start, end in pairwise(starts)]
 
     async def stage_parts(self, key: str, parts: Sequence[bytes | _FilePart]) -> StagedUpload:
         """Uploads the parts. The object is not visible until a process calls `complete`."""

@@ -73,7 +73,7 @@ async def listed(manager: S3RemoteStorageManager) -> list[str]:
 async def test_requests_per_operation(s3: VersityGateway, tmp_path: Path) -> None:
     small, large = segment_to_copy(tmp_path, 1000), segment_to_copy(tmp_path, 2 * PART_BYTES)
     async with opened(s3) as manager:
-        multipart = {"CreateMultipartUpload": 1, "UploadPart": 3, "CompleteMultipartUpload": 1, "PutObject": 1}
+        multipart = {"CreateMultipartUpload": 1, "UploadPart": 2, "CompleteMultipartUpload": 1, "PutObject": 1}
         reads = (
             manager.fetch_log_segment(large[0], 0, PART_BYTES),
             manager.fetch_log_segment(large[0], PART_BYTES, 2 * PART_BYTES),
