@@ -18,7 +18,7 @@ from tiers.broker.fetch import READ_COMMITTED, READ_UNCOMMITTED, FetchedPartitio
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
-from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED
+from tiers.segment.transactions import MARKER_NOT_COPIED
 
 FETCH_BYTES = 8 << 20
 TIMEOUT_MS = 120_000

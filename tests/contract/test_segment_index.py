@@ -18,7 +18,7 @@ from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object
 from tiers.segment.indexes.local_index_files import LocalIndexFiles
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, SegmentIndex
-from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED
+from tiers.segment.transactions import MARKER_NOT_COPIED
 
 BASE_OFFSET = 1000
 CHUNK_BYTES = 3000

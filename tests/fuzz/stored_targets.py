@@ -20,8 +20,7 @@ from tests.fuzz.wire_targets import MAX_PREFIXES
 from tiers.errors import CorruptSegmentError, RemoteLogMetadataError
 from tiers.metadata.records.serde import decode_key, decode_value, encode_key, encode_value, key_of
 from tiers.segment.indexes.indexes_object import decode_indexes_object, encode_indexes_object
-from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot, encode_producer_snapshot
-from tiers.segment.producer_state import ProducerState
+from tiers.segment.producer_state import ProducerState, decode_producer_snapshot, encode_producer_snapshot
 
 _MAX_RECORDS = 2_000
 

@@ -30,10 +30,10 @@ from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.log_source import LogRead
 from tiers.segment.indexes.indexes_object import SegmentIndexes
-from tiers.segment.indexes.leader_epoch_checkpoint import encode_leader_epoch_checkpoint
-from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
-from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
+from tiers.segment.leader_epochs import encode_leader_epoch_checkpoint
+from tiers.segment.producer_state import decode_producer_snapshot
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
+from tiers.segment.transactions import MARKER_NOT_COPIED, decode_transaction_index
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 300_000

@@ -16,10 +16,9 @@ from tiers.errors import CorruptSegmentError
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject
-from tiers.segment.indexes.producer_snapshot import NO_OFFSET, decode_producer_snapshot
-from tiers.segment.indexes.transaction_index import open_at_the_end
+from tiers.segment.producer_state import NO_OFFSET, decode_producer_snapshot
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
-from tiers.segment.transaction_tracker import OpenTransactions
+from tiers.segment.transactions import OpenTransactions, open_at_the_end
 
 
 class LogIndexer:

@@ -19,15 +19,15 @@ from dataclasses import replace
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import IndexesObject
-from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
-from tiers.segment.indexes.transaction_index import (
+from tiers.segment.producer_state import decode_producer_snapshot
+from tiers.segment.segment_builder import BuiltSegment
+from tiers.segment.transactions import (
     MARKER_NOT_COPIED,
     AbortedTxn,
     decode_transaction_index,
     encode_transaction_index,
 )
-from tiers.segment.segment_builder import BuiltSegment
 
 
 def why_not_continued(earlier: IndexesObject, later: IndexesObject) -> str | None:

@@ -18,12 +18,12 @@ from protocol.records.record_batch import RecordBatch
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.control_record import end_transaction_marker
 from tiers.segment.indexes.indexes_object import IndexesObject
-from tiers.segment.indexes.kafka_index_builder import KafkaIndexBuilder
+from tiers.segment.indexes.kafka_indexes import KafkaIndexBuilder
 from tiers.segment.indexes.remote_log_index import encode_remote_log_index
 from tiers.segment.indexes.segment_index import Chunk
-from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED
 from tiers.segment.leader_epochs import EpochHole, clipped, epochs_begun
 from tiers.segment.segment_builder import first_offset_of
+from tiers.segment.transactions import MARKER_NOT_COPIED
 
 _TRANSACTIONAL_OR_CONTROL = 0x30
 _CONTROL = 0x20

@@ -22,15 +22,12 @@ from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.control_record import EndTransactionMarker, end_transaction_marker
 from tiers.segment.indexes.indexes_object import SegmentIndexes, encode_indexes_object
-from tiers.segment.indexes.kafka_index_builder import KafkaIndexBuilder
-from tiers.segment.indexes.offset_index import MAX_RELATIVE
-from tiers.segment.indexes.producer_snapshot import ProducerStateEntry, encode_producer_snapshot
+from tiers.segment.indexes.kafka_indexes import MAX_RELATIVE, KafkaIndexBuilder
 from tiers.segment.indexes.remote_log_index import encode_remote_log_index
 from tiers.segment.indexes.segment_index import Chunk
-from tiers.segment.indexes.transaction_index import encode_transaction_index
 from tiers.segment.leader_epochs import EpochHole, check_named, clipped, epochs_begun
-from tiers.segment.producer_state import ProducerState
-from tiers.segment.transaction_tracker import OpenTransactions, TransactionTracker
+from tiers.segment.producer_state import ProducerState, ProducerStateEntry, encode_producer_snapshot
+from tiers.segment.transactions import OpenTransactions, TransactionTracker, encode_transaction_index
 from tiers.storage.remote_storage_manager import LogSegmentData
 
 CHUNK_BYTES = 1 << 20

@@ -31,7 +31,7 @@ from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers
 from tiers.segment.indexes.remote_log_index import encode_remote_log_index
 from tiers.segment.indexes.segment_index import Chunk
 from tiers.segment.segment_builder import BuiltSegment
-from tiers.segment.transaction_tracker import OpenTransactions
+from tiers.segment.transactions import OpenTransactions
 
 KEY_BYTES = 32
 TAG_BYTES = 16

@@ -18,7 +18,7 @@ from tiers.model.segment_metadata import (
 )
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_builder import SegmentBuilder
-from tiers.segment.transaction_tracker import OpenTransactions
+from tiers.segment.transactions import OpenTransactions
 from tiers.storage.local import LocalRemoteStorageManager
 
 TOPIC_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")

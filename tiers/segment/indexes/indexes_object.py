@@ -25,10 +25,10 @@ from tiers.errors import CorruptSegmentError, EncryptionKeyError, LaterFormatErr
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
 from tiers.segment.indexes.remote_log_index import ChunkCipher, RemoteLogIndex, check_whole_segment
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
-from tiers.segment.indexes.transaction_index import decode_aborted_ranges, encode_aborted_ranges
+from tiers.segment.leader_epochs import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
+from tiers.segment.transactions import decode_aborted_ranges, encode_aborted_ranges
 
 MAGIC = b"TGIX"
 VERSION = 3

@@ -37,8 +37,14 @@ from tiers.segment.indexes.indexes_object import (
     encode_sections,
     open_cipher,
 )
-from tiers.segment.indexes.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
-from tiers.segment.indexes.offset_index import ENTRY_BYTES, MAX_RELATIVE, OffsetPosition, encode_offset_index
+from tiers.segment.indexes.kafka_indexes import (
+    MAX_RELATIVE,
+    OFFSET_ENTRY_BYTES,
+    OffsetPosition,
+    TimestampOffset,
+    encode_offset_index,
+    encode_time_index,
+)
 from tiers.segment.indexes.remote_log_index import (
     ENTRY_BYTES_WITHOUT_RDI,
     RemoteLogIndex,
@@ -50,8 +56,8 @@ from tiers.segment.indexes.remote_log_index import (
     entry_of_chunk,
 )
 from tiers.segment.indexes.segment_index import Chunk, SegmentIndex
-from tiers.segment.indexes.time_index import TimestampOffset, encode_time_index
-from tiers.segment.indexes.transaction_index import decode_aborted_ranges, encode_aborted_ranges
+from tiers.segment.leader_epochs import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
+from tiers.segment.transactions import decode_aborted_ranges, encode_aborted_ranges
 
 LOG_INDEX = ".remoteLogIndex"
 OFFSET_INDEX = ".remoteOffsetIndex"
@@ -97,11 +103,11 @@ class LocalIndexFiles:
         """Opens the set of an earlier process, for reading only. Raises `CorruptSegmentError` when it has no entry."""
         files = cls(folder, base_offset)
         files._sizes = {suffix: files.path(suffix).stat().st_size for suffix in SUFFIXES}
-        count = files._sizes[OFFSET_INDEX] // ENTRY_BYTES
+        count = files._sizes[OFFSET_INDEX] // OFFSET_ENTRY_BYTES
         if not count:
             raise CorruptSegmentError(f"{files.path(OFFSET_INDEX)}: the offset index has no entry")
-        last = _read(files.path(OFFSET_INDEX), (count - 1) * ENTRY_BYTES, ENTRY_BYTES)
-        if len(last) < ENTRY_BYTES:  # the writer has begun the set anew meanwhile
+        last = _read(files.path(OFFSET_INDEX), (count - 1) * OFFSET_ENTRY_BYTES, OFFSET_ENTRY_BYTES)
+        if len(last) < OFFSET_ENTRY_BYTES:  # the writer has begun the set anew meanwhile
             raise CorruptSegmentError(f"{files.path(OFFSET_INDEX)}: the offset index became shorter")
         files.last_offset = base_offset + _OFFSET_ENTRY.unpack(last)[0]
         return files
@@ -186,7 +192,9 @@ class LocalIndexFiles:
 
         A torn append at the end is no damage. The caller must be the process that writes the folder."""
         raw = self.path(OFFSET_INDEX).read_bytes()
-        known = [_OFFSET_ENTRY.unpack_from(raw, at) for at in range(0, len(raw) - ENTRY_BYTES + 1, ENTRY_BYTES)]
+        known = [
+            _OFFSET_ENTRY.unpack_from(raw, at) for at in range(0, len(raw) - OFFSET_ENTRY_BYTES + 1, OFFSET_ENTRY_BYTES)
+        ]
         entries, _ = decode_entries(self.path(LOG_INDEX).read_bytes())
         if [entry.last_offset - self.base_offset for entry in entries[: len(known)]] != [last for last, _ in known]:
             raise CorruptSegmentError(f"{self.path(LOG_INDEX)}: its entries are not those of the offset index")
@@ -202,17 +210,19 @@ class LocalIndexFiles:
         Returns an empty list when the set does not reach the segment's end.
         """
         raw = self.path(OFFSET_INDEX).read_bytes()
-        count = len(raw) // ENTRY_BYTES
+        count = len(raw) // OFFSET_ENTRY_BYTES
 
         def last_offset(number: int) -> int:
-            return self.base_offset + int(_OFFSET_ENTRY.unpack_from(raw, number * ENTRY_BYTES)[0])
+            return self.base_offset + int(_OFFSET_ENTRY.unpack_from(raw, number * OFFSET_ENTRY_BYTES)[0])
 
         first = bisect_left(range(count), segment.start_offset, key=last_offset)
         last = bisect_left(range(count), segment.end_offset, key=last_offset)
         if last == count or first > last:
             return []
-        start: int = _OFFSET_ENTRY.unpack_from(raw, first * ENTRY_BYTES)[1]
-        end: int | None = None if last + 1 == count else _OFFSET_ENTRY.unpack_from(raw, (last + 1) * ENTRY_BYTES)[1]
+        start: int = _OFFSET_ENTRY.unpack_from(raw, first * OFFSET_ENTRY_BYTES)[1]
+        end: int | None = (
+            None if last + 1 == count else _OFFSET_ENTRY.unpack_from(raw, (last + 1) * OFFSET_ENTRY_BYTES)[1]
+        )
         if start < 0 or (end is not None and end <= start):
             raise CorruptSegmentError(f"{self.path(OFFSET_INDEX)}: the positions {start} and {end} do not ascend")
         entries, _ = decode_entries(_read(self.path(LOG_INDEX), start, None if end is None else end - start))

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
-from tiers.segment.indexes.transaction_index import overlapping
+from tiers.segment.transactions import overlapping
 
 MAGIC = 0
 _PREFIX = Struct(">hhI")

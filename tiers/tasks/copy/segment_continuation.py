@@ -15,9 +15,8 @@ from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import SegmentIndexes, decode_indexes_object
-from tiers.segment.indexes.producer_snapshot import NO_OFFSET, ProducerStateEntry, decode_producer_snapshot
-from tiers.segment.indexes.transaction_index import open_at_the_end
-from tiers.segment.transaction_tracker import OpenTransactions
+from tiers.segment.producer_state import NO_OFFSET, ProducerStateEntry, decode_producer_snapshot
+from tiers.segment.transactions import OpenTransactions, open_at_the_end
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)

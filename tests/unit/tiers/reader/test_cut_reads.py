@@ -19,7 +19,7 @@ from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
 from tiers.reader.remote_log_reader import RemoteLogReader
-from tiers.segment.transaction_tracker import OpenTransactions
+from tiers.segment.transactions import OpenTransactions
 
 ABORT, COMMIT = bytes(4), bytes(3) + b"\x01"
 OLD_MS, CUT_MS, NEW_MS = 1_000, 9_000, 5_000

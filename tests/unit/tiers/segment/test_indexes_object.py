@@ -27,7 +27,7 @@ from tiers.segment.indexes.indexes_object import (
 )
 from tiers.segment.indexes.remote_log_index import encode_remote_log_index
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
-from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED
+from tiers.segment.transactions import MARKER_NOT_COPIED
 
 METADATA = RemoteLogSegmentMetadata(
     segment_id=RemoteLogSegmentId(PARTITION, UUID("00000000-0000-4000-8000-000000000001")),

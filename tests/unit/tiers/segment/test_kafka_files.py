@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.indexes.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
-from tiers.segment.indexes.offset_index import OffsetPosition, encode_offset_index
-from tiers.segment.indexes.producer_snapshot import (
+from tiers.segment.indexes.kafka_indexes import OffsetPosition, TimestampOffset, encode_offset_index, encode_time_index
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
+from tiers.segment.leader_epochs import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
+from tiers.segment.producer_state import (
     ProducerStateEntry,
     decode_producer_snapshot,
     encode_producer_snapshot,
 )
-from tiers.segment.indexes.segment_index import AbortedTransactionRange
-from tiers.segment.indexes.time_index import TimestampOffset, encode_time_index
-from tiers.segment.indexes.transaction_index import (
+from tiers.segment.transactions import (
     MARKER_NOT_COPIED,
     AbortedTxn,
     decode_aborted_ranges,

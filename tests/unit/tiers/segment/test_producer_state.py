@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from protocol.records.record_batch import RecordBatch
 from tiers.segment.control_record import EndTransactionMarker
-from tiers.segment.indexes.producer_snapshot import ProducerStateEntry
-from tiers.segment.producer_state import PRODUCER_ID_EXPIRATION_MS, ProducerState
+from tiers.segment.producer_state import PRODUCER_ID_EXPIRATION_MS, ProducerState, ProducerStateEntry
 
 T = 1_600_000_000_000
 A, B = 4000, 4001

@@ -23,8 +23,8 @@ from tests.support.fakes.record_batches import (
 from tests.support.fakes.segments import build_segment
 from tiers.errors import LogDivergedError
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.indexes.producer_snapshot import encode_producer_snapshot
 from tiers.segment.leader_epochs import EpochHole, UnknownEpochStartError, clipped
+from tiers.segment.producer_state import encode_producer_snapshot
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
 
 Epochs = list[tuple[int, int]]

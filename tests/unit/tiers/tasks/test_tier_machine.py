@@ -26,7 +26,7 @@ from tests.support.fakes.tier_process import PARTITION
 from tests.support.tiers.tier_machine import Tier
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
-from tiers.segment.transaction_tracker import TransactionTracker
+from tiers.segment.transactions import TransactionTracker
 from tiers.tasks.history import cut_task
 from tiers.tasks.retention import trim_task
 from tiers.tasks.retention.expiration_task import RLMExpirationTask

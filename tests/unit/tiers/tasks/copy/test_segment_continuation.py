@@ -13,9 +13,9 @@ from tiers.errors import RetriableRemoteStorageError
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import decode_indexes_object
-from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
-from tiers.segment.indexes.transaction_index import AbortedTxn, decode_transaction_index
+from tiers.segment.producer_state import decode_producer_snapshot
+from tiers.segment.transactions import AbortedTxn, decode_transaction_index
 from tiers.tasks.copy.segment_continuation import continuation_at
 
 

@@ -14,11 +14,11 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import Section, decode_sections, encode_sections
-from tiers.segment.indexes.leader_epoch_checkpoint import encode_leader_epoch_checkpoint
 from tiers.segment.indexes.remote_log_index import decode_entries, encode_entry
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
-from tiers.segment.indexes.transaction_index import encode_aborted_ranges
+from tiers.segment.leader_epochs import encode_leader_epoch_checkpoint
 from tiers.segment.segment_encryption import KeyRing, seal_segment
+from tiers.segment.transactions import encode_aborted_ranges
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.retries import with_retries
 from tiers.verify.segment_verification import Damage, DamageKind, verify_segment

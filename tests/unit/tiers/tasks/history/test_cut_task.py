@@ -17,7 +17,7 @@ from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.segment_metadata import Cut, LeaderEpochEntry
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes.indexes_object import decode_indexes_object
-from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
+from tiers.segment.producer_state import decode_producer_snapshot
 from tiers.tasks.history.align import Parting, find_parting
 
 HOUR_MS = 3_600_000

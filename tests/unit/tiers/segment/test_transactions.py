@@ -9,8 +9,7 @@ from tests.support.fakes.record_batches import build_batch, control_batch, recor
 from tiers.model.log_source import AbortedTransaction
 from tiers.segment.control_record import end_transaction_marker
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
-from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED, AbortedTxn
-from tiers.segment.transaction_tracker import OpenTransactions, TransactionTracker
+from tiers.segment.transactions import MARKER_NOT_COPIED, AbortedTxn, OpenTransactions, TransactionTracker
 
 A, B = 4000, 4001
 Transactions = Sequence[tuple[int, int]]

@@ -1,6 +1,14 @@
-"""`KafkaIndexBuilder` makes a segment's `.index` and `.timeindex` files from its batches (docs/semantics.md 10).
+"""Kafka's `.index` and `.timeindex` files of a segment, and `KafkaIndexBuilder`, which makes them from its batches.
 
-It follows the rules of Kafka's LogSegment.append. Equal logs always give equal files.
+See docs/semantics.md 10.
+
+* The offset index has one entry per 4096 bytes of log: (last offset of a batch - base offset, start position of that
+  batch), both int32, both strictly increasing.
+* The time index has the increases of the log's maximum timestamp. An entry is (maximum timestamp so far int64, last
+  offset of the batch that holds it - base offset int32). The builder tries to add an entry with every offset index
+  entry and at the end of the segment. It adds the entry only if the timestamp is above that of the last entry.
+* The files have no checksum. An inconsistent file must be rebuilt from the log.
+* The builder follows the rules of Kafka's LogSegment.append. Equal logs always give equal files.
 
 Entries count offsets from the segment's base offset. But a segment may begin with a hole that is longer than an int32.
 Then they count from the last offset of the first batch.
@@ -9,12 +17,39 @@ Then they count from the last offset of the first batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple
 
 from protocol.records.record_batch import RecordBatch
-from tiers.segment.indexes.offset_index import MAX_RELATIVE, OffsetPosition, encode_offset_index
-from tiers.segment.indexes.time_index import TimestampOffset, encode_time_index
 
 INDEX_INTERVAL_BYTES = 4096
+_OFFSET_ENTRY = Struct(">ii")
+OFFSET_ENTRY_BYTES = _OFFSET_ENTRY.size
+MAX_RELATIVE = 2**31 - 1
+"""The largest relative offset and the largest position that an entry can hold."""
+_TIME_ENTRY = Struct(">qi")
+
+
+class OffsetPosition(NamedTuple):
+    """The batch that ends at `offset` (inclusive) starts at `position`."""
+
+    offset: int
+    position: int
+
+
+def encode_offset_index(base_offset: int, entries: list[OffsetPosition]) -> bytes:
+    return b"".join([_OFFSET_ENTRY.pack(entry.offset - base_offset, entry.position) for entry in entries])
+
+
+class TimestampOffset(NamedTuple):
+    """No batch before the one that ends at `offset` (inclusive) has a maximum timestamp as high as `timestamp_ms`."""
+
+    timestamp_ms: int
+    offset: int
+
+
+def encode_time_index(base_offset: int, entries: list[TimestampOffset]) -> bytes:
+    return b"".join([_TIME_ENTRY.pack(entry.timestamp_ms, entry.offset - base_offset) for entry in entries])
 
 
 class KafkaIndexBuilder:
