@@ -154,7 +154,7 @@ async def measure(port: int, whole: bytes, topics: int, partitions: int) -> None
     )
     addresses = ListenerAddresses("127.0.0.1", "proxy.example", 9092, 9100)
     topology = Topology(client, [], [(addresses, lambda host, port, endpoint: None)], clock_ms=monotonic_ms)
-    topology.use_topic("topic-0")
+    topology.topics.use_topic("topic-0")
     partition = TopicIdPartition(UUID(int=1), 0, "topic-0")
     response = b"\0\0\0\1\0" + whole
 

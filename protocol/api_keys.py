@@ -271,3 +271,10 @@ def supported_versions(api_key: int) -> VersionRange | None:
     if api_key in HIDDEN_APIS or api_key not in FLEXIBLE_FROM:
         return None
     return DECODED_APIS.get(api_key, ANY_VERSION)
+
+
+def check_version(api_key: int, api_version: int) -> None:
+    """Raises `ProtocolError` for a version that was not advertised. That ends the connection, as on a broker."""
+    versions = DECODED_APIS.get(api_key)
+    if versions is None or api_version not in versions:
+        raise ProtocolError(f"version {api_version} of API key {api_key}, which was not advertised")

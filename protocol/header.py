@@ -16,6 +16,8 @@ from protocol.primitives import (
     EMPTY_TAGGED_SECTION,
     INT32,
     Buffer,
+    check_items,
+    read_array_length,
     read_int16,
     read_string_bounds,
     skip_tagged_section,
@@ -103,3 +105,11 @@ def build_request_header(api_key: int, api_version: int, correlation_id: int, cl
 def build_response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:
     header = INT32.pack(correlation_id)
     return header + EMPTY_TAGGED_SECTION if response_header_version(api_key, api_version) else header
+
+
+def check_first_array(frame: Buffer) -> None:
+    """Checks the number of elements of a request whose body begins with an array, before any is visited.
+
+    Raises `ProtocolError`."""
+    api_key, version, _, _, pos = parse_request_header(frame)
+    check_items(read_array_length(frame, pos, is_flexible(api_key, version))[0])

@@ -7,6 +7,7 @@ Flexible versions use the "compact" forms, whose length is an unsigned varint of
 from __future__ import annotations
 
 import struct
+from typing import Final
 from uuid import UUID
 
 from protocol.errors import LimitExceededError, ProtocolError, TruncatedError
@@ -18,6 +19,13 @@ MAX_ARRAY_ELEMENTS = 1_000_000
 """The most elements that Kafka 4.4 accepts in one array (docs/semantics.md 1.2)."""
 MAX_TAGGED_FIELDS = 10_000
 """The most fields that Kafka 4.4 accepts in one tagged section (docs/semantics.md 1.2)."""
+MAX_ITEMS: Final = 50_000
+"""The most items of a request that is decoded, so that one request takes a short time, whatever its bytes are.
+
+An item is an element of an array that the decoder visits: a topic, a partition, a resource, a setting or a group.
+
+`kafka-topics.sh --describe` asks for the settings of all topics in one request. MirrorMaker changes every setting of
+every topic in one request, which is about 35 items for a topic."""
 
 INT8 = struct.Struct(">b")
 INT16 = struct.Struct(">h")
@@ -210,3 +218,8 @@ def write_bytes_length(length: int, compact: bool) -> bytes:
 
 def write_array_length(length: int, compact: bool) -> bytes:
     return write_uvarint(length + 1) if compact else INT32.pack(length)
+
+
+def check_items(count: int, limit: int = MAX_ITEMS) -> None:
+    if count > limit:
+        raise LimitExceededError(f"a request with {count} items or more, above the limit of {limit}")

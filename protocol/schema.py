@@ -17,6 +17,7 @@ from protocol.errors import ProtocolError
 from protocol.message_schema import FieldSchema, MessageKind, MessageSchema, load_schema, message_name
 from protocol.primitives import (
     Buffer,
+    check_items,
     read_bytes_bounds,
     read_int8,
     read_string_bounds,
@@ -24,7 +25,6 @@ from protocol.primitives import (
     read_tag_count,
     skip_tags,
 )
-from protocol.request_items import check_items
 from protocol.steps import Stepped, Steps
 from protocol.wire_shape import (
     Array,

@@ -36,15 +36,14 @@ from tiers.access.owned_tier import owned_tier
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import InvalidTransitionError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError
-from tiers.metadata.partition_facts import encode_partition_facts
+from tiers.metadata.partition_facts import encode_partition_facts, facts_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.retries import with_retries
-from tiers.tasks.deletion.segment_deletion import delete_segment, write_state
-from tiers.tasks.history.stored_facts import facts_of
+from tiers.tasks.deletion.segment_deletion import delete_segment
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 
@@ -239,7 +238,7 @@ async def _finish(services: TaskServices, group: MergeGroup, merged: RemoteLogSe
             return  # an earlier write without an answer took effect, so the parts may be gone already
         if not still_stand(services.metadata, group):
             raise InvalidTransitionError("a part was deleted or cut meanwhile")
-        await write_state(services, merged, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+        await services.write_state(merged, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 
     try:
         await written(services, group.partition, write)

@@ -28,7 +28,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.retries import with_retries
-from tiers.tasks.deletion.segment_deletion import finish_deletion, write_state
+from tiers.tasks.deletion.segment_deletion import finish_deletion
 from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.task_services import TaskServices
 
@@ -163,7 +163,7 @@ async def _start(services: TaskServices, segment: RemoteLogSegmentMetadata) -> N
             raise InvalidTransitionError(
                 f"segment {segment.segment_id.id} was cut meanwhile: an operator may delete it"
             )
-        await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+        await services.write_state(segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
 
     if segment.state is not RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
         await written(services, segment.topic_id_partition, write)

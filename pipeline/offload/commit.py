@@ -40,7 +40,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata, epoch_of_copy
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
-from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
+from tiers.tasks.deletion.segment_deletion import delete_attempts
 from tiers.tasks.history.align import check_lineage, open_cut
 from tiers.tasks.history.cut_task import RLMCutTask
 from tiers.tasks.history.facts_task import FactsTask
@@ -240,7 +240,7 @@ class OffloadCommitter:
                 raise NothingToContinueError(f"{one.partition}: segment {segment.segment_id.id} was deleted meanwhile")
             self._check_place(one, segment)
             await self.services.metadata.add_remote_log_segment_metadata(segment)
-            await write_state(self.services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+            await self.services.write_state(segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 
         await self._written(one.partition, write)
         self.services.checkpoint("segment-committed")

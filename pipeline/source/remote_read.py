@@ -21,7 +21,7 @@ from tiers.segment.indexes.remote_log_index import RemoteLogIndex
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
 from tiers.storage.remote_storage_manager import SegmentReads
 from tiers.storage.retries import with_retries
-from tiers.verify.segment_verification import chunk_runs
+from tiers.verify.read_back import chunk_runs
 
 T = TypeVar("T")
 

@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from protocol.api_keys import ApiKey
-from protocol.header import parse_request_header, response_body_position
+from protocol.header import check_first_array, parse_request_header, response_body_position
 from protocol.primitives import (
     EMPTY_TAGGED_SECTION,
     INT8,
     INT16,
+    MAX_ITEMS,
     Buffer,
+    check_items,
     read_array_length,
     read_int8,
     read_int16,
@@ -26,7 +28,6 @@ from protocol.primitives import (
     write_array_length,
     write_string,
 )
-from protocol.request_items import MAX_ITEMS, check_first_array, check_items
 from protocol.schema import MessagePlan, Span, compile_message
 from protocol.splice import Splice
 from protocol.steps import Stepped, Steps

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from protocol.api_keys import ApiKey, is_flexible
 from protocol.errors import LimitExceededError, ProtocolError
-from protocol.header import build_response_header, parse_request_header, response_body_position
+from protocol.header import build_response_header, check_first_array, parse_request_header, response_body_position
 from protocol.message_schema import FieldSchema
 from protocol.primitives import (
     EMPTY_TAGGED_SECTION,
@@ -25,7 +25,6 @@ from protocol.primitives import (
     write_bytes_length,
     write_string,
 )
-from protocol.request_items import check_first_array
 from protocol.schema import Span, compile_message
 from protocol.splice import Splice, splice
 from protocol.steps import Stepped, Steps

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from protocol.api_keys import ApiKey
-from protocol.header import parse_request_header, response_body_position
+from protocol.header import check_first_array, parse_request_header, response_body_position
 from protocol.primitives import (
     INT16,
     Buffer,
@@ -21,7 +21,6 @@ from protocol.primitives import (
     read_uuid,
     write_string,
 )
-from protocol.request_items import check_first_array
 from protocol.schema import MessagePlan, Span, compile_message
 from protocol.splice import Splice, splice
 from protocol.steps import Stepped, Steps

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from protocol.apis.topic_reference import read_topic_name
 from protocol.errors import ProtocolError, TruncatedError
-from protocol.primitives import Buffer, read_array_length, skip_tagged_section, skip_tags
-from protocol.request_items import MAX_ITEMS, check_items
+from protocol.primitives import MAX_ITEMS, Buffer, check_items, read_array_length, skip_tagged_section, skip_tags
 from protocol.steps import Steps
 
 

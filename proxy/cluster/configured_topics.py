@@ -24,11 +24,11 @@ _MAX_TOPICS = 10_000
 
 
 class TopicNames(Protocol):
-    """The methods of `Topology` that `ConfiguredTopics` needs."""
+    """The methods of `TopicDirectory` that `ConfiguredTopics` needs."""
 
     def topic_name(self, topic_id: UUID) -> str | None: ...
 
-    async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None: ...
+    async def resolve_topic_name(self, topic_id: UUID, timeout_ms: int) -> str | None: ...
 
 
 class PolicyConfigs(Protocol):
@@ -71,7 +71,7 @@ class ConfiguredTopics:
         Asks the brokers for the topic's own configuration at most every ten seconds."""
         name = self._topics.topic_name(topic_id)
         if name is None:
-            name = await self._topics.resolve_topic_name(topic_id, self._max_age_ms, timeout_ms)
+            name = await self._topics.resolve_topic_name(topic_id, timeout_ms)
         if name is None:
             return False  # this proxy may not see the topic, so an owner with the same rights may not see it either
         # The freshness of the topic's partition 0 is the freshness of the topic's tier settings.

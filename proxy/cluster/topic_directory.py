@@ -9,12 +9,15 @@ must not push out the topics of others.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
 from protocol.apis.topic_reference import TopicReference
+from protocol.errors import ErrorCode
+from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError
@@ -23,8 +26,11 @@ KEPT_FOR_MS = 600_000
 MAX_TOPICS = 5_000
 """The most topics that each refresh names. The directory forgets those that were not used for the longest time."""
 _LONG_AGO_MS = -1
+_BROKERS_AT_ONCE = 16
+_ONE_BROKER_MS = 2_000
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 """The names that a topic can have. A broker closes the connection at a name that is far longer."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -73,7 +79,7 @@ class TopicDirectory:
                 self._names[topic_id] = name
         self._forget_surplus()
 
-    def use(self, topic: TopicReference) -> None:
+    def use_topic(self, topic: TopicReference) -> None:
         """Notes that a broker has answered for the topic. The next refresh asks for an unknown name."""
         name = self._names.get(topic) if isinstance(topic, UUID) else topic
         if name is None:
@@ -95,8 +101,8 @@ class TopicDirectory:
         """Returns the name that was noted last. Any thread may call it."""
         return self._names.get(topic_id)
 
-    async def resolve_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
-        """Returns the topic's id as of at most `max_age_ms` ago. None: there is no such topic. Raises `BrokerError`.
+    async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
+        """Returns the topic's id as of at most `max_age_ms` ago. None if there is no such topic, or no answer.
 
         Callers that wait at the same time share a request."""
         if not _NAME.fullmatch(name):
@@ -113,17 +119,46 @@ class TopicDirectory:
                     asked_at_ms = self._clock_ms()
                     self.note(await self._client.named(names, (), timeout_ms), names, asked_at_ms)
                 self._wanted.pop(name, None)
-        except TimeoutError as error:
-            raise BrokerError(f"no broker tells the id of topic {name} in time", retriable=True) from error
+        except (BrokerError, TimeoutError) as error:
+            logger.debug("no broker tells the id of a topic", extra={"topic": name, "error": str(error)})
+            return None
         return self.topic_id(name)
 
-    async def resolve_name(self, topic_id: UUID, timeout_ms: int) -> str | None:
+    async def resolve_topic_name(self, topic_id: UUID, timeout_ms: int) -> str | None:
         """Returns the topic's name. None: there is no such topic. Raises `BrokerError`."""
         if (name := self.topic_name(topic_id)) is not None:
             return name
         asked_at_ms = self._clock_ms()
         self.note(await self._client.named((), (topic_id,), timeout_ms), (), asked_at_ms)
         return self.topic_name(topic_id)
+
+    async def current_topic_ids(
+        self, names: Collection[str], node_id: int | None, timeout_ms: int
+    ) -> Mapping[str, UUID]:
+        """Returns the topics' ids, which it asks of the broker `node_id` (None: of any broker). Raises `BrokerError`.
+
+        The result has no entry for a topic that the broker does not know."""
+        if not names:
+            return {}
+        answer = await self._client.named(names, (), timeout_ms, node_id=node_id)
+        return {topic.name: topic.topic_id for topic in answer.topics.values() if topic.error == ErrorCode.NONE}
+
+    async def all_topic_ids(self, names: Collection[str], timeout_ms: int) -> Mapping[str, Collection[UUID]]:
+        """Returns the ids that the topics have at any broker that can be reached. Raises `BrokerError` without one."""
+        nodes = list((await self._client.brokers(timeout_ms=timeout_ms)).brokers)
+        one_ms = min(_ONE_BROKER_MS, timeout_ms)
+
+        async def said_by(node_id: int) -> Mapping[str, UUID] | BrokerError:
+            try:
+                return await self.current_topic_ids(names, node_id, one_ms)
+            except BrokerError as error:
+                return error
+
+        answers = await bounded_gather(nodes, said_by, _BROKERS_AT_ONCE)
+        found = [answer for answer in answers if not isinstance(answer, BrokerError)]
+        if not found:
+            raise BrokerError(f"no broker tells the ids of topics: {answers[0]}", retriable=True)
+        return {name: {answer[name] for answer in found if name in answer} for name in names}
 
     def _forget_surplus(self) -> None:
         while len(self._known) > MAX_TOPICS:
@@ -133,7 +168,7 @@ class TopicDirectory:
         """Forgets the topic that was not used for the longest time."""
         name, known = next(iter(self._known.items()))
         if name in self._own_topics:
-            self.use(name)
+            self.use_topic(name)
             return
         del self._known[name]
         if known.topic_id is not None:

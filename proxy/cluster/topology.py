@@ -1,4 +1,4 @@
-"""Knows the brokers' addresses, keeps their listeners open, and knows the topic ids.
+"""Knows the brokers' addresses, keeps their listeners open, and refreshes the topic ids.
 
 The topology asks for the brokers every few seconds, and at once if an answer or a client names an unknown node. A
 listener is open before the answer leaves that names its broker. So no client ever sees a broker's own address, or a
@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from uuid import UUID
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from protocol.apis.topic_reference import TopicReference
-from protocol.errors import ErrorCode
 from proxy.cluster.broker_listeners import BrokerListeners, Listen, ListenerAddresses
 from proxy.cluster.topic_directory import TopicDirectory
 from proxy.wire.context import Address
-from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, BrokerRefusedError
@@ -26,8 +22,6 @@ from tiers.lasting_trouble import LastingTrouble
 logger = logging.getLogger(__name__)
 
 _LEAST_PAUSE_S = 0.05
-_BROKERS_AT_ONCE = 16
-_ONE_BROKER_MS = 2_000
 _SILENT_AFTER_MS = 60_000
 
 
@@ -51,7 +45,7 @@ class Topology:
             for addresses, listen in listeners
         ]
         self._clock_ms = clock_ms
-        self._topics = TopicDirectory(client, clock_ms, own_topics)
+        self.topics = TopicDirectory(client, clock_ms, own_topics)
         self._refresh_interval_ms = refresh_interval_ms
         self._timeout_ms = timeout_ms
         self._metadata: ClusterMetadata | None = None
@@ -170,7 +164,7 @@ class Topology:
         return metadata is not None
 
     async def _read(self) -> ClusterMetadata | None:
-        names, asked_at_ms = self._topics.names(), self._clock_ms()
+        names, asked_at_ms = self.topics.names(), self._clock_ms()
         try:
             metadata = await self._client.named(names, (), self._timeout_ms)
         except BrokerError as error:
@@ -189,7 +183,7 @@ class Topology:
             logger.info("the brokers accept the proxy again")
         self._failing.ended()
         self._note_answer()
-        self._topics.note(metadata, names, asked_at_ms)
+        self.topics.note(metadata, names, asked_at_ms)
         self._trouble = self.refusal = None
         return metadata
 
@@ -238,59 +232,3 @@ class Topology:
         """Returns the addresses for the bootstrap port: the configured servers, then the brokers of the cluster."""
         named = () if self._metadata is None else ((b.host, b.port) for b in self._metadata.brokers.values())
         return tuple(dict.fromkeys((*self._bootstrap_servers, *named)))
-
-    # Topics
-
-    def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
-        """Returns None if the name is unknown, or was asked for more than `max_age_ms` ago. Any thread may call it."""
-        return self._topics.topic_id(name, max_age_ms)
-
-    def use_topic(self, topic: TopicReference) -> None:
-        """Notes that a broker has answered for the topic. The next refresh asks for an unknown name."""
-        self._topics.use(topic)
-
-    async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
-        """Returns the topic's id as of at most `max_age_ms` ago. None if there is no such topic, or no answer."""
-        try:
-            return await self._topics.resolve_id(name, max_age_ms, timeout_ms)
-        except BrokerError as error:
-            logger.debug("no broker tells the id of a topic", extra={"topic": name, "error": str(error)})
-            return None
-
-    async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None:
-        """Returns the topic's name. None: the cluster has had no such topic since `max_age_ms` ago.
-
-        Raises `BrokerError` without an answer."""
-        return await self._topics.resolve_name(topic_id, timeout_ms)
-
-    async def current_topic_ids(
-        self, names: Collection[str], node_id: int | None, timeout_ms: int
-    ) -> Mapping[str, UUID]:
-        """Returns the topics' ids, which it asks of the broker `node_id` (None: of any broker). Raises `BrokerError`.
-
-        The result has no entry for a topic that the broker does not know."""
-        if not names:
-            return {}
-        answer = await self._client.named(names, (), timeout_ms, node_id=node_id)
-        return {topic.name: topic.topic_id for topic in answer.topics.values() if topic.error == ErrorCode.NONE}
-
-    async def all_topic_ids(self, names: Collection[str], timeout_ms: int) -> Mapping[str, Collection[UUID]]:
-        """Returns the ids that the topics have at any broker that can be reached. Raises `BrokerError` without one."""
-        nodes = list((await self._client.brokers(timeout_ms=timeout_ms)).brokers)
-        one_ms = min(_ONE_BROKER_MS, timeout_ms)
-
-        async def said_by(node_id: int) -> Mapping[str, UUID] | BrokerError:
-            try:
-                return await self.current_topic_ids(names, node_id, one_ms)
-            except BrokerError as error:
-                return error
-
-        answers = await bounded_gather(nodes, said_by, _BROKERS_AT_ONCE)
-        found = [answer for answer in answers if not isinstance(answer, BrokerError)]
-        if not found:
-            raise BrokerError(f"no broker tells the ids of topics: {answers[0]}", retriable=True)
-        return {name: {answer[name] for answer in found if name in answer} for name in names}
-
-    def topic_name(self, topic_id: UUID) -> str | None:
-        """Returns the topic's latest known name. Any thread may call it."""
-        return self._topics.topic_name(topic_id)

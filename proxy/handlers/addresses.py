@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 
 from protocol.addresses import AddressOf, rewrite_addresses
-from protocol.api_keys import DECODED_APIS, ApiKey
-from protocol.errors import ProtocolError
+from protocol.api_keys import ApiKey, check_version
 from protocol.steps import Steps
 from proxy.handlers.turns import patch_in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
@@ -21,13 +20,6 @@ ADDRESS_APIS = (
     ApiKey.DESCRIBE_CLUSTER,
     ApiKey.SHARE_ACKNOWLEDGE,
 )
-
-
-def check_version(api_key: int, api_version: int) -> None:
-    """Raises `ProtocolError` for a version that was not advertised. That ends the connection, as on a broker."""
-    versions = DECODED_APIS.get(api_key)
-    if versions is None or api_version not in versions:
-        raise ProtocolError(f"version {api_version} of API key {api_key}, which was not advertised")
 
 
 class AddressRewriter:

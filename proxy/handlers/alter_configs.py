@@ -21,7 +21,7 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from uuid import UUID
 
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.config_entries import (
     TOPIC_RESOURCE,
     ConfigAnswer,
@@ -38,7 +38,6 @@ from protocol.apis.config_entries import (
 from protocol.errors import ErrorCode
 from protocol.splice import Splice, splice
 from protocol.steps import Steps
-from proxy.handlers.addresses import check_version
 from proxy.handlers.base import Spawn
 from proxy.handlers.describe_configs import tier_entries
 from proxy.handlers.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs

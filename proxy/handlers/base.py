@@ -33,7 +33,7 @@ Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 
 
 class ClusterTopology(Protocol):
-    """The topics that clients use, and the addresses of the brokers."""
+    """The topics of the cluster that clients use."""
 
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
         """Returns the known id of a topic. None: the name is unknown or was learned more than `max_age_ms` ago.
@@ -66,8 +66,8 @@ class ClusterTopology(Protocol):
     def topic_name(self, topic_id: UUID) -> str | None:
         """Returns the topic's latest known name. Any thread may call it."""
 
-    async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None:
-        """Returns the topic's name in an answer of the cluster that is at most `max_age_ms` old.
+    async def resolve_topic_name(self, topic_id: UUID, timeout_ms: int) -> str | None:
+        """Returns the topic's latest known name, or asks the cluster for it.
 
         None: no such topic exists. Raises `BrokerError` when the cluster does not answer."""
 

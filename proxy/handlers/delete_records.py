@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.delete_records import (
     HIGH_WATERMARK,
     DeleteRecordsAnswer,
@@ -59,7 +59,6 @@ from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import Buffer
 from protocol.steps import Steps
 from proxy.error_map import delete_records_error
-from proxy.handlers.addresses import check_version
 from proxy.handlers.base import ClusterTopology, HandlerTools
 from proxy.handlers.turns import in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare

@@ -21,14 +21,13 @@ from collections.abc import Mapping
 from typing import Protocol
 from uuid import UUID
 
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.metadata import MetadataReader
 from protocol.apis.named_topics import NamedTopic, Refusal, named_topics
 from protocol.errors import ErrorCode
 from protocol.header import build_request_header, response_body_position
 from protocol.primitives import EMPTY_TAGGED_SECTION, write_array_length, write_string
 from protocol.steps import Steps
-from proxy.handlers.addresses import check_version
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.turns import Decision, decided_later, in_slices, in_turns
 from proxy.wire.exchange import BrokerGoneError, Exchange, HandlerState, Prepare, Request

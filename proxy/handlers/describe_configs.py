@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.config_entries import (
     TOPIC_RESOURCE,
     ConfigAnswer,
@@ -30,7 +30,6 @@ from protocol.apis.config_entries import (
 from protocol.errors import ErrorCode
 from protocol.splice import Splice, splice
 from protocol.steps import Steps
-from proxy.handlers.addresses import check_version
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.handlers.turns import in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Protocol
 
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.log_dirs import PartitionSizes, asks_for_all, granted_log_dirs, with_log_dir
-from proxy.handlers.addresses import check_version
 from proxy.handlers.turns import in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 

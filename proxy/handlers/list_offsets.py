@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.list_offsets import (
     EARLIEST_LOCAL_TIMESTAMP,
     EARLIEST_TIMESTAMP,
@@ -42,7 +42,6 @@ from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.steps import Steps
 from proxy.error_map import UNAVAILABLE, list_offsets_error
-from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.turns import Decision, decide_in_turns, in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare

@@ -12,13 +12,13 @@ from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass
 
 from protocol.addresses import AddressOf, rewrite_addresses
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.named_topics import NamedTopic, Refusal, Replaced, named_topics, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from protocol.header import parse_request_header
 from protocol.schema import compile_message
 from protocol.steps import Steps
-from proxy.handlers.addresses import AddressRewriter, check_version
+from proxy.handlers.addresses import AddressRewriter
 from proxy.handlers.turns import Decision, decide_in_turns, patch_in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare, Request
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
+from protocol.api_keys import check_version
 from protocol.apis.named_topics import NamedTopic, Refusal, Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from protocol.steps import Steps
-from proxy.handlers.addresses import check_version
 from proxy.handlers.turns import decide_in_turns, patch_in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare, Request
 

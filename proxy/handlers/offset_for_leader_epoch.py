@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.offset_for_leader_epoch import (
     EpochAnswer,
     EpochEndOffsetPartition,
@@ -25,7 +25,6 @@ from protocol.apis.offset_for_leader_epoch import (
 )
 from protocol.header import parse_request_header, response_body_position
 from protocol.steps import Steps
-from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.leader_epochs import contains, end_offset_for
 from proxy.handlers.turns import Decision, decide_in_turns, in_slices, in_turns

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.coordinated_ids import (
     GROUP_APIS,
     TRANSACTION_APIS,
@@ -29,7 +29,6 @@ from protocol.apis.coordinated_ids import (
 )
 from protocol.errors import ErrorCode
 from protocol.steps import Steps
-from proxy.handlers.addresses import check_version
 from proxy.handlers.turns import Decision, decide_in_turns, patch_in_turns
 from proxy.wire.exchange import (
     Answer,

@@ -6,10 +6,10 @@ The request's acks tell whether a response will follow. A response may name the 
 from __future__ import annotations
 
 from protocol.addresses import AddressOf, carries_addresses
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.produce import names_no_broker, peek_acks
 from protocol.errors import TruncatedError
-from proxy.handlers.addresses import AddressRewriter, check_version
+from proxy.handlers.addresses import AddressRewriter
 from proxy.wire.exchange import BegunRequest, CutThrough, HandlerState
 
 _NO_RESPONSE = CutThrough(no_response=True), None

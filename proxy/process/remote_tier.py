@@ -166,7 +166,7 @@ def _handlers(
     log_source, broker_configs = BrokerLogSource(proxy.client), BrokerConfigs(proxy.client)
     rules = proxy.live.rules
     tools = HandlerTools(
-        topology=proxy.topology,
+        topology=proxy.topology.topics,
         metadata=metadata,
         bounds=LocalLogBoundsCache(log_source, monotonic_ms),
         source=log_source,
@@ -175,14 +175,14 @@ def _handlers(
         clock_ms=monotonic_ms,
         spawn=proxy.spawn,
         configured=ConfiguredTopics(
-            rules, metadata, proxy.topology, broker_configs, monotonic_ms, settings.metadata_max_age_ms
+            rules, metadata, proxy.topology.topics, broker_configs, monotonic_ms, settings.metadata_max_age_ms
         ),
         tracer=tracer,
     )
     fetch = FetchHandler(tools)
     own_topics = own_topics_of(proxy.config)
-    guard = MetadataTopicGuard(own_topics, proxy.topology.topic_name)
-    configs = TopicTierConfigs(proxy.topology, broker_configs, metadata, settings, rules, own_topics)
+    guard = MetadataTopicGuard(own_topics, proxy.topology.topics.topic_name)
+    configs = TopicTierConfigs(proxy.topology.topics, broker_configs, metadata, settings, rules, own_topics)
     alter_configs = AlterConfigsHandler(configs, proxy.spawn)
     proxy.registry.register(RemoteFetchMetrics(fetch))
     return {

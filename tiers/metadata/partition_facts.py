@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
@@ -21,10 +21,11 @@ from pydantic import TypeAdapter
 
 from protocol.records.record_batch import crc32c
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition, RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import Cut
+from tiers.model.segment_state import RemoteLogSegmentState
 
 _HEAD = "facts 1"
 
@@ -77,6 +78,38 @@ class PartitionFacts:
             whole = joined([self, other], None if later is None else later.topic_id)
             return replace(whole, position=None, settings_position=None) == self.content
         return later.next_offset >= earlier.next_offset and set(other.accepted) <= set(self.accepted)
+
+
+def facts_of(
+    metadata: RemoteLogMetadataManager,
+    cluster_id: str,
+    partition: TopicIdPartition,
+    accepted: Sequence[MetadataPosition] = (),
+    *,
+    is_proved: bool = True,
+) -> PartitionFacts:
+    """Returns the facts as the metadata has them. They name no position unless `is_proved`."""
+    begun = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+    deleting = (each.metadata for each in metadata.segments_apart(partition) if each.state >= begun)
+    deleted = (*deleting, *metadata.deleted_segments(partition))
+    log_starts = sorted(
+        (each for each in metadata.recorded_log_starts(partition) if each.deletes),
+        key=lambda each: (each.leader_epoch, each.offset, each.reason, each.last_epoch),
+    )
+    log_start = log_starts[-1].offset if log_starts else 0
+    return PartitionFacts(
+        cluster_id=cluster_id,
+        topic_id_partition=partition,
+        log_starts=tuple(log_starts),
+        local_log_start=metadata.local_log_start(partition),
+        gaps=tuple(metadata.gaps(partition)),
+        cuts=tuple(metadata.cuts(partition)),
+        dead=tuple(sorted(each.segment_id.id for each in deleted if each.end_offset >= log_start)),
+        accepted=tuple(sorted(accepted)),
+        tier_config=dict(metadata.topic_tier_config(partition.topic_id)),
+        position=metadata.position(partition) if is_proved else None,
+        settings_position=metadata.position(partition.of_settings) if is_proved else None,
+    )
 
 
 def newest_of(facts: Iterable[PartitionFacts], topic_id: UUID | None = None) -> PartitionFacts | None:

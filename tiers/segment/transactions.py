@@ -114,10 +114,6 @@ def overlapping(
     return sorted(found.values(), key=_first_offset_then_producer)
 
 
-def _first_offset_then_producer(one: AbortedTransactionRange) -> tuple[int, int]:
-    return one.first_offset, one.producer_id
-
-
 @dataclass(frozen=True, slots=True)
 class OpenTransactions:
     """The open transactions at the end of a segment, for the tracker of the next segment.

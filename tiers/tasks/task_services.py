@@ -14,7 +14,8 @@ from tiers.errors import OwnershipLostError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -130,6 +131,18 @@ class TaskServices:
         Raises `RemoteLogMetadataNotReadyError` when it cannot be read to its end now."""
         await self.metadata.ensure_fresh(partition.of_settings, 0, self.settings.request_timeout_ms)
         return self.metadata.topic_tier_config(partition.topic_id)
+
+    async def write_state(self, segment: RemoteLogSegmentMetadata, state: RemoteLogSegmentState) -> None:
+        """Moves `segment` to `state`. Every update repeats the custom metadata (docs/design.md, "Metadata")."""
+        await self.metadata.update_remote_log_segment_metadata(
+            RemoteLogSegmentMetadataUpdate(
+                segment_id=segment.segment_id,
+                broker_id=self.settings.broker_id,
+                event_timestamp_ms=self.wall_clock_ms(),
+                state=state,
+                custom_metadata=segment.custom_metadata,
+            )
+        )
 
     @property
     def knows_all_partitions(self) -> bool:

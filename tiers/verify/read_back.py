@@ -6,12 +6,14 @@ so `check_stored` looks once more before the broker's records are trimmed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
+from tiers.segment.indexes.segment_index import Chunk
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.verify.segment_verification import chunk_runs
 
 
 async def read_back(
@@ -57,3 +59,17 @@ async def check_stored(
     end = last.stored_position + last.stored_bytes - 1
     if len(await storage.fetch_log_segment(metadata, end, end)) != 1:
         raise CorruptSegmentError(f"segment {metadata.segment_id.id}: its log ends before {end}")
+
+
+def chunk_runs(chunks: tuple[Chunk, ...], max_bytes: int) -> Iterator[list[Chunk]]:
+    """Splits chunks into runs of adjacent chunks, each of which one GET reads."""
+    run: list[Chunk] = []
+    size_bytes = 0
+    for chunk in chunks:
+        if run and size_bytes + chunk.stored_bytes > max_bytes:
+            yield run
+            run, size_bytes = [], 0
+        run.append(chunk)
+        size_bytes += chunk.stored_bytes
+    if run:
+        yield run

@@ -23,6 +23,7 @@ from tiers.segment.indexes.segment_index import Chunk
 from tiers.segment.rebuilt_indexes import RebuiltIndexes
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import FIRST_PAUSE_MS, with_retries
+from tiers.verify.read_back import chunk_runs
 
 T = TypeVar("T")
 
@@ -210,17 +211,3 @@ def _differences(stored: IndexesObject, segment: RemoteLogSegmentMetadata) -> It
     if expected != written:
         what = "the .indexes object and the segment's record differ in size, leader epochs or timestamp"
         yield Damage(segment.start_offset, segment.end_offset, None, what)
-
-
-def chunk_runs(chunks: tuple[Chunk, ...], max_bytes: int) -> Iterator[list[Chunk]]:
-    """Splits chunks into runs of adjacent chunks, each of which one GET reads."""
-    run: list[Chunk] = []
-    size_bytes = 0
-    for chunk in chunks:
-        if run and size_bytes + chunk.stored_bytes > max_bytes:
-            yield run
-            run, size_bytes = [], 0
-        run.append(chunk)
-        size_bytes += chunk.stored_bytes
-    if run:
-        yield run

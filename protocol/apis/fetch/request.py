@@ -17,6 +17,7 @@ from protocol.primitives import (
     INT32,
     INT64,
     Buffer,
+    check_items,
     read_array_length,
     read_int32,
     read_string_bounds,
@@ -26,7 +27,6 @@ from protocol.primitives import (
     skip_tags,
     write_array_length,
 )
-from protocol.request_items import check_items
 from protocol.steps import Stepped, Steps
 
 FLEXIBLE_FROM = 12

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.fetch.encoding import encode_response
 from protocol.apis.fetch.request import (
     FINAL_SESSION_EPOCH,
@@ -30,7 +30,6 @@ from protocol.errors import ErrorCode
 from protocol.header import request_body_position, response_body_position
 from protocol.primitives import read_int32
 from protocol.steps import Steps, Walk
-from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, client_id_of
 from proxy.handlers.fetch.completion import FetchCompleter, RemoteReadCounts
 from proxy.handlers.fetch.delayed import DelayedRemoteFetchPurgatory, RemotePartitionRead
@@ -283,7 +282,8 @@ class FetchHandler:
         exchange.count_decoded()
         received_at_ms = exchange.request.received_at_ms
         client_id = client_id_of(exchange.request)
-        trace = begin_trace(self._tools.tracer, exchange, parsed, client_id)
+        tracer = self._tools.tracer
+        trace = None if tracer is None else begin_trace(tracer, exchange, parsed, client_id)
         if trace is not None:
             exchange.on_sent = trace.ends_after(grant.release)
         read_ms = min(self._tools.settings.remote_log.fetch_max_wait_ms, _READ_CAP_MS)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Coroutine
 
 from protocol.addresses import AddressOf, rewrite_addresses
-from protocol.api_keys import ApiKey
+from protocol.api_keys import ApiKey, check_version
 from protocol.apis.fetch.response import NODE_ENDPOINTS_FROM, parse_fetch_response
 from protocol.apis.fetch.scan import plain_topics
 from protocol.apis.fetch.share_stream import StreamingShareFetchPatcher
 from protocol.apis.fetch.stream import PartitionHead, StreamingFetchPatcher
 from protocol.header import response_body_position
 from protocol.steps import Steps
-from proxy.handlers.addresses import AddressRewriter, check_version
+from proxy.handlers.addresses import AddressRewriter
 from proxy.handlers.turns import patch_in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 

@@ -72,10 +72,8 @@ class FetchTrace:
         return sent
 
 
-def begin_trace(tracer: Tracer | None, exchange: Exchange, parsed: FetchRequest, client_id: str) -> FetchTrace | None:
-    """Begins the trace of a request. None: there is no tracer, or the trace is not sampled."""
-    if tracer is None:
-        return None
+def begin_trace(tracer: Tracer, exchange: Exchange, parsed: FetchRequest, client_id: str) -> FetchTrace | None:
+    """Begins the trace of a request. None: the trace is not sampled."""
     request = exchange.request
     work = ClientFetch(client_id, request.correlation_id, request.api_version, len(parsed.partitions))
     span = tracer.begin(work, request.received_at_ms)

@@ -22,7 +22,6 @@ from tiers.model.log_source import LogRead
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.segment_deletion import write_state
 
 
 async def test_a_segment_that_continues_the_tier_counts(bench: Workbench) -> None:
@@ -260,7 +259,7 @@ async def test_a_commit_that_is_seen_after_a_lost_ownership_is_not_deleted(
     async def owned_again(seconds: float) -> None:
         nonlocal is_owned
         is_owned = True
-        await write_state(bench.services, result.copied[0].segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+        await bench.services.write_state(result.copied[0].segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 
     monkeypatch.setattr(bench.metadata, "ensure_fresh", lost)
     monkeypatch.setattr(bench.metadata, "owns", lambda partition: is_owned)

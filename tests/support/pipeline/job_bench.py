@@ -32,7 +32,7 @@ from tiers.storage.object_key import partition_prefix
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
-from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
+from tiers.tasks.deletion.segment_deletion import delete_attempts
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
@@ -125,7 +125,7 @@ class JobBench:
                 built, metadata.segment_id.id, self.key_ring, self.folder / str(metadata.segment_id.id)
             )
         await self.storage.copy_log_segment_data(metadata, built.log_segment_data(metadata))
-        await write_state(self.services, metadata, FINISHED)
+        await self.services.write_state(metadata, FINISHED)
         found = self.metadata.remote_log_segment_metadata_by_id(metadata.segment_id)
         assert found is not None
         return found

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-import pipeline.offload.commit
 from pipeline.config import load_pipeline_config
 from pipeline.offload.commit import OffloadCommitter
 from pipeline.offload.driver import OffloadDriver, OffloadOptions
@@ -21,7 +21,6 @@ from tests.support.pipeline.offload_rig import CLAIM_TIMEOUT_MS, in_process
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.segment_deletion import write_state
 from tiers.tasks.task_services import TaskServices
 
 PLACES = ("before", "within", "behind")
@@ -31,24 +30,17 @@ async def die(*arguments: object, **more: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class SecondCommit:
-    """The segment is already announced by its name, and not finished."""
+def die_within(write_state: Callable[..., Coroutine[None, None, None]]) -> Callable[..., Coroutine[None, None, None]]:
+    """The second segment is already announced by its name, and not finished."""
+    finished = set[RemoteLogSegmentId]()
 
-    def __init__(self) -> None:
-        self.finished: set[RemoteLogSegmentId] = set()
-        """Once each, however often it is tried."""
-
-    async def __call__(
-        self,
-        services: TaskServices,
-        segment: RemoteLogSegmentMetadata,
-        state: RemoteLogSegmentState,
-        custom_metadata: bytes | None = None,
-    ) -> None:
-        self.finished.add(segment.segment_id)
-        if len(self.finished) == 2:
+    async def write(services: TaskServices, segment: RemoteLogSegmentMetadata, state: RemoteLogSegmentState) -> None:
+        finished.add(segment.segment_id)  # once each, however often it is tried
+        if len(finished) == 2:
             await die()
-        await write_state(services, segment, state, custom_metadata)
+        await write_state(services, segment, state)
+
+    return write
 
 
 def offload(config: Path, where: str) -> None:
@@ -56,7 +48,7 @@ def offload(config: Path, where: str) -> None:
         case "before":
             OffloadDriver.commit = die  # type: ignore[method-assign]  # and dies
         case "within":
-            pipeline.offload.commit.write_state = SecondCommit()  # type: ignore[attr-defined]  # and dies
+            TaskServices.write_state = die_within(TaskServices.write_state)  # type: ignore[method-assign]  # and dies
         case _:
             OffloadCommitter._end = die  # type: ignore[method-assign]  # and dies
     options = OffloadOptions(max_age_ms=0, claim_timeout_ms=CLAIM_TIMEOUT_MS)

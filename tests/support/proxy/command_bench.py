@@ -16,12 +16,13 @@ from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import OpenTier
 from tiers.broker.cluster_metadata import ClusterMetadata, TopicMetadata
+from tiers.metadata.partition_facts import facts_of
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager
-from tiers.tasks.history.stored_facts import facts_of, put_facts
+from tiers.tasks.history.stored_facts import put_facts
 
 CLUSTER_ID = "cluster"
 

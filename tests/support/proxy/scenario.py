@@ -195,7 +195,7 @@ async def scenario(root: Path, limits: LimitsConfig | None = None) -> AsyncItera
         reader = await stack.enter_async_context(RemoteLogReader(tier.rlmm, tier.storage, jitter=lambda: 0.0))
         await stack.enter_async_context(server)
         tools = HandlerTools(
-            topology=topology,
+            topology=topology.topics,
             metadata=tier.rlmm,
             bounds=LocalLogBoundsCache(BrokerLogSource(client), monotonic_ms),
             source=BrokerLogSource(client),

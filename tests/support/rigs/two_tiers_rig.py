@@ -151,7 +151,7 @@ base.port = {port}
         await proxy.open(stack)
         source = BrokerLogSource(proxy.client)
         tools = HandlerTools(
-            topology=proxy.topology,
+            topology=proxy.topology.topics,
             metadata=rlmm,
             bounds=LocalLogBoundsCache(source, monotonic_ms),
             source=source,
@@ -167,7 +167,7 @@ base.port = {port}
         proxy.handlers[ApiKey.DELETE_RECORDS] = DeleteRecordsHandler(
             tools, rlmm, partial(require_aligned, source, rlmm)
         )
-        guard = MetadataTopicGuard([], proxy.topology.topic_name)
+        guard = MetadataTopicGuard([], proxy.topology.topics.topic_name)
         proxy.handlers[ApiKey.DELETE_TOPICS] = DeleteTopicsHandler(guard, rlmm)
         proxy.listen(stack)
         await proxy.topology.refresh()

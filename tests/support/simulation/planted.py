@@ -17,6 +17,7 @@ from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteResourceNot
 from tiers.fitness import Fitness
 from tiers.log import broker_log
 from tiers.metadata import log_history
+from tiers.metadata.partition_facts import facts_of
 from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
 from tiers.metadata.topic import follower
 from tiers.metadata.topic.follower import MetadataFollower
@@ -33,17 +34,16 @@ from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.tasks.copy import copy_attempts
 from tiers.tasks.copy.uncopied import UncopiedBytes
-from tiers.tasks.deletion import segment_deletion
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.missing_topics import MissingTopics
 from tiers.tasks.history import align, cut_task, facts_task, tier_place
 from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.history.log_gap_task import LogGapTask
-from tiers.tasks.history.stored_facts import facts_of
 from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.retention import expiration_task, trim_task
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.retention.trim_task import TrimTask
+from tiers.tasks.task_services import TaskServices
 from tiers.upkeep import rebuild_plan
 
 WITHIN_SEEDS = 2_000
@@ -100,13 +100,13 @@ def _deletes_void(stack: ExitStack) -> None:
 
 
 def _deletes_unnamed(stack: ExitStack) -> None:
-    original = segment_deletion.write_state
+    original = TaskServices.write_state
 
-    async def write(services: Any, segment: Any, state: RemoteLogSegmentState, custom: bytes | None = None) -> None:
+    async def write(self: TaskServices, segment: Any, state: RemoteLogSegmentState) -> None:
         if state is not RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
-            await original(services, segment, state, custom)
+            await original(self, segment, state)
 
-    _replace(stack, segment_deletion, "write_state", write)
+    _replace(stack, TaskServices, "write_state", write)
 
 
 def _writes_before_the_record(stack: ExitStack) -> None:

@@ -14,8 +14,7 @@ from protocol.apis.list_offsets import parse_list_offsets_request
 from protocol.apis.offset_for_leader_epoch import parse_offset_for_leader_epoch_request
 from protocol.errors import LimitExceededError
 from protocol.header import build_request_header, parse_request_header
-from protocol.primitives import INT32, Buffer, write_array_length, write_string
-from protocol.request_items import MAX_ITEMS
+from protocol.primitives import INT32, MAX_ITEMS, Buffer, write_array_length, write_string
 
 Decode = Callable[[Buffer], object]
 Parse = Callable[[Buffer, int, int], object]

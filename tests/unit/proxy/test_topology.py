@@ -213,48 +213,48 @@ async def test_a_cluster_that_does_not_answer_leaves_what_is_known() -> None:
 async def test_topic_ids_have_an_age() -> None:
     rig = Rig()
     rig.client.topics = {"t": UUID(int=7)}
-    rig.topology.use_topic("t")
-    assert rig.topology.topic_id("t") is None
+    rig.topology.topics.use_topic("t")
+    assert rig.topology.topics.topic_id("t") is None
     await rig.topology.refresh()
     rig.client.now_ms = 1_000
-    assert rig.topology.topic_id("t") == UUID(int=7)
-    assert rig.topology.topic_id("t", max_age_ms=999) is None
-    assert rig.topology.topic_name(UUID(int=7)) == "t"
+    assert rig.topology.topics.topic_id("t") == UUID(int=7)
+    assert rig.topology.topics.topic_id("t", max_age_ms=999) is None
+    assert rig.topology.topics.topic_name(UUID(int=7)) == "t"
     rig.client.topics = {"t": UUID(int=8)}
-    assert await rig.topology.resolve_topic_id("t", 999, 1_000) == UUID(int=8)
-    assert rig.topology.topic_name(UUID(int=7)) is None
+    assert await rig.topology.topics.resolve_topic_id("t", 999, 1_000) == UUID(int=8)
+    assert rig.topology.topics.topic_name(UUID(int=7)) is None
     reads = rig.client.reads
-    assert await rig.topology.resolve_topic_id("t", 999, 1_000) == UUID(int=8)
+    assert await rig.topology.topics.resolve_topic_id("t", 999, 1_000) == UUID(int=8)
     assert rig.client.reads == reads
     rig.client.trouble = "down"
     rig.client.now_ms = 5_000
-    assert await rig.topology.resolve_topic_id("t", 999, 1_000) is None
+    assert await rig.topology.topics.resolve_topic_id("t", 999, 1_000) is None
 
 
 async def test_the_name_of_a_topic_is_asked_for_once() -> None:
     rig = Rig()
     rig.client.topics = {"t": UUID(int=7)}
-    assert await rig.topology.resolve_topic_name(UUID(int=7), 999, 1_000) == "t"
+    assert await rig.topology.topics.resolve_topic_name(UUID(int=7), 1_000) == "t"
     reads = rig.client.reads
-    assert await rig.topology.resolve_topic_name(UUID(int=7), 999, 1_000) == "t"
+    assert await rig.topology.topics.resolve_topic_name(UUID(int=7), 1_000) == "t"
     assert rig.client.reads == reads
-    assert await rig.topology.resolve_topic_name(UUID(int=8), 999, 1_000) is None
+    assert await rig.topology.topics.resolve_topic_name(UUID(int=8), 1_000) is None
     rig.client.trouble = "down"
-    assert await rig.topology.resolve_topic_name(UUID(int=7), 999, 1_000) == "t"
+    assert await rig.topology.topics.resolve_topic_name(UUID(int=7), 1_000) == "t"
     with pytest.raises(BrokerError):
-        await rig.topology.resolve_topic_name(UUID(int=8), 999, 1_000)
+        await rig.topology.topics.resolve_topic_name(UUID(int=8), 1_000)
 
 
 async def test_a_refresh_names_the_topics_that_a_broker_has_answered_for() -> None:
     rig = Rig()
     rig.client.topics = {"own": UUID(int=1), "t": UUID(int=7), "u": UUID(int=8)}
     await rig.topology.refresh()
-    assert rig.topology.topic_name(UUID(int=1)) == "own"
-    assert rig.topology.topic_name(UUID(int=7)) is None
-    rig.topology.use_topic("t")
+    assert rig.topology.topics.topic_name(UUID(int=1)) == "own"
+    assert rig.topology.topics.topic_name(UUID(int=7)) is None
+    rig.topology.topics.use_topic("t")
     await rig.topology.refresh()
-    assert rig.topology.topic_id("t") == UUID(int=7)
-    assert await rig.topology.resolve_topic_id("u", 0, 1_000) == UUID(int=8)
+    assert rig.topology.topics.topic_id("t") == UUID(int=7)
+    assert await rig.topology.topics.resolve_topic_id("u", 0, 1_000) == UUID(int=8)
     assert rig.client.asked == [["own"], ["own", "t"], ["u"]]
 
 
@@ -262,14 +262,14 @@ async def test_a_topic_that_is_not_used_is_forgotten() -> None:
     rig = Rig()
     rig.client.topics = {"own": UUID(int=1), "t": UUID(int=7), "u": UUID(int=8), "v": UUID(int=9)}
     for name in ("t", "u", "v"):
-        await rig.topology.resolve_topic_id(name, 0, 1_000)
+        await rig.topology.topics.resolve_topic_id(name, 0, 1_000)
     rig.client.now_ms = KEPT_FOR_MS
-    rig.topology.use_topic("u")
-    rig.topology.use_topic(UUID(int=9))
+    rig.topology.topics.use_topic("u")
+    rig.topology.topics.use_topic(UUID(int=9))
     rig.client.now_ms += 1
     await rig.topology.refresh()
     assert rig.client.asked[-1] == ["own", "u", "v"]
-    assert rig.topology.topic_name(UUID(int=7)) is None
+    assert rig.topology.topics.topic_name(UUID(int=7)) is None
 
 
 async def test_the_number_of_known_topics_is_bounded() -> None:
@@ -277,19 +277,19 @@ async def test_the_number_of_known_topics_is_bounded() -> None:
     rig.client.topics = {"own": UUID(int=1)}
     await rig.topology.refresh()
     for number in range(2 * MAX_TOPICS):
-        rig.topology.use_topic(f"topic-{number}")
+        rig.topology.topics.use_topic(f"topic-{number}")
     await rig.topology.refresh()
     assert len(rig.client.asked[-1]) == MAX_TOPICS
-    assert rig.topology.topic_name(UUID(int=1)) == "own"
+    assert rig.topology.topics.topic_name(UUID(int=1)) == "own"
 
 
 async def test_a_name_that_is_only_looked_up_pushes_out_no_topic() -> None:
     rig = Rig()
     rig.client.topics = {"t": UUID(int=7)}
-    await rig.topology.resolve_topic_id("t", 0, 1_000)
+    await rig.topology.topics.resolve_topic_id("t", 0, 1_000)
     for number in range(MAX_TOPICS):
-        assert rig.topology.topic_id(f"made-up-{number}") is None
-    assert rig.topology.topic_id("t") == UUID(int=7)
+        assert rig.topology.topics.topic_id(f"made-up-{number}") is None
+    assert rig.topology.topics.topic_id("t") == UUID(int=7)
     await rig.topology.refresh()
     assert rig.client.asked[-1] == ["own", "t"]
 
@@ -297,7 +297,7 @@ async def test_a_name_that_is_only_looked_up_pushes_out_no_topic() -> None:
 async def test_no_broker_is_asked_for_a_name_that_no_topic_can_have() -> None:
     rig = Rig()
     for name in ("", "a b", "a" * 250, "a" * 40_000):
-        assert await rig.topology.resolve_topic_id(name, 0, 1_000) is None
+        assert await rig.topology.topics.resolve_topic_id(name, 0, 1_000) is None
     await rig.topology.refresh()
     assert rig.client.asked == [["own"]]
 
@@ -305,10 +305,10 @@ async def test_no_broker_is_asked_for_a_name_that_no_topic_can_have() -> None:
 async def test_a_look_at_what_is_known_is_no_use_of_a_topic() -> None:
     rig = Rig()
     rig.client.topics = {"t": UUID(int=7)}
-    await rig.topology.resolve_topic_id("t", 0, 1_000)
+    await rig.topology.topics.resolve_topic_id("t", 0, 1_000)
     rig.client.now_ms = KEPT_FOR_MS + 1
-    assert rig.topology.topic_id("t") == UUID(int=7)
-    assert rig.topology.topic_name(UUID(int=7)) == "t"
+    assert rig.topology.topics.topic_id("t") == UUID(int=7)
+    assert rig.topology.topics.topic_name(UUID(int=7)) == "t"
     await rig.topology.refresh()
     assert rig.client.asked == [["t"], ["own"]]
 
@@ -318,7 +318,7 @@ async def test_callers_that_wait_for_topics_share_a_request() -> None:
     rig.client.topics = {name: UUID(int=number) for number, name in enumerate("abcd", 1)}
     rig.client.is_slow = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        found = [tasks.create_task(rig.topology.resolve_topic_id(name, 0, 1_000)) for name in "abcdbx"]
+        found = [tasks.create_task(rig.topology.topics.resolve_topic_id(name, 0, 1_000)) for name in "abcdbx"]
         await rig.client.was_asked.wait()
         rig.client.now_ms = 5
         rig.client.is_slow.set()
@@ -332,10 +332,10 @@ async def test_every_broker_that_answers_is_asked_for_former_topics() -> None:
     rig.client.topics = {"t": UUID(int=7)}
     rig.client.said_by = {2: {"t": UUID(int=6)}}
     rig.client.dead = {3}
-    assert await rig.topology.all_topic_ids(["t", "u"], 1_000) == {"t": {UUID(int=6), UUID(int=7)}, "u": set()}
+    assert await rig.topology.topics.all_topic_ids(["t", "u"], 1_000) == {"t": {UUID(int=6), UUID(int=7)}, "u": set()}
     rig.client.dead = {1, 2, 3}
     with pytest.raises(BrokerError):
-        await rig.topology.all_topic_ids(["t"], 1_000)
+        await rig.topology.topics.all_topic_ids(["t"], 1_000)
 
 
 async def test_brokers_that_are_silent_for_a_minute_are_an_alarm(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,6 @@ from tiers.storage.object_key import indexes_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.kept_segments import KeptSegment
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.deletion.segment_deletion import write_state
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import read_back
 
@@ -110,7 +109,7 @@ async def finish(services: TaskServices, segment: RemoteLogSegmentMetadata, prog
             f"{partition}: the store returned {len(segment.custom_metadata)} bytes of custom metadata; the limit is"
             f" {limit_bytes}"
         )
-    await write_state(services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+    await services.write_state(segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
     progress()
     services.checkpoint("copy-finished-written")
     services.metrics.copy_bytes.labels(partition.topic).inc(segment.segment_size_bytes)

@@ -12,31 +12,13 @@ from dataclasses import replace
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import CircuitOpenError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.task_services import TaskServices
 
 _FAILURES_PER_ROUND = 3
 """After this many failures in a row, the store is in trouble, and is not asked again before the next round."""
 _ATTEMPTS_AT_ONCE = 8
-
-
-async def write_state(
-    services: TaskServices,
-    segment: RemoteLogSegmentMetadata,
-    state: RemoteLogSegmentState,
-    custom_metadata: bytes | None = None,
-) -> None:
-    """Moves `segment` to `state`. Every update repeats the custom metadata (docs/design.md, "Metadata")."""
-    await services.metadata.update_remote_log_segment_metadata(
-        RemoteLogSegmentMetadataUpdate(
-            segment_id=segment.segment_id,
-            broker_id=services.settings.broker_id,
-            event_timestamp_ms=services.wall_clock_ms(),
-            state=state,
-            custom_metadata=segment.custom_metadata if custom_metadata is None else custom_metadata,
-        )
-    )
 
 
 async def delete_segment(
@@ -51,7 +33,7 @@ async def delete_segment(
     services.metrics.delete_requests.labels(topic).inc()
     try:
         if segment.state is not RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
-            await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+            await services.write_state(segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
             services.checkpoint("delete-started-written")
         stored = segment if unrecorded is None else replace(segment, custom_metadata=unrecorded)
         if not await services.storage.delete_log_segment_data(stored):
@@ -70,7 +52,7 @@ async def finish_deletion(services: TaskServices, segment: RemoteLogSegmentMetad
         # An earlier attempt, of any process, may have published a failure. The DELETE record stays until it is
         # retracted.
         await _take_back(services, segment)
-    await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+    await services.write_state(segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
 
 
 async def _take_back(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:

@@ -17,6 +17,7 @@ from tiers.errors import LaterFormatError, RemoteLogMetadataError
 from tiers.metadata.partition_facts import (
     PartitionFacts,
     decode_partition_facts,
+    facts_of,
     newest_of,
     newest_of_topics,
 )
@@ -31,7 +32,6 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.history.stored_facts import (
     LAST_OFFSET,
     StoredFacts,
-    facts_of,
     lost_positions,
     lost_reason,
     put_facts,

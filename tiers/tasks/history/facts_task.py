@@ -20,6 +20,7 @@ from tiers.metadata.partition_facts import (
     PartitionFacts,
     decode_partition_facts,
     encode_partition_facts,
+    facts_of,
     newest_of,
 )
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
@@ -30,7 +31,6 @@ from tiers.storage.object_key import parse_facts_key, partition_prefix
 from tiers.tasks.history.stored_facts import (
     WAY_BACK,
     StoredFacts,
-    facts_of,
     lost_reason,
     put_facts,
     read_stored_facts,

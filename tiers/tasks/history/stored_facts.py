@@ -27,7 +27,6 @@ from tiers.metadata.remote_log_metadata_manager import MetadataPosition, RemoteL
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (
     INDEXES_SUFFIX,
@@ -71,38 +70,6 @@ class StoredFacts:
         """Returns the facts whose positions no operator has accepted as lost."""
         accepted = {position for each in self.all() for position in each.accepted}
         return [each for each in self.all() if accepted.isdisjoint(position for _, position in each.positions())]
-
-
-def facts_of(
-    metadata: RemoteLogMetadataManager,
-    cluster_id: str,
-    partition: TopicIdPartition,
-    accepted: Sequence[MetadataPosition] = (),
-    *,
-    is_proved: bool = True,
-) -> PartitionFacts:
-    """Returns the facts as the metadata has them. They name no position unless `is_proved`."""
-    begun = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
-    deleting = (each.metadata for each in metadata.segments_apart(partition) if each.state >= begun)
-    deleted = (*deleting, *metadata.deleted_segments(partition))
-    log_starts = sorted(
-        (each for each in metadata.recorded_log_starts(partition) if each.deletes),
-        key=lambda each: (each.leader_epoch, each.offset, each.reason, each.last_epoch),
-    )
-    log_start = log_starts[-1].offset if log_starts else 0
-    return PartitionFacts(
-        cluster_id=cluster_id,
-        topic_id_partition=partition,
-        log_starts=tuple(log_starts),
-        local_log_start=metadata.local_log_start(partition),
-        gaps=tuple(metadata.gaps(partition)),
-        cuts=tuple(metadata.cuts(partition)),
-        dead=tuple(sorted(each.segment_id.id for each in deleted if each.end_offset >= log_start)),
-        accepted=tuple(sorted(accepted)),
-        tier_config=dict(metadata.topic_tier_config(partition.topic_id)),
-        position=metadata.position(partition) if is_proved else None,
-        settings_position=metadata.position(partition.of_settings) if is_proved else None,
-    )
 
 
 async def put_facts(storage: RemoteStorageManager, facts: PartitionFacts) -> str:

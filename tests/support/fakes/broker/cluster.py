@@ -117,7 +117,7 @@ class FakeCluster:
     def topic_name(self, topic_id: UUID) -> str | None:
         return next((name for name, known in self.topics.items() if known == topic_id), None)
 
-    async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None:
+    async def resolve_topic_name(self, topic_id: UUID, timeout_ms: int) -> str | None:
         if not self.is_reachable:
             raise BrokerError("the broker is gone", retriable=True)
         return self.topic_name(topic_id)

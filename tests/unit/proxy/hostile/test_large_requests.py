@@ -14,8 +14,7 @@ from protocol import addresses as protocol_addresses
 from protocol.api_keys import ApiKey
 from protocol.apis import config_entries, coordinated_ids, named_topics
 from protocol.header import build_request_header, build_response_header
-from protocol.primitives import INT16, INT32, write_array_length, write_string
-from protocol.request_items import MAX_ITEMS
+from protocol.primitives import INT16, INT32, MAX_ITEMS, write_array_length, write_string
 from protocol.splice import splice
 from protocol.steps import Stepped
 from proxy.config import LimitsConfig

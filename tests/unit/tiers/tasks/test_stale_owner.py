@@ -20,7 +20,7 @@ from tests.support.written_log import WrittenLog
 from tiers.errors import OwnershipLostError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
+from tiers.tasks.deletion.segment_deletion import delete_attempts
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 
@@ -83,9 +83,9 @@ async def test_a_copy_that_another_owner_finished_is_no_leftover(
     async def slowly(segment: RemoteLogSegmentMetadata) -> bool:
         monkeypatch.undo()
         first, second = (one for one in begun if one.segment_id != segment.segment_id)
-        await write_state(bench.services, first, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
-        await write_state(bench.services, second, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
-        await write_state(bench.services, second, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+        await bench.services.write_state(first, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+        await bench.services.write_state(second, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+        await bench.services.write_state(second, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
         return await delete(segment)
 
     monkeypatch.setattr(bench.store, "delete_log_segment_data", slowly)

@@ -30,7 +30,6 @@ from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
-from tiers.tasks.deletion.segment_deletion import write_state
 from tiers.tasks.partition_tasks import PartitionTasks
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
@@ -156,7 +155,7 @@ async def test_one_kept_segment_holds_up_no_other_one(log: Workbench, trouble: s
     await log.services.spool.open()
     [attempt] = [one for one in log.segments if one.start_offset == 30]
     for state in (RemoteLogSegmentState.DELETE_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED):
-        await write_state(log.services, attempt, state)
+        await log.services.write_state(attempt, state)
     await log.metadata.put_log_gap(PARTITION, LogGap(30, 60), 0)
     log.log.log_start_offset = 60
     await whole_rounds(log, owner(log), 5)

@@ -23,7 +23,6 @@ from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.object_key import log_key
 from tiers.tasks.copy.copy_attempts import KEPT_WITHOUT_RECORDS_MS
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.deletion.segment_deletion import write_state
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
@@ -419,7 +418,7 @@ async def test_a_kept_segment_of_a_deleted_attempt_gets_another_uuid(log: Workbe
     await log.check_facts()
     await end_after(log, "objects-written")
     [attempt] = [one for one in log.segments if one.start_offset == 30]
-    await write_state(log.services, attempt, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+    await log.services.write_state(attempt, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     log.log.log_start_offset = 60
     for _ in range(3):
         await log.copy()

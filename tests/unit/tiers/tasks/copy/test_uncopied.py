@@ -17,7 +17,6 @@ from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.segment_deletion import write_state
 
 
 def produce(bench: Workbench, count: int, value_bytes: int = 15) -> None:
@@ -37,7 +36,7 @@ async def finished_by_a_job(bench: Workbench, start: int, end: int) -> None:
         state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
     )
     await bench.metadata.add_remote_log_segment_metadata(segment)
-    await write_state(bench.services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+    await bench.services.write_state(segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 
 
 Act = tuple[str, int]

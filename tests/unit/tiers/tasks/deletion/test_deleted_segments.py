@@ -10,12 +10,12 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, Workbench, with_retention
 from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.metadata.partition_facts import facts_of
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
-from tiers.tasks.history.stored_facts import facts_of
 
 DAY_MS = 86_400_000
 

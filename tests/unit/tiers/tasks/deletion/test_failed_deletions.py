@@ -13,7 +13,7 @@ from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
-from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
+from tiers.tasks.deletion.segment_deletion import delete_attempts
 
 HOUR_MS = 3_600_000
 EXPIRED = replace(POLICY, retention_ms=1000)
@@ -113,7 +113,7 @@ async def test_a_failed_deletion_is_published_and_withdrawn_when_it_succeeds(
 async def test_publications_of_another_process_are_withdrawn_too(bench: Workbench, store: Undeletable) -> None:
     store.refused = set()
     first = bench.segments[0]
-    await write_state(bench.services, first, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+    await bench.services.write_state(first, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     bench.failed_deletion_log.published[str(first.segment_id.id)] = FailedDeletion(
         "orders", str(PARTITION.topic_id), 0, str(first.segment_id.id), 0, 29, 1, 7, 0, 0, "AccessDenied"
     )
@@ -124,7 +124,7 @@ async def test_publications_of_another_process_are_withdrawn_too(bench: Workbenc
 
 async def test_a_failed_withdrawal_keeps_the_segment_but_not_the_round(bench: Workbench, store: Undeletable) -> None:
     store.refused = set()
-    await write_state(bench.services, bench.segments[0], RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+    await bench.services.write_state(bench.segments[0], RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     bench.failed_deletion_log.failure = RemoteLogMetadataError("not writable")
     assert await delete_attempts(bench.services, PARTITION, ()) == 0
     assert len(bench.segments) == 3
@@ -155,7 +155,7 @@ async def test_a_store_that_is_down_is_left_alone_after_three_failures(bench: Wo
     assert len(bench.segments) > 4
     await bench.record_log_start(bench.segments[-1].end_offset + 1)
     for segment in bench.segments:
-        await write_state(bench.services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+        await bench.services.write_state(segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     store.refused = set(range(1000))
     assert await delete_attempts(bench.services, PARTITION, ()) == 0
     assert store.asked == [0, 30, 60]

@@ -19,7 +19,6 @@ from tiers.model.log_start import LogGap
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import parse_facts_key
-from tiers.tasks.deletion.segment_deletion import write_state
 from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.history.stored_facts import put_facts, read_stored_facts
 
@@ -102,7 +101,7 @@ async def test_dead_segments_are_in_the_facts_until_they_are_forgotten(bench: Wo
     await copied(bench)
     dead = bench.segments[0]
     for state in (RemoteLogSegmentState.DELETE_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED):
-        await write_state(bench.services, dead, state)
+        await bench.services.write_state(dead, state)
     await runs(bench, 2)
     assert [each.dead for each in await alone(bench)] == [(dead.segment_id.id,)]
     await bench.metadata.forget_deleted_segments([dead.segment_id])

@@ -14,7 +14,6 @@ from tiers.errors import OwnershipLostError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.segment_deletion import write_state
 
 HOUR_MS = 3_600_000
 
@@ -94,7 +93,7 @@ async def test_a_range_that_was_copied_twice_counts_once(copied: Workbench) -> N
             state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
         )
         await copied.metadata.add_remote_log_segment_metadata(again)
-        await write_state(copied.services, again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+        await copied.services.write_state(again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
     assert await copied.expire(replace(POLICY, retention_bytes=3 * size_bytes)) == 0
     assert copied.metadata.log_start_offset(PARTITION) == 0
 
@@ -109,7 +108,7 @@ async def test_the_first_of_two_copies_stays_while_the_store_lacks_the_second(co
             state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
         )
         await copied.metadata.add_remote_log_segment_metadata(again)
-        await write_state(copied.services, again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+        await copied.services.write_state(again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
     copied.now_ms += 60_000
     objects = await copied.objects()
     with pytest.raises(RemoteStorageError, match=f"segment {known[0].segment_id.id} stays"):

@@ -14,7 +14,6 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import LogDivergedError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.segment_deletion import write_state
 
 HOUR_MS = 3_600_000
 
@@ -39,7 +38,7 @@ async def finished_again(bench: Workbench, start: int, end: int) -> RemoteLogSeg
     )
     await bench.metadata.add_remote_log_segment_metadata(again)
     await bench.store.copy_log_segment_data(again, built.log_segment_data(again))
-    await write_state(bench.services, again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+    await bench.services.write_state(again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
     return again.segment_id
 
 
