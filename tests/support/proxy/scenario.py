@@ -8,7 +8,7 @@ on the broker alone. The proxy advertises node N as `ADVERTISED_HOST`, port `BAS
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,13 @@ from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.settings import RemoteLogConfig
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
+from tiers.reader.chunk_cache import Extent
 from tiers.reader.remote_log_reader import RemoteLogReader
+from tiers.reader.remote_reads import RemoteReads
+from tiers.reader.shared.buffers import SharedBuffers
+from tiers.reader.shared.channel import listen
+from tiers.reader.shared.client import RemoteReadClient
+from tiers.reader.shared.server import RemoteReadServer
 from tiers.tasks.history.align import require_aligned
 
 ADVERTISED_HOST = "proxy.example"
@@ -160,8 +166,26 @@ class Scenario:
         return b"".join(self.batches[offset // 10 :])
 
 
+async def _reader(
+    stack: contextlib.AsyncExitStack, tier: RemoteTier, share: Callable[[Extent], Extent] = lambda extent: extent
+) -> RemoteReads:
+    reader = RemoteLogReader(tier.rlmm, tier.storage, jitter=lambda: 0.0, share=share)
+    return await stack.enter_async_context(reader)
+
+
+async def _reader_apart(stack: contextlib.AsyncExitStack, tier: RemoteTier) -> RemoteReads:
+    listener = stack.enter_context(listen())
+    buffers = SharedBuffers(lambda number: server.on_dropped(number))
+    server = RemoteReadServer(listener, await _reader(stack, tier, buffers.share), buffers, lambda: None)
+    await stack.enter_async_context(server)
+    return await stack.enter_async_context(RemoteReadClient(listener.getsockname(), monotonic_ms))
+
+
 @contextlib.asynccontextmanager
-async def scenario(root: Path, limits: LimitsConfig | None = None) -> AsyncIterator[Scenario]:
+async def scenario(
+    root: Path, limits: LimitsConfig | None = None, *, is_reader_apart: bool = False
+) -> AsyncIterator[Scenario]:
+    """Yields a proxy. It asks for remote records at a socket if `is_reader_apart`, as a worker does."""
     tier = RemoteTier(root)
     batches = await tier.fill(P0, segments=2, batches=6)
     batches += [batch_of(offset, 10, value_bytes=20, timestamp=1_000_000 + offset) for offset in range(120, END, 10)]
@@ -192,7 +216,7 @@ async def scenario(root: Path, limits: LimitsConfig | None = None) -> AsyncItera
             ProxyMetrics(),
             drain_answers=DRAIN_ANSWERS,
         )
-        reader = await stack.enter_async_context(RemoteLogReader(tier.rlmm, tier.storage, jitter=lambda: 0.0))
+        reader = await (_reader_apart if is_reader_apart else _reader)(stack, tier)
         await stack.enter_async_context(server)
         tools = HandlerTools(
             topology=topology.topics,
