@@ -5,7 +5,6 @@ long as that of a default segment. The rates of producers and the sizes of their
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -13,8 +12,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.fakes.in_memory_log import InMemoryLog
-from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.steady_log import SteadyLog
 from tests.support.tiers.workbench import POLICY, Workbench, workbench
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead
@@ -32,40 +30,21 @@ class RestartedError(Exception):
     """The process of the owner has ended."""
 
 
-class SteadyLog(InMemoryLog):
-    """A log to which a producer writes at a steady rate. A batch has one offset, and is made when it is read."""
+class TimedLog(SteadyLog):
+    """Its reads take time. They end at `ends_at_ms`, with the process of the owner."""
 
     def __init__(self, bench: Workbench, bytes_per_s: int) -> None:
-        super().__init__()
+        super().__init__(lambda: bench.wall_ms, bytes_per_s, BATCH_BYTES)
         self._bench = bench
-        self._rate = bytes_per_s
-        self._began_ms = bench.wall_ms
-        self._batch = batch_of(0, 1, value_bytes=BATCH_BYTES, timestamp=bench.wall_ms)
-        self.read_bytes = 0
         self.ends_at_ms = 1 << 62
 
-    @property
-    def end_offset(self) -> int:
-        return (self._bench.wall_ms - self._began_ms) * self._rate // 1000 // len(self._batch)
-
-    async def size_bytes(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
-        return self.end_offset * len(self._batch) if self.has_size_right else None
-
     async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
-        size_bytes = len(self._batch)
-        end = min(self.end_offset, offset + max(1, max_bytes // size_bytes))
-        sent_bytes = max(min(max_bytes, (self.end_offset - offset) * size_bytes), (end - offset) * size_bytes)
-        self.read_bytes += sent_bytes
-        self._bench.now_ms += sent_bytes // READ_BYTES_PER_MS
-        self._bench.wall_ms += sent_bytes // READ_BYTES_PER_MS
+        before = self.read_bytes
+        read = await super().read(partition, offset, max_bytes, timeout_ms)
+        advance(self._bench, (self.read_bytes - before) // READ_BYTES_PER_MS)
         if self._bench.now_ms >= self.ends_at_ms:
             raise RestartedError
-        return LogRead(b"".join(self._batches(offset, end)), 0, self.end_offset, self.end_offset, 0, ())
-
-    def _batches(self, offset: int, end: int) -> Iterator[bytes]:
-        for each in range(offset, end):
-            timestamp_ms = self._began_ms + each * len(self._batch) * 1000 // self._rate
-            yield batch_of(each, 1, value_bytes=BATCH_BYTES, timestamp=timestamp_ms)
+        return read
 
 
 def advance(bench: Workbench, by_ms: int) -> None:
@@ -73,8 +52,8 @@ def advance(bench: Workbench, by_ms: int) -> None:
     bench.wall_ms += by_ms
 
 
-def replaced_log(bench: Workbench, bytes_per_s: int) -> SteadyLog:
-    log = bench.log = SteadyLog(bench, bytes_per_s)
+def replaced_log(bench: Workbench, bytes_per_s: int) -> TimedLog:
+    log = bench.log = TimedLog(bench, bytes_per_s)
     settings = replace(bench.services.settings, fetch_bytes=FETCH_BYTES, verify_bytes=FETCH_BYTES)
     bench.services = replace(bench.services, source=log, settings=settings)
     bench.restart()
