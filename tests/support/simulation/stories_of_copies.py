@@ -152,6 +152,7 @@ async def a_full_disk_before_the_encryption(on: Story) -> None:
     await on.require_readable()
 
 
+_MINUTE_MS = 60_000
 _TEN_KILOBYTES = Retention(-1, 10_000)
 _SLOW = {"segment.bytes": 20_000, "segment.ms": 86_400_000}
 
@@ -184,4 +185,26 @@ async def _many_small_then_large(on: Story, *, restarts: bool = False) -> None:
         if restarts and number == 20:
             await on.roll()
     await on.passes(MINUTE_S)
+    await on.require_readable()
+
+
+@story(broker_retention=Retention(3 * _MINUTE_MS, -1))
+async def an_outage_that_is_longer_than_the_brokers_retention(on: Story) -> None:
+    """The brokers keep three minutes, which are not the total, and the store refuses segments for eight minutes."""
+    on.refuse(lambda verb, key: verb == "PUT")
+    for _ in range(16):
+        await on.produce(16)
+        await on.passes(MINUTE_S / 2)
+    on.accept_all()
+    await on.passes(20 * MINUTE_S)
+    await on.require_readable()
+
+
+@story(broker_retention=Retention(-1, -1), topic={"remote.copy.lag.ms": 2 * _MINUTE_MS})
+async def a_lag_behind_which_copies_keep_up(on: Story) -> None:
+    """Records are copied two minutes after they were produced, a segment in each half minute."""
+    for _ in range(40):
+        await on.produce(8)
+        await on.passes(MINUTE_S / 2)
+    await on.copied_to(on.end - 56, within_s=1.0)
     await on.require_readable()
