@@ -39,7 +39,7 @@ COPY_REQUESTS = CounterSpec(
 COPY_ERRORS = CounterSpec("tidegate_remote_copy_errors", "Copies that failed.", _TOPIC, kafka="RemoteCopyErrorsPerSec")
 COPY_LAG_BYTES = GaugeSpec(
     "tidegate_remote_copy_lag_bytes",
-    "Bytes of the local log that are not remote yet. 0 if the broker does not answer its size.",
+    "Bytes of the local log that are not remote yet, by an estimate.",
     _PARTITION,
     kafka="RemoteCopyLagBytes",
 )
