@@ -103,7 +103,7 @@ def _without(place: str, old: str, new: str, what: str, kinds: tuple[str, ...]) 
 _CHECKS = (
     # Copies
     _without(
-        "copy/copy_task:RLMCopyTask._fill", "while read.leader_epoch == bounds.leader_epoch:", "while True:",
+        "copy/copy_task:RLMCopyTask._fill", "if read.leader_epoch != bounds.leader_epoch:", "if False:",
         "only records of the compared leader", _ELECTIONS,
     ),
     _without(

@@ -200,11 +200,13 @@ class RLMCopyTask:
 
         If a later read fails, the segment ends there. If the broker has removed the first record, the segment ends at
         once: it may be the last copy. None: the leader changed, and has the first records of the segment."""
-        while read.leader_epoch == bounds.leader_epoch:
+        while True:
+            is_last_copy = builder.base_offset < read.log_start_offset
+            if read.leader_epoch != bounds.leader_epoch:
+                return read if is_last_copy else None
             end = cut_at_batches(read.records, limit_bytes - builder.size_bytes, min_one=builder.size_bytes == 0)
             fits = await self._append_fitting(builder, read, end) if end else 0
             self._progress(builder.next_offset)
-            is_last_copy = builder.base_offset < read.log_start_offset
             is_full = fits < len(read.records) or builder.next_offset >= read.last_stable_offset
             if is_last_copy or is_full or not read.records:
                 return read
@@ -214,7 +216,6 @@ class RLMCopyTask:
                 read = await self._read(builder.next_offset, portion)
             except (BrokerError, OffsetGapError):
                 return read  # the broker may remove the records that were read, so they are copied
-        return read if builder.base_offset < read.log_start_offset else None
 
     async def _read(self, offset: int, portion: Reservation) -> LogRead:
         """Reads the next batches. If one of them is damaged, reads fewer.

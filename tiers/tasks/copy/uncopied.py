@@ -62,15 +62,15 @@ class UncopiedBytes:
         self._points: list[_Point] = []
         self._bytes_per_offset: float | None = None
         self._replica_bytes: int | None = None
-        self._replica_bytes_at_end: int | None = None
-        """The size of the replica when the curve got its last point."""
+        self._origin_bytes: float | None = None
+        """The point of the curve at which the replica would have no byte; None while its size is unknown."""
         self._leader_epoch = -1
         self._log_start = 0
 
     def survey(self, replica_bytes: int | None, bounds: LocalLogBounds) -> None:
         """Takes the leader's answers. `replica_bytes` is None if the leader does not answer the size of its replica."""
-        before = self._replica_bytes_at_end
-        self._replica_bytes, self._log_start = replica_bytes, bounds.log_start_offset
+        before, self._replica_bytes = self._replica_bytes, replica_bytes
+        self._log_start = bounds.log_start_offset
         is_same_leader, self._leader_epoch = bounds.leader_epoch == self._leader_epoch, bounds.leader_epoch
         first = RemoteLog(self._services.metadata, self._partition).first_uncopied(bounds)
         end = max(first, bounds.high_watermark)
@@ -78,12 +78,14 @@ class UncopiedBytes:
         if not (points and is_same_leader and points[0].offset <= first and points[-1].offset <= end):
             self._begin(first, end)
             return
-        last = points[-1]
-        if end > last.offset:
-            grown_bytes = 0 if replica_bytes is None or before is None else replica_bytes - before
-            # If the broker has removed a file meanwhile, the replica has grown by less than the log.
-            points.append(_Point(end, last.size_bytes + max(grown_bytes, self._guess(end - last.offset))))
-            self._replica_bytes_at_end = replica_bytes
+        last = points.pop()
+        size_bytes = last.size_bytes + self._guess(end - last.offset)
+        has_grown = replica_bytes is not None and before is not None and replica_bytes >= before
+        if replica_bytes is not None and self._origin_bytes is not None and has_grown:
+            size_bytes = max(size_bytes, self._origin_bytes + replica_bytes)
+        else:  # the broker has removed a file
+            self._origin_bytes = None if replica_bytes is None else size_bytes - replica_bytes
+        points += [last, _Point(end, size_bytes)] if end > last.offset else [_Point(end, size_bytes)]
         self._points = [_Point(first, self._at(first)), *(each for each in points if each.offset > first)]
         if len(self._points) > _POINTS:
             del self._points[1:-1:2]
@@ -92,8 +94,9 @@ class UncopiedBytes:
         is_all = self._services.metadata.remote_end_offset(self._partition) is None
         if is_all and self._replica_bytes is not None and end > first:
             self._bytes_per_offset = self._replica_bytes / (end - first)
-        self._points = [_Point(first, 0.0)] + [_Point(end, self._guess(end - first))] * (end > first)
-        self._replica_bytes_at_end = self._replica_bytes
+        size_bytes = self._guess(end - first)
+        self._points = [_Point(first, 0.0)] + [_Point(end, size_bytes)] * (end > first)
+        self._origin_bytes = None if self._replica_bytes is None else size_bytes - self._replica_bytes
         for each in self._kept():
             self.measured(each.start_offset, each.end_offset + 1, each.segment_size_bytes)
 
@@ -111,7 +114,10 @@ class UncopiedBytes:
         known_end = min(end, self._points[-1].offset)
         found = _Point(known_end, begin.size_bytes + density * (known_end - first))
         later = [_Point(at, max(size, found.size_bytes)) for at, size in self._points if at > known_end]
+        end_bytes = self._points[-1].size_bytes
         self._points = [*(each for each in self._points if each.offset < first), begin, found, *later]
+        if self._origin_bytes is not None:
+            self._origin_bytes += self._points[-1].size_bytes - end_bytes
 
     def between(self, first: int, end: int | None = None) -> int:
         """Returns the size of the records from `first` to `end` (exclusive); None: to the high watermark."""
