@@ -164,7 +164,7 @@ async def measured(loop: VirtualLoop, folder: Path, partitions: int) -> dict[flo
     sizes, read = defaultdict[float, list[int]](list), defaultdict[float, int](int)
     for number in range(partitions):
         partition, share = TopicIdPartition(policy.topic_id, number, policy.topic), SHARES[number % len(SHARES)]
-        sizes[share] += [one.segment_size_bytes for one in process.metadata.list_remote_log_segments(partition)]
+        sizes[share] += [one.segment_size_bytes for one in process.metadata.state.list_remote_log_segments(partition)]
         read[share] += logs.of(partition).read_bytes
     running.cancel()
     return {

@@ -41,7 +41,7 @@ from tiers.metadata.records.serde import decode_value, encode_value, key_of
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
@@ -172,9 +172,9 @@ def private_mib() -> float:
 async def measure(folder: Path, segments: int) -> list[Figure]:
     begun = time.perf_counter()
     client = BrokerClient([("localhost", 9)], client_id="bench")  # never connects
-    reader = SharedRemoteLogMetadataReader(client, folder, "bench", wall_clock_ms=lambda: 0)
+    reader = SharedMetadataLog(client, folder, "bench")
     await reader.open()
-    if reader.remote_end_offset(partition(0)) is None:
+    if reader.state.remote_end_offset(partition(0)) is None:
         raise SystemExit("the state is empty")
     found = [Figure("start, ms", (time.perf_counter() - begun) * 1e3, 100)]
     choose = random.Random(SEED)
@@ -184,12 +184,12 @@ async def measure(folder: Path, segments: int) -> list[Figure]:
 
     def look_up(index: int) -> RemoteLogSegmentMetadata | None:
         where = partitions[numbers[index] % PARTITIONS]
-        return reader.remote_log_segment_metadata(where, offsets[index])
+        return reader.state.remote_log_segment_metadata(where, offsets[index])
 
     def fetch(index: int) -> RemoteLogSegmentMetadata | None:
         where = partitions[numbers[index] % PARTITIONS]
-        reader.log_start_offset(where)
-        return reader.remote_log_segment_metadata(where, offsets[index])
+        reader.state.log_start_offset(where)
+        return reader.state.remote_log_segment_metadata(where, offsets[index])
 
     times = Times(len(numbers))
     times.turn(look_up)

@@ -142,7 +142,7 @@ def drain(peer: socket.socket) -> None:
 async def alone(settings: dict[str, str], segments: int, records: int) -> tuple[float, float, Turns]:
     with tempfile.TemporaryDirectory() as folder:
         tier = await fill(settings, Path(folder), segments)
-        async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
+        async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader:
             found = await measure(reader.read, records)
         await tier.storage.close()
         return found
@@ -160,7 +160,7 @@ def serve(settings: dict[str, str], segments: int, pipe: Connection) -> None:
             tier = await fill(settings, Path(folder), segments)
             listener, buffers = stack.enter_context(listen()), SharedBuffers()
             tier.storage.inner.use_memory(buffers.memory_for)  # type: ignore[attr-defined]  # S3 has it
-            reader = await stack.enter_async_context(RemoteLogReader(tier.rlmm, tier.storage, share=buffers.share))
+            reader = await stack.enter_async_context(RemoteLogReader(tier.rlmm.log, tier.storage, share=buffers.share))
             await stack.enter_async_context(RemoteReadServer(listener, reader, buffers))
             pipe.send(listener.getsockname())
             await asyncio.get_running_loop().run_in_executor(None, pipe.recv)

@@ -151,7 +151,7 @@ async def read_back(store: VersityGateway, endpoint_url: str, folder: Path) -> l
     await far.open()
     cache = RemoteLogReaderSettings(remote_log=RemoteLogConfig(chunk_cache_bytes=128 * MIB))
     passes = []
-    async with RemoteLogReader(tier.rlmm, far, cache) as reader:
+    async with RemoteLogReader(tier.rlmm.log, far, cache) as reader:
         for _ in range(3):
             offset = total = 0
             first_s = 0.0

@@ -56,7 +56,7 @@ from pipeline.spark.session import open_session
 from tiers.access.open_tier import OpenTier
 from tiers.broker.client import BrokerClient
 from tiers.config.topic_policy import TopicPolicy
-from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.segment.segment_encryption import KeyRing
@@ -64,7 +64,7 @@ from tiers.tasks.retention.expiration_task import RLMExpirationTask
 
 if TYPE_CHECKING:
     from tiers.broker.cluster_metadata import ClusterMetadata
-    from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+    from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
     from tiers.storage.locations import LocatedRemoteStorageManager
 
 P = TypeVar("P")
@@ -127,13 +127,13 @@ class PlannedTier(OpenTier):
 
 async def open_state(folder: Path) -> OpenTier:
     client = BrokerClient([("localhost", 9)], client_id="bench")  # never connects
-    reader = SharedRemoteLogMetadataReader(client, folder, "bench", wall_clock_ms=lambda: 0)
+    reader = SharedMetadataLog(client, folder, "bench")
     await reader.open()
     return PlannedTier(
         _config(),
         client,
         cast("ClusterMetadata", None),
-        cast("TopicBasedRemoteLogMetadataManager", reader),
+        cast("TopicBasedMetadataLog", reader),
         storage=cast("LocatedRemoteStorageManager", NoUploads()),
         cluster_id="bench",
         key_ring=KeyRing(),
@@ -150,8 +150,8 @@ def _log(tier: OpenTier, split_mib: int) -> tuple[TieredLog, dict[TopicIdPartiti
     log = TieredLog(options, tier.client, None, AsyncExitStack())
     log._tier = tier  # replaces the tier that the log would open itself
     bounds = {}
-    for each in tier.metadata.partitions():
-        end = (tier.metadata.remote_end_offset(each) or 0) + 1
+    for each in tier.state.partitions():
+        end = (tier.state.remote_end_offset(each) or 0) + 1
         bounds[each] = LogBounds(0, end, end + RECORDS_PER_SEGMENT)
     return log, bounds
 
@@ -209,7 +209,7 @@ async def usage(tier: OpenTier) -> Planned:
 
 
 async def merge(tier: OpenTier) -> Planned:
-    groups = planned_merges(tier.metadata, ".*", MergeLimits())
+    groups = planned_merges(tier.state, ".*", MergeLimits())
     return Planned(len(groups), 0)
 
 
@@ -221,11 +221,11 @@ async def retain(tier: OpenTier) -> Planned:
         job_services(tier, Path(spool)) as services,
         garbage_collection_paused(),
     ):
-        for partition in tier.metadata.partitions():
-            end = tier.metadata.remote_end_offset(partition) or 0
+        for partition in tier.state.partitions():
+            end = tier.state.remote_end_offset(partition) or 0
             kept_bytes = (end // RECORDS_PER_SEGMENT + 1) // 2 * SEGMENT_BYTES
             policy = TopicPolicy(partition.topic, partition.topic_id, 1, -1, kept_bytes, None, None, 1 << 30, -1)
-            log_start = services.metadata.log_start_offset(partition) or 0
+            log_start = services.state.log_start_offset(partition) or 0
             expired.append(RLMExpirationTask(services, partition).expired(policy, log_start)[1])
     runner = Pickled(lambda task: None)
     segments = [each for found in expired for each in found]
@@ -236,7 +236,7 @@ async def retain(tier: OpenTier) -> Planned:
 
 async def offload(tier: OpenTier) -> Planned:
     """Asks the metadata what a survey asks for each partition. The other questions of a survey go to brokers."""
-    metadata = tier.metadata
+    metadata = tier.state
     for each in metadata.partitions():
         end = metadata.remote_end_offset(each)
         metadata.log_start_offset(each)

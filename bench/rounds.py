@@ -35,8 +35,8 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
 from tests.support.tiers.segment_metadata import segment, to
 from tiers.broker.client import monotonic_ms
+from tiers.metadata.records.serde import key_and_value
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.metadata.written_records import key_and_value
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 from tiers.tasks.remote_log_manager import RemoteLogManager
@@ -61,14 +61,14 @@ async def measured(folder: Path, segments: int) -> list[float]:
         log.append(*(batch_of(OFFSETS * number, OFFSETS, value_bytes=100) for number in range(2)))
         while await process.manager.round():
             pass
-        first = process.metadata.remote_end_offset(PARTITION)
+        first = process.metadata.state.remote_end_offset(PARTITION)
         assert first is not None
         for number in range(1, segments):
             start = first + 1 + (number - 1) * OFFSETS
             one = replace(segment(PARTITION, start, start + OFFSETS - 1), max_timestamp_ms=clock.wall_ms)
             topic.append([key_and_value(one), key_and_value(to(one, RemoteLogSegmentState.COPY_SEGMENT_FINISHED))])
         process.metadata.follow()
-        end = (process.metadata.remote_end_offset(PARTITION) or 0) + 1
+        end = (process.metadata.state.remote_end_offset(PARTITION) or 0) + 1
         log.records, log.log_start_offset = b"", end - OFFSETS
         log.append(batch_of(end - OFFSETS, OFFSETS, value_bytes=100))
         topic.records.clear()  # the fake reads all of them in each round

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from pipeline.spark.job import JobError
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.texts import did_you_mean
 
@@ -20,7 +20,7 @@ def nothing_chosen(what: str, topics: str, known: Iterable[str]) -> NothingChose
     return NothingChosenError(f"no {what} matches {topics!r}{did_you_mean(topics, known)}")
 
 
-def chosen_partitions(metadata: RemoteLogMetadataReader, topics: str | None) -> list[TopicIdPartition]:
+def chosen_partitions(metadata: RemoteLogMetadataState, topics: str | None) -> list[TopicIdPartition]:
     """Returns the partitions whose topic name matches `topics` as a whole, sorted by topic name.
 
     If `topics` is None, returns all partitions, possibly none. Raises `NothingChosenError`."""

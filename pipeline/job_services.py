@@ -107,7 +107,7 @@ async def until_owned(
     Raises `OwnershipLostError` after `timeout_ms`."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            while not services.metadata.owns(partition):  # polled, because the manager signals no change
+            while not services.log.owns(partition):  # polled, because the manager signals no change
                 await sleep(_LOOK_AGAIN_MS / 1000)
     except TimeoutError as error:
         raise OwnershipLostError(
@@ -155,5 +155,5 @@ async def tiered_policies(tier: OpenTier) -> Collection[TopicPolicy]:
     """Reads the current policies. Raises `BrokerError`."""
     rules = tier.config.topics
     metrics = RemoteLogManagerMetrics(CollectorRegistry())
-    topics = TieredTopics(tier.client, rules, metrics, tier.metadata)
+    topics = TieredTopics(tier.client, rules, metrics, tier.log)
     return (await topics.refresh(tier.config.upstream.request_timeout_ms)).values()

@@ -113,7 +113,7 @@ async def scraped(tmp_path: Path) -> list[tuple[str, str, list[Sample]]]:
         registry.register(WriteCircuitMetrics(CircuitBreakers(lambda: 0)))
         InstrumentedRemoteStorageManager(storage, "local", RemoteStorageMetrics(registry))
         StoreProbe(storage, registry, lambda: 0, lambda: 0)
-        registry.register(RemoteLogMetadataMetrics(InMemoryRemoteLogMetadataManager(lambda: 0, lambda: 0)))
+        registry.register(RemoteLogMetadataMetrics(InMemoryRemoteLogMetadataManager(lambda: 0, lambda: 0).log.status))
         metrics = RemoteLogManagerMetrics(registry)
         metrics.add(P0)
         return [(family.name, family.type, family.samples) for family in registry.collect()]

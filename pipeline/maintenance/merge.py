@@ -37,7 +37,7 @@ from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import InvalidTransitionError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError
 from tiers.metadata.partition_facts import encode_partition_facts, facts_of
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -69,7 +69,7 @@ class Merge:
     """Errors of partitions whose metadata could not be written. The job writes nothing more for these partitions."""
 
 
-def planned_merges(metadata: RemoteLogMetadataReader, topics: str, limits: MergeLimits) -> list[MergeGroup]:
+def planned_merges(metadata: RemoteLogMetadataState, topics: str, limits: MergeLimits) -> list[MergeGroup]:
     found = chosen_partitions(metadata, topics)
     with garbage_collection_paused():
         return [group for partition in found for group in plan_merges(metadata, partition, limits)]
@@ -78,7 +78,7 @@ def planned_merges(metadata: RemoteLogMetadataReader, topics: str, limits: Merge
 async def plan_merge(config: PipelineConfig, topics: str, limits: MergeLimits, progress: Progress = SILENCE) -> Merge:
     """Returns what would be merged. Raises `RemoteTierError`."""
     async with open_tier(config, progress) as tier:
-        return Merge(planned_merges(tier.metadata, topics, limits))
+        return Merge(planned_merges(tier.state, topics, limits))
 
 
 async def merge(
@@ -94,13 +94,13 @@ async def merge(
     chosen: set[TopicIdPartition] = set()
 
     async def choose(tier: OpenTier) -> Iterable[TopicIdPartition]:
-        chosen.update(group.partition for group in planned_merges(tier.metadata, topics, limits))
+        chosen.update(group.partition for group in planned_merges(tier.state, topics, limits))
         return chosen
 
     async with owned_tier(config, choose, progress=progress) as tier:
         # Plan again: only now can no other process change the metadata.
         await tier.refresh()
-        groups = [each for each in planned_merges(tier.metadata, topics, limits) if each.partition in chosen]
+        groups = [each for each in planned_merges(tier.state, topics, limits) if each.partition in chosen]
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
             return await merge_groups(services, config, runner, groups, grace_ms)
 
@@ -171,7 +171,7 @@ async def _merge_wave(
         try:
             if group.partition in done.troubles:
                 raise done.troubles[group.partition]
-            facts = facts_of(services.metadata, services.cluster_id, group.partition, is_proved=False)
+            facts = facts_of(services.log, services.cluster_id, group.partition, is_proved=False)
             await _announce(services, segment)
         except RemoteLogError as error:
             done.failed.append((group, str(error)))
@@ -233,10 +233,10 @@ async def _finish(services: TaskServices, group: MergeGroup, merged: RemoteLogSe
     """Finishes the merged segment. Returns None, or the reason why the segment must not be used."""
 
     async def write() -> None:
-        known = services.metadata.remote_log_segment_metadata_by_id(merged.segment_id)
+        known = services.state.remote_log_segment_metadata_by_id(merged.segment_id)
         if known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             return  # an earlier write without an answer took effect, so the parts may be gone already
-        if not still_stand(services.metadata, group):
+        if not still_stand(services.state, group):
             raise InvalidTransitionError("a part was deleted or cut meanwhile")
         await services.write_state(merged, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 
@@ -252,7 +252,7 @@ async def _discard(services: TaskServices, merged: RemoteLogSegmentMetadata, cus
     """Deletes an unfinished merged segment. If that fails, the owner deletes it."""
     try:
         await until_owned(services, merged.topic_id_partition)
-        known = services.metadata.remote_log_segment_metadata_by_id(merged.segment_id)
+        known = services.state.remote_log_segment_metadata_by_id(merged.segment_id)
         if known is None:
             # A meanwhile owner deleted the segment, and the task may have stored its objects after that.
             await _announce(services, merged)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from uuid import UUID
 
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -46,9 +46,7 @@ class MergeGroup:
         return decode_answer(*self.stored[0]).topic_id_partition
 
 
-def plan_merges(
-    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, limits: MergeLimits
-) -> list[MergeGroup]:
+def plan_merges(metadata: RemoteLogMetadataState, partition: TopicIdPartition, limits: MergeLimits) -> list[MergeGroup]:
     """Returns the segments to merge; none while the partition has a CUT that is not proved and may still move down."""
     if open_cut(metadata, partition, 0) is not None:
         return []
@@ -76,7 +74,7 @@ def plan_merges(
 
 
 def _may_be_merged(
-    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, below_bytes: int
+    metadata: RemoteLogMetadataState, partition: TopicIdPartition, below_bytes: int
 ) -> Iterator[StoredSegment]:
     """Yields the segments that may be merged, in the log's order."""
     log_start = metadata.log_start_offset(partition) or 0
@@ -135,7 +133,7 @@ def _epochs(parts: Iterable[RemoteLogSegmentMetadata]) -> Iterator[LeaderEpochEn
                 known = entry.epoch
 
 
-def still_stand(metadata: RemoteLogMetadataReader, group: MergeGroup) -> bool:
+def still_stand(metadata: RemoteLogMetadataState, group: MergeGroup) -> bool:
     """Whether the metadata of every part is still the same as when the merge was planned."""
     for part in group.parts:
         known = metadata.remote_log_segment_metadata_by_id(part.segment_id)

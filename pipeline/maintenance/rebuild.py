@@ -58,7 +58,7 @@ async def rebuild_indexes(
             raise RemoteTierError(f"there is no topic {config.remote_log.metadata_topic}: rebuild the metadata first")
 
     async def chosen(tier: OpenTier) -> Iterable[TopicIdPartition]:
-        return chosen_partitions(tier.metadata, topics)
+        return chosen_partitions(tier.state, topics)
 
     opening = owned_tier(config, chosen, progress=progress) if is_applied else open_tier(config, progress)
     async with opening as tier:

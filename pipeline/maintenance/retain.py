@@ -91,8 +91,8 @@ async def plan_retention(
                 found = await _missing(tier, ClusterTopicExistence(tier.client))
                 return Retention(
                     [
-                        PartitionRetention(each, None, list(tier.metadata.list_remote_log_segments(each)))
-                        for each in tier.metadata.partitions()
+                        PartitionRetention(each, None, list(tier.state.list_remote_log_segments(each)))
+                        for each in tier.state.partitions()
                         if each in found.deleted
                     ],
                     doubtful=found.doubtful,
@@ -103,7 +103,7 @@ async def plan_retention(
             with garbage_collection_paused():
                 for partition, policy in policies.items():
                     log_start, segments = RLMExpirationTask(services, partition).expired(
-                        policy, services.metadata.log_start_offset(partition) or 0
+                        policy, services.state.log_start_offset(partition) or 0
                     )
                     planned.append(PartitionRetention(partition, log_start, segments))
             return Retention([each for each in planned if each.segments])
@@ -166,13 +166,13 @@ async def expire_partitions(
     async def aligned(partition: TopicIdPartition) -> tuple[LocalLogBounds, int]:
         timeout_ms = services.settings.request_timeout_ms
         bounds = await services.source.bounds(partition, timeout_ms)
-        await require_aligned(services.source, services.metadata, partition, bounds, timeout_ms)
-        return bounds, await kept_log_start(services.source, services.metadata, partition, timeout_ms)
+        await require_aligned(services.source, services.state, partition, bounds, timeout_ms)
+        return bounds, await kept_log_start(services.source, services.state, partition, timeout_ms)
 
     async def expire(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
-        remote_end = services.metadata.remote_end_offset(partition)
+        remote_end = services.state.remote_end_offset(partition)
         bounds, before = await aligned(partition)
-        require_no_open_cut(services.metadata, partition, before)
+        require_no_open_cut(services.state, partition, before)
         await FactsTask(services, partition).require_proved()
         task = RLMExpirationTask(services, partition)
         log_start, _ = task.expired(policies[partition], before)
@@ -196,7 +196,7 @@ async def delete_partitions(
     """Deletes partitions that this process owns and whose topics are deleted."""
 
     async def end(partition: TopicIdPartition) -> None:
-        if not list(services.metadata.list_remote_log_segments(partition)):
+        if not list(services.state.list_remote_log_segments(partition)):
             await end_partition_deletion(services, partition)
 
     return await _purged(
@@ -232,7 +232,7 @@ async def _purged(
     result = await purge(services, config, runner, [segment for one in done for segment in one.segments])
     purged = result.by_partition()
     for one in done:
-        one.log_start_offset = services.metadata.log_start_offset(one.partition)
+        one.log_start_offset = services.state.log_start_offset(one.partition)
         if one.segments:
             one.purge = purged.get(one.partition, Purge())
     await bounded_gather([one for one in done if one.error is None], ended, _AT_ONCE)
@@ -249,17 +249,17 @@ class _Missing:
 
 
 async def _missing(tier: OpenTier, existence: ClusterTopicExistence) -> _Missing:
-    known = tier.metadata.partitions()
+    known = tier.state.partitions()
     timeout_ms = tier.config.upstream.request_timeout_ms
     gone, doubtful = await existence.gone_and_doubtful({each.topic_id for each in known}, timeout_ms)
     missing = {each for each in known if each.topic_id in gone}
-    proved = deleted_topics(tier.metadata)
+    proved = deleted_topics(tier.state)
     deleted = {each for each in missing if each.topic_id in proved}
     return _Missing(deleted, missing - deleted, {each for each in known if each.topic_id in doubtful})
 
 
 async def _policies(tier: OpenTier, topics: str) -> dict[TopicIdPartition, TopicPolicy]:
-    chosen = set(chosen_partitions(tier.metadata, topics))
+    chosen = set(chosen_partitions(tier.state, topics))
     found = {
         partition: policy
         for policy in await tiered_policies(tier)

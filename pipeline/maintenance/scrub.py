@@ -92,10 +92,10 @@ def scrub(
 
 
 async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: TaskRunner, options: ScrubOptions) -> ScrubReport:
-    partitions = chosen_partitions(tier.metadata, options.topics)
+    partitions = chosen_partitions(tier.state, options.topics)
     report = ScrubReport(options.level, partitions=len(partitions))
     overlapping = {_both(one): one.one.topic_id_partition for one in _overlaps(tier, partitions)}
-    expected = [expected_partition(each, tier.metadata.stored_segments(each)) for each in partitions]
+    expected = [expected_partition(each, tier.state.stored_segments(each)) for each in partitions]
     segments = [] if options.level is ScrubLevel.META else _finished_segments(tier, partitions)
     plan = listing_plan(expected, tier.cluster_id, options.topics is None)
     listed = await run_beside(runner, "listing", plan, partial(list_part, TierStore(config, tier.cluster_id)))
@@ -110,7 +110,7 @@ async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: TaskRunner,
     findings += await _of_listing(
         tier, [misfit for part in listed for misfit in part.misfits if misfit.segment_id not in judged], report
     )
-    findings += [of_gap(each.topic, each.partition, run) for each in partitions for run in holes(tier.metadata, each)]
+    findings += [of_gap(each.topic, each.partition, run) for each in partitions for run in holes(tier.state, each)]
     findings += [of_overlap(one) for one in _overlaps(tier, set(overlapping.values())) if _both(one) in overlapping]
     report.objects = sum(part.objects for part in listed)
     report.stored_bytes = sum(part.stored_bytes for part in listed)
@@ -229,7 +229,7 @@ async def _is_there(tier: OpenTier, segment: RemoteLogSegmentMetadata, suffix: s
 async def _of_orphans(
     tier: OpenTier, orphans: OrphanReport, older_than_ms: int, options: ScrubOptions, report: ScrubReport
 ) -> list[Finding]:
-    topics = {each.topic_id: each.topic for each in tier.metadata.partitions()}
+    topics = {each.topic_id: each.topic for each in tier.state.partitions()}
     findings: list[Finding] = []
     for orphan in orphans.orphans:
         is_young = options.grace_ms > 0 and (orphan.modified_ms is None or orphan.modified_ms > older_than_ms)
@@ -255,7 +255,7 @@ async def _of_orphans(
 
 
 def _finished(tier: OpenTier, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
-    segment = tier.metadata.remote_log_segment_metadata_by_id(segment_id)
+    segment = tier.state.remote_log_segment_metadata_by_id(segment_id)
     return segment if segment is not None and _is_finished(segment) else None
 
 
@@ -270,8 +270,8 @@ def _is_finished(segment: RemoteLogSegmentMetadata) -> bool:
 
 def _overlaps(tier: OpenTier, partitions: Collection[TopicIdPartition]) -> Iterator[Overlap]:
     for each in partitions:
-        log_start = tier.metadata.log_start_offset(each)
-        finished = (segment for segment in tier.metadata.stored_segments(each) if segment.is_finished)
+        log_start = tier.state.log_start_offset(each)
+        finished = (segment for segment in tier.state.stored_segments(each) if segment.is_finished)
         yield from overlaps(finished, log_start or 0)
 
 

@@ -156,7 +156,7 @@ async def purge(
 
 async def _start(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
     async def write() -> None:
-        known = services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
+        known = services.state.remote_log_segment_metadata_by_id(segment.segment_id)
         if known is None:
             return
         if known.state is segment.state and known.cut_at != segment.cut_at:
@@ -171,7 +171,7 @@ async def _start(services: TaskServices, segment: RemoteLogSegmentMetadata) -> N
 
 async def _finish(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
     async def write() -> None:
-        if services.metadata.remote_log_segment_metadata_by_id(segment.segment_id) is not None:
+        if services.state.remote_log_segment_metadata_by_id(segment.segment_id) is not None:
             await finish_deletion(services, segment)
 
     await written(services, segment.topic_id_partition, write)

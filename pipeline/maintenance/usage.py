@@ -114,14 +114,14 @@ async def usage_of_tier(
     tier: OpenTier, config: PipelineConfig, runner: TaskRunner | None, by: UsageBy, topics: str | None = None
 ) -> UsageReport:
     """Does the same as `usage` with a tier that is open. `runner` None: from the metadata alone."""
-    partitions = chosen_partitions(tier.metadata, topics)
+    partitions = chosen_partitions(tier.state, topics)
     if runner is None:
-        known = (_known(one) for each in partitions for one in tier.metadata.stored_segments(each) if one.is_finished)
+        known = (_known(one) for each in partitions for one in tier.state.stored_segments(each) if one.is_finished)
         return UsageReport(by, False, grouped(known, None))
-    expected = [expected_partition(each, tier.metadata.stored_segments(each)) for each in partitions]
+    expected = [expected_partition(each, tier.state.stored_segments(each)) for each in partitions]
     plan = listing_plan(expected, tier.cluster_id, topics is None)
     listed = await run_beside(runner, "listing", plan, partial(list_part, TierStore(config, tier.cluster_id)))
-    names = {str(each.topic_id): each.topic for each in tier.metadata.partitions()}
+    names = {str(each.topic_id): each.topic for each in tier.state.partitions()}
     for part in listed:
         for line in part.usage:
             line.topic = names.get(line.topic_id, line.topic)

@@ -145,7 +145,7 @@ class OffloadCommitter:
             await self.sleep(_AGAIN_MS / 1000)
             bounds, log_start = await self._surveyed(one)
         await self._delete_needless(one, bounds, log_start)
-        one.next_offset, one.remote_end = start, services.metadata.remote_end_offset(partition)
+        one.next_offset, one.remote_end = start, services.state.remote_end_offset(partition)
         one.first_offset = start if one.first_offset < 0 else one.first_offset
         if not one.is_poisoned:
             one.end_offset = bounds.last_stable_offset
@@ -154,12 +154,12 @@ class OffloadCommitter:
     async def _surveyed(self, one: PartitionOffload) -> tuple[LocalLogBounds, int]:
         """Compares the metadata with the stored facts, and the tier with the leader's log. Raises `RemoteLogError`."""
         services, partition, timeout_ms = self.services, one.partition, self.services.settings.request_timeout_ms
-        await services.metadata.ensure_fresh(partition, 0, timeout_ms)
+        await services.log.ensure_fresh(partition, 0, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         if not one.facts.is_proved:
             await one.facts.require_proved()
         is_cut = await one.cut.run(bounds)
-        one.copy_epoch = epoch_of_copy(bounds.leader_epoch, services.metadata.cuts(partition))
+        one.copy_epoch = epoch_of_copy(bounds.leader_epoch, services.state.cuts(partition))
         if is_cut:
             bounds = await services.source.bounds(partition, timeout_ms)
         return bounds, one.cut.log_start
@@ -168,7 +168,7 @@ class OffloadCommitter:
         """Finishes and deletes the attempts of plans that have not ended.
 
         Best effort, because every later owner does the same."""
-        if self.services.metadata.copy_plans(one.partition):
+        if self.services.state.copy_plans(one.partition):
             with suppress(RemoteLogError):
                 await self._owned(one.partition)
                 await self._settle(one)
@@ -184,7 +184,7 @@ class OffloadCommitter:
     async def _delete_needless(self, one: PartitionOffload, bounds: LocalLogBounds, log_start: int) -> None:
         """Deletes the attempts that other copies have replaced, unless a CUT that is not proved holds deletions."""
         services, partition = self.services, one.partition
-        if open_cut(services.metadata, partition, log_start) is None:
+        if open_cut(services.state, partition, log_start) is None:
             needless = await one.attempts.give_up(bounds, log_start)
             await delete_attempts(services, partition, needless)
 
@@ -211,7 +211,7 @@ class OffloadCommitter:
         segments_before = one.segments
         try:
             await self._owned(one.partition)
-            await self.services.metadata.ensure_fresh(one.partition, 0, self.services.settings.request_timeout_ms)
+            await self.services.log.ensure_fresh(one.partition, 0, self.services.settings.request_timeout_ms)
             for copied in result.copied:
                 await self._commit_one(one, copied.segment)
                 one.missing_offsets += copied.missing_offsets
@@ -232,7 +232,7 @@ class OffloadCommitter:
         async def write() -> None:
             await self._check(one, segment)  # on each attempt, because time passed while waiting for the ownership
             self.services.checkpoint("segment-checked")
-            known = self.services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
+            known = self.services.state.remote_log_segment_metadata_by_id(segment.segment_id)
             if known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
                 return  # an earlier write without an answer took effect
             if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
@@ -260,7 +260,7 @@ class OffloadCommitter:
             await check_lineage(source, one.partition, entry.epoch, end, timeout_ms)
 
     def _check_place(self, one: PartitionOffload, segment: RemoteLogSegmentMetadata) -> None:
-        remote_end = self.services.metadata.remote_end_offset(one.partition)
+        remote_end = self.services.state.remote_end_offset(one.partition)
         if remote_end != one.remote_end or segment.start_offset != one.next_offset:
             raise NothingToContinueError(
                 f"{one.partition}: a segment from {segment.start_offset} on does not continue what is remote up to"
@@ -307,7 +307,7 @@ class OffloadCommitter:
                 await self._written(one.partition, partial(self.services.metadata.end_copy_plan, plan))
 
     def _is_left(self, segment_id: RemoteLogSegmentId) -> bool:
-        known = self.services.metadata.remote_log_segment_metadata_by_id(segment_id)
+        known = self.services.state.remote_log_segment_metadata_by_id(segment_id)
         return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
     async def abandon(self, ones: Sequence[PartitionOffload]) -> None:

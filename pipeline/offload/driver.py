@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from tiers.errors import BrokerError, RemoteLogError
 from tiers.metadata.partition_facts import encode_partition_facts
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.task_services import TaskServices
 
@@ -149,8 +148,8 @@ class OffloadDriver:
         except BrokerError as error:
             one.is_over, one.error = True, str(error)
             return
-        remote_end = self._tier.metadata.remote_end_offset(one.partition)
-        log_start = self._tier.metadata.log_start_offset(one.partition) or 0
+        remote_end = self._tier.state.remote_end_offset(one.partition)
+        log_start = self._tier.state.log_start_offset(one.partition) or 0
         one.next_offset = max(bounds.log_start_offset, -1 if remote_end is None else remote_end + 1, log_start)
         one.end_offset = bounds.last_stable_offset
         one.local_offsets = bounds.high_watermark - bounds.log_start_offset
@@ -344,14 +343,14 @@ def _reported(one: PartitionOffload) -> PartitionReport:
 _NO_TOPIC = StateIdentity("", UUID(int=0), 1)
 
 
-class NothingTieredYet(TopicBasedRemoteLogMetadataManager):
+class NothingTieredYet(TopicBasedMetadataLog):
     """The metadata of a cluster without a metadata topic, for a caller that must create nothing.
 
     It knows no segment and no setting. That is all there is, so it is always fresh. It can write nothing."""
 
     async def open(self) -> None:
-        self._opened_state = RemoteLogMetadataStateWriter.open(
-            self._settings.state_folder, _NO_TOPIC, wall_clock_ms=lambda: time.time_ns() // 1_000_000
+        self._state = RemoteLogMetadataStateWriter.open(
+            self._settings.state_folder, _NO_TOPIC, wall_clock_ms=self._wall_clock_ms
         )
 
     def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:

@@ -27,7 +27,7 @@ from pipeline.spark.scratch import scratch_folder
 from pipeline.spark.worker import worker
 from protocol.errors import CorruptBatchError, ErrorCode
 from tiers.access.open_tier import open_key_ring
-from tiers.broker.client import monotonic_ms
+from tiers.broker.client import monotonic_ms, wall_clock_ms
 from tiers.errors import BrokerError, CustomMetadataTooLargeError, LogDivergedError, OffsetGapError, RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.copy_plan import CopyPlan
@@ -42,7 +42,6 @@ from tiers.tasks.copy.append import append_records
 from tiers.tasks.copy.segment_continuation import SegmentContinuation
 from tiers.tasks.copy.segment_copy import write_objects
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.task_services import wall_clock_ms
 from tiers.verify.read_back import read_back
 
 FETCH_BYTES = 4 << 20

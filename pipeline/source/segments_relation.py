@@ -65,13 +65,13 @@ class SegmentsReader(DataSourceReader):
 
     async def _rows(self) -> list[SegmentRow]:
         async with open_tier(self._config) as tier:
-            names = {partition: _topic_name(tier, partition) for partition in tier.metadata.partitions()}
+            names = {partition: _topic_name(tier, partition) for partition in tier.state.partitions()}
             shown = self._shown(set(names.values()))
             return [
                 _row(tier, segment, name)
                 for partition, name in names.items()
                 if name in shown
-                for segment in tier.metadata.list_remote_log_segments(partition)
+                for segment in tier.state.list_remote_log_segments(partition)
             ]
 
     def _shown(self, known: set[str]) -> set[str]:
@@ -95,7 +95,7 @@ def _topic_name(tier: OpenTier, partition: TopicIdPartition) -> str:
 
 def _row(tier: OpenTier, segment: RemoteLogSegmentMetadata, topic: str) -> SegmentRow:
     partition = segment.topic_id_partition
-    found = tier.metadata.next_segment(partition, segment.start_offset)
+    found = tier.state.next_segment(partition, segment.start_offset)
     return (
         topic,
         str(partition.topic_id),

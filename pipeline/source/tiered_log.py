@@ -176,7 +176,7 @@ class TieredLog:
     def _with_remote(self, partition: TopicIdPartition, local_start: int, end: int) -> LogBounds:
         if self._tier is None:
             return LogBounds(local_start, local_start, end)
-        metadata = self._tier.metadata
+        metadata = self._tier.state
         if self._options.tier is Tier.REMOTE:
             # The end is where the remote segments end. If there are none, it is where the next segment begins.
             begin = metadata.log_start_offset(partition)
@@ -248,7 +248,7 @@ class TieredLog:
         Raises `DataLossError` if `failOnDataLoss` is true."""
         if self._tier is None:
             return
-        metadata, end = self._tier.metadata, bounds.local_start
+        metadata, end = self._tier.state, bounds.local_start
         limit = end if answer is None else min(end, answer)
         first = await RemoteLog(metadata, partition).explained_to(bounds.log_start, limit)
         first = bounds.log_start if first is None else first
@@ -265,13 +265,13 @@ class TieredLog:
         if tier is None or not times_ms:
             return {}
         reader = RemoteLogReader(
-            tier.metadata,
+            tier.log,
             tier.storage,
             RemoteLogReaderSettings(),
             decode_indexes=partial(decode_index, ciphers=tier.key_ring),
         )
         async with reader:
-            offsets = RemoteLogOffsetReader(tier.metadata, reader)
+            offsets = RemoteLogOffsetReader(tier.state, reader)
 
             async def look_up(partition: TopicIdPartition) -> int | None:
                 found = await offsets.offset_for_timestamp(
@@ -295,9 +295,9 @@ class TieredLog:
         tier = self._tier
 
         def answering(offset: int) -> Iterable[StoredSegment]:
-            return () if tier is None else tier.metadata.answering_segments(partition, offset)
+            return () if tier is None else tier.state.answering_segments(partition, offset)
 
-        gaps = [] if tier is None else sorted(tier.metadata.gaps(partition))
+        gaps = [] if tier is None else sorted(tier.state.gaps(partition))
         for gap in gaps:
             first, end = max(first_offset, bounds.log_start, gap.first_offset), min(end_offset, gap.next_offset - 1)
             if first <= end:

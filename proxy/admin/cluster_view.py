@@ -14,7 +14,7 @@ from proxy.admin.topic_list import summed
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata
 from tiers.errors import BrokerError, RemoteLogError
-from tiers.metadata.remote_log_metadata_manager import MetadataStatus
+from tiers.metadata.metadata_log import MetadataStatus
 from tiers.metadata.topic.group.group_members import group_members
 
 _TIMEOUT_MS: Final = 2_000

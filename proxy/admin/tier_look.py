@@ -21,7 +21,7 @@ from tiers.config.paused_work import resume_command
 from tiers.config.topic_policy import Rules, TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.explain.answers import PartitionAnswer
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.deletion.missing_topics import deleted_topics
@@ -68,7 +68,7 @@ class TierParts:
     """What the view looks at. `owns` and `report` are the owner's; `metadata_partition` is None without a topic."""
 
     cluster: Cluster
-    metadata: RemoteLogMetadataReader
+    metadata: RemoteLogMetadataState
     topics: Policies
     bounds: Bounds
     configs: TopicConfigs

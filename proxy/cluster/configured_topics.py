@@ -16,7 +16,7 @@ from cachetools import LRUCache
 
 from tiers.config.topic_policy import Rules, TopicConfig, TopicPolicy, managed_rule, policy_of, unreadable_setting
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.ids import TopicIdPartition
 
 _KEPT_FOR_MS = 10_000
@@ -41,7 +41,7 @@ class ConfiguredTopics:
     def __init__(
         self,
         rules: Rules,
-        metadata: RemoteLogMetadataReader,
+        metadata: FreshMetadata,
         topics: TopicNames,
         configs: PolicyConfigs,
         clock_ms: Callable[[], int],
@@ -89,7 +89,7 @@ class ConfiguredTopics:
         return is_managed
 
     def _rule(self, topic_id: UUID, name: str) -> TopicConfig | None:
-        own = self._metadata.topic_tier_config(topic_id)
+        own = self._metadata.state.topic_tier_config(topic_id)
         if (unreadable := unreadable_setting(own)) is not None:
             raise RemoteLogMetadataNotReadyError(f"{name}: {unreadable}")
         return managed_rule(name, self._rules(), own)

@@ -14,7 +14,7 @@ from typing import Final
 from protocol.apis.log_dirs import PartitionSizes
 from tiers.broker.client import BrokerClient
 from tiers.errors import RemoteLogError
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _NOTHING: PartitionSizes = {}
 class RemoteSizes:
     def __init__(
         self,
-        metadata: RemoteLogMetadataReader,
+        metadata: RemoteLogMetadataState,
         client: BrokerClient,
         clock_ms: Callable[[], int],
         spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],

@@ -13,8 +13,8 @@ from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from tiers.config.paused_work import TierWork, paused_work
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import confirms
+from tiers.metadata.metadata_log import FreshMetadata
 from tiers.metadata.remote_log import RemoteLog
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
 
@@ -24,7 +24,7 @@ _BEYOND_ALL = 2**63 - 1
 class TwoTierLog:
     def __init__(
         self,
-        metadata: RemoteLogMetadataReader,
+        metadata: FreshMetadata,
         bounds: LocalLogBoundsCache,
         source: LogSource,
         clock_ms: Callable[[], int],
@@ -33,7 +33,7 @@ class TwoTierLog:
         bounds_max_age_ms: int,
         bounds_timeout_ms: int,
     ) -> None:
-        self.metadata = metadata
+        self._metadata = metadata
         self._bounds = bounds
         self._source = source
         self._clock_ms = clock_ms
@@ -42,11 +42,11 @@ class TwoTierLog:
         self._bounds_timeout_ms = bounds_timeout_ms
 
     def remote(self, partition: TopicIdPartition) -> RemoteLog:
-        return RemoteLog(self.metadata, partition)
+        return RemoteLog(self._metadata.state, partition)
 
     def is_fresh(self, partition: TopicIdPartition) -> bool:
         try:
-            return self.metadata.is_fresh(partition, self._max_age_ms)
+            return self._metadata.is_fresh(partition, self._max_age_ms)
         except RemoteLogError:
             return False
 
@@ -56,8 +56,8 @@ class TwoTierLog:
         False: the caller must not conclude anything from the metadata."""
         max_age_ms = self._max_age_ms if max_age_ms is None else max_age_ms
         try:
-            if not self.metadata.is_fresh(partition, max_age_ms):
-                await self.metadata.ensure_fresh(partition, max_age_ms, timeout_ms)
+            if not self._metadata.is_fresh(partition, max_age_ms):
+                await self._metadata.ensure_fresh(partition, max_age_ms, timeout_ms)
         except RemoteLogError:
             return False
         return True
@@ -72,13 +72,13 @@ class TwoTierLog:
     def is_known(self, partition: TopicIdPartition) -> bool:
         """Whether the metadata knows the partition, fresh or not. Its absence proves nothing."""
         try:
-            return self.metadata.is_known(partition)
+            return self._metadata.state.is_known(partition)
         except RemoteLogError:
             return False
 
     def is_tiered(self, partition: TopicIdPartition) -> bool:
         """Whether the metadata knows the partition. Raises `RemoteLogMetadataNotReadyError` when that is unknown."""
-        is_known = self.metadata.is_known(partition)
+        is_known = self._metadata.state.is_known(partition)
         if not is_known:
             self.require_fresh(partition)
         return is_known
@@ -86,7 +86,7 @@ class TwoTierLog:
     def is_reading_paused(self, partition: TopicIdPartition) -> bool:
         """Whether an operator paused the reading of the topic's remote records."""
         try:
-            return TierWork.READING in paused_work(self.metadata.topic_tier_config(partition.topic_id))
+            return TierWork.READING in paused_work(self._metadata.state.topic_tier_config(partition.topic_id))
         except RemoteLogError:
             return False  # the read itself finds what is wrong with the metadata
 
@@ -100,7 +100,7 @@ class TwoTierLog:
     def is_known_for_good(self, partition: TopicIdPartition, offset: int) -> bool:
         """Whether the metadata topic is lost, so no metadata is fresh, and this offset was remote before the loss."""
         try:
-            return self.metadata.is_final() and self.remote_position(partition, offset) is not None
+            return self._metadata.state.is_final() and self.remote_position(partition, offset) is not None
         except RemoteLogError:
             return False
 
@@ -113,7 +113,7 @@ class TwoTierLog:
         """Returns the recorded log start; 0 without one. Raises `BrokerError`.
 
         The local bounds cost a request, so the method asks for them only if a log start hides remote records."""
-        remote, earliest = self.remote(partition), self.metadata.earliest_offset(partition)
+        remote, earliest = self.remote(partition), self._metadata.state.earliest_offset(partition)
         recorded = remote.log_start()
         is_hiding = earliest is not None and earliest < recorded
         return remote.log_start((await self.local(partition)).log_start_offset) if is_hiding else recorded

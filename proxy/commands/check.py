@@ -18,7 +18,7 @@ from kafka.protocol.metadata import MetadataRequest
 from proxy.cluster.broker_listeners import shared_ports
 from proxy.cluster.permissions import has_certificate_alone, missing_permissions, principal_of
 from proxy.commands.certificate_check import certificate_findings
-from proxy.commands.metadata_check import manager_trouble, metadata_topic_trouble
+from proxy.commands.metadata_check import metadata_topic_trouble
 from proxy.commands.port_check import advertised_problems, taken_ports
 from proxy.commands.store_check import check_store
 from proxy.commands.topic_check import topic_findings
@@ -162,9 +162,6 @@ async def _check_tier(
     config: TidegateConfig, client: BrokerClient, report: Report, *, is_reached: bool, has_store: bool
 ) -> None:
     """Runs the checks that do not depend on one that failed. They would report its problem once more."""
-    if (trouble := manager_trouble(config, client, report.cluster_id)) is not None:
-        report.problems.append(trouble)
-        report.is_misused = True
     if report.cluster_id is None:
         report.skipped += _OF_TIER
         return

@@ -138,7 +138,7 @@ async def explain_topic(
         read = await bounded_gather(partitions, lambda each: _stored(storage, cluster_id, each), _PARTITIONS_AT_ONCE)
         stored = dict(zip(partitions, read, strict=True))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-")))
-        metadata = await stack.enter_async_context(metadata_to_now(config, client, folder, progress=TERMINAL))
+        log = await stack.enter_async_context(metadata_to_now(config, client, folder, progress=TERMINAL))
         members = None
         try:
             members = await group_members(client, config.remote_log.metadata_topic, TIMEOUT_MS)
@@ -148,7 +148,7 @@ async def explain_topic(
             client,
             BrokerLogSource(client),
             ClusterShareGroups(client),
-            metadata,
+            log,
             cluster_id,
             config.remote_log.visible_after_ms,
             members,
@@ -157,7 +157,7 @@ async def explain_topic(
             config.shared_digests(),
             storage,
         )
-        own = metadata.topic_tier_config(partitions[0].topic_id)
+        own = log.state.topic_tier_config(partitions[0].topic_id)
         policy = policy_from(
             partitions[0],
             len(cluster.topics[topic].partitions),
@@ -226,7 +226,7 @@ async def _offset_at(
     if segment is not None and storage is not None:
         try:
             decode = partial(decode_index, ciphers=key_ring)
-            async with RemoteLogReader(around.metadata, storage, decode_indexes=decode) as reader:
+            async with RemoteLogReader(around.log, storage, decode_indexes=decode) as reader:
                 deadline_ms = monotonic_ms() + _READ_TIMEOUT_MS
                 end = facts.remote_end or 0
                 found = await reader.offsets.offset_for_timestamp(

@@ -1,4 +1,4 @@
-"""The part of `tidegate check` about the metadata: the manager's settings, and whether the metadata topic is lost."""
+"""The part of `tidegate check` about the metadata: whether the metadata topic is lost."""
 
 from __future__ import annotations
 
@@ -8,28 +8,9 @@ from proxy.config import TidegateConfig
 from proxy.process.remote_log import METADATA_FOLDER
 from tiers.access.open_tier import RemoteTierError, open_storage, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient
-from tiers.config.manager_settings import METADATA_MANAGER
-from tiers.config.metadata_registry import create_metadata_manager
 from tiers.errors import RemoteLogError, RemoteStorageError
-from tiers.metadata.record_log import MetadataManagerContext
 from tiers.metadata.state.writer import saved_identity
 from tiers.metadata.topic.metadata_topic import find_metadata_topic
-
-
-def manager_trouble(config: TidegateConfig, client: BrokerClient, cluster_id: str | None) -> str | None:
-    """Checks the name and the settings of the metadata manager, without opening it."""
-
-    async def no_refusal() -> str | None:
-        return None
-
-    remote_log = config.remote_log
-    topic = remote_log.metadata_topic_settings
-    context = MetadataManagerContext(config.state.path, client, cluster_id or "", topic, no_refusal)
-    try:
-        create_metadata_manager(remote_log.metadata_manager, remote_log.plain_metadata_settings(), context)
-    except ValueError as error:
-        return f"{METADATA_MANAGER}: {error}"
-    return None
 
 
 async def metadata_topic_trouble(

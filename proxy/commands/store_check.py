@@ -24,7 +24,7 @@ from tiers.access.open_tier import open_storage
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import RemoteLogError, RemoteResourceNotFoundError, RemoteStorageError
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -77,7 +77,7 @@ async def check_store(config: StorageConfig, cluster_id: str, timeout_ms: int) -
         await store.close()
 
 
-async def absent_segments(config: TidegateConfig, cluster_id: str, metadata: RemoteLogMetadataReader) -> list[str]:
+async def absent_segments(config: TidegateConfig, cluster_id: str, metadata: RemoteLogMetadataState) -> list[str]:
     """Looks for the newest segments of a few partitions. Returns one line if the store lacks some, else none.
 
     Raises `RemoteTierError`."""
@@ -98,7 +98,7 @@ async def absent_segments(config: TidegateConfig, cluster_id: str, metadata: Rem
     ]
 
 
-def _newest_segment(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> RemoteLogSegmentMetadata | None:
+def _newest_segment(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> RemoteLogSegmentMetadata | None:
     segments = metadata.list_remote_log_segments(partition)
     finished = (each for each in segments if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
     return max(finished, key=lambda each: each.event_timestamp_ms, default=None)

@@ -28,7 +28,7 @@ from tiers.config.topic_policy import TopicPolicy, exclusion
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log import RemoteLog
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.topic.group.group_members import group_members
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -69,15 +69,15 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient, *, has_st
             return TopicFindings(tiering_of(config.topics, names), rules)
         async with AsyncExitStack() as stack:
             cluster = await client.metadata_naming(config.remote_log.metadata_topic, TIMEOUT_MS)
-            metadata = None
+            log = None
             if config.remote_log.metadata_topic in cluster.topics:  # opening the metadata would create the topic
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
-                metadata = await stack.enter_async_context(metadata_to_now(config, client, Path(folder)))
+                log = await stack.enter_async_context(metadata_to_now(config, client, Path(folder)))
             topics = TieredTopics(
                 client,
                 config.topics,
                 RemoteLogManagerMetrics(CollectorRegistry()),
-                metadata,
+                log,
             )
             policies = (await topics.refresh(TIMEOUT_MS)).values()
             found = TopicFindings(topics.tiering, rules, conflicts(policies))
@@ -85,7 +85,7 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient, *, has_st
             for topic, reason in sorted(topics.refused.items()):
                 lines = found.problems if topics.is_expected(topic) else found.remarks
                 lines.append(f"{topic} is not tiered: {reason}")
-            found.remarks += await _excluded(config, client, metadata)
+            found.remarks += await _excluded(config, client, None if log is None else log.state)
             found.remarks += [
                 f"{policy.topic}: an operator paused {', '.join(sorted(policy.paused))}:"
                 f" `{resume_command(policy.topic, policy.paused)}`"
@@ -98,14 +98,14 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient, *, has_st
                 for policy in policies
                 if is_never_trimmed(policy)
             ]
-            if metadata is not None:
-                found.problems += await _risks(client, metadata, policies)
+            if log is not None:
+                found.problems += await _risks(client, log.state, policies)
                 members = await group_members(client, config.remote_log.metadata_topic, TIMEOUT_MS)
                 others = other_settings(config.shared_digests(), members, "this file: all proxies need the same")
                 rules += [f"warning: {line}" for line in others]
-            if metadata is not None and has_store:
+            if log is not None and has_store:
                 try:
-                    absent = await absent_segments(config, cluster.cluster_id, metadata)
+                    absent = await absent_segments(config, cluster.cluster_id, log.state)
                 except (RemoteLogError, RemoteTierError) as error:
                     absent = [f"the newest segments cannot be looked for: {error}"]
                 found.problems += [f"[storage] {line}" for line in absent]
@@ -114,9 +114,7 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient, *, has_st
         return TopicFindings(problems=[f"the tiered topics cannot be checked: {error}"])
 
 
-async def _excluded(
-    config: TidegateConfig, client: BrokerClient, metadata: RemoteLogMetadataReader | None
-) -> list[str]:
+async def _excluded(config: TidegateConfig, client: BrokerClient, metadata: RemoteLogMetadataState | None) -> list[str]:
     """Returns the topics that a setting excludes, with the setting."""
     topics = (await client.metadata(TIMEOUT_MS, TIMEOUT_MS)).topics
     lines = []
@@ -138,7 +136,7 @@ def conflicts(policies: Collection[TopicPolicy]) -> list[str]:
 
 
 async def _risks(
-    client: BrokerClient, metadata: RemoteLogMetadataReader, policies: Collection[TopicPolicy]
+    client: BrokerClient, metadata: RemoteLogMetadataState, policies: Collection[TopicPolicy]
 ) -> list[str]:
     source, slots = BrokerLogSource(client), asyncio.Semaphore(_PARTITIONS_AT_ONCE)
 

@@ -17,7 +17,7 @@ from proxy.config import LimitsConfig
 from proxy.wire.exchange import Request
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import is_internal
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.reader.remote_reads import RemoteReads
@@ -103,7 +103,7 @@ class FetchSettings:
 @dataclass(frozen=True, slots=True)
 class HandlerTools:
     topology: ClusterTopology
-    metadata: RemoteLogMetadataReader
+    metadata: FreshMetadata
     bounds: LocalLogBoundsCache
     source: LogSource
     reader: RemoteReads

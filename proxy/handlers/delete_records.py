@@ -37,7 +37,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
 from protocol.api_keys import ApiKey, check_version
@@ -64,6 +64,7 @@ from proxy.handlers.turns import in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import epoch_before
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason
@@ -89,14 +90,6 @@ _MIN_TIMEOUT_MS = 5_000
 _MAX_TIMEOUT_MS = 60_000
 
 
-class LogStartRecorder(Protocol):
-    """The method of `RemoteLogMetadataManager` that this handler needs. It needs no ownership."""
-
-    async def put_log_start(
-        self, partition: TopicIdPartition, start: LogStart, timeout_ms: int | None = None
-    ) -> None: ...
-
-
 CheckHistory = Callable[[TopicIdPartition, LocalLogBounds, int], Awaitable[None]]
 """`require_aligned`, bound to a log source and the metadata.
 
@@ -109,13 +102,13 @@ class DeleteRecordsHandler:
     def __init__(
         self,
         tools: HandlerTools,
-        recorder: LogStartRecorder,
+        metadata: RemoteLogMetadataManager,
         check_history: CheckHistory,
         own_topics: Collection[str] = (),
     ) -> None:
         """`own_topics` are the topics of the remote log itself. Clients may not delete their records."""
         self._tools = tools
-        self._recorder = recorder
+        self._metadata = metadata
         self._check_history = check_history
         self._own_topics = own_topics
 
@@ -308,7 +301,7 @@ class DeleteRecordsHandler:
             start = LogStart(offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
             # The write may take the rest of the client's timeout: the open transaction of a dead owner delays it.
             left_ms = deadline_ms - tools.clock_ms()
-            await self._recorder.put_log_start(partition, start, left_ms)
+            await self._metadata.put_log_start(partition, start, left_ms)
         log_start = tools.log.remote(partition).earliest(broker.low_watermark)
         return DeleteRecordsAnswer(log_start) if log_start is not None and log_start < broker.low_watermark else None
 

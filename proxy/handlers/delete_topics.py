@@ -17,8 +17,6 @@ whether the topic is tiered. The other topics of the request go on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Protocol
 from uuid import UUID
 
 from protocol.api_keys import ApiKey, check_version
@@ -32,6 +30,7 @@ from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.turns import Decision, decided_later, in_slices, in_turns
 from proxy.wire.exchange import BrokerGoneError, Exchange, HandlerState, Prepare, Request
 from tiers.errors import RemoteLogError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 
 logger = logging.getLogger(__name__)
 
@@ -51,22 +50,14 @@ _REFUSAL = Refusal(
 )
 
 
-class TopicDeletions(Protocol):
-    """The methods of `RemoteLogMetadataManager` that this handler needs. They need no ownership."""
-
-    def is_tiered(self, topic_id: UUID) -> bool: ...
-
-    def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]: ...
-
-    async def put_topic_deletion(self, topic_id: UUID, topic: str, *, is_confirmed: bool) -> None: ...
-
-
 class DeleteTopicsHandler:
     """Implements `Handler`."""
 
-    def __init__(self, guard: MetadataTopicGuard, deletions: TopicDeletions, max_wait_ms: int = _MAX_WAIT_MS) -> None:
+    def __init__(
+        self, guard: MetadataTopicGuard, metadata: RemoteLogMetadataManager, max_wait_ms: int = _MAX_WAIT_MS
+    ) -> None:
         self._guard = guard
-        self._deletions = deletions
+        self._metadata = metadata
         self._max_wait_ms = max_wait_ms
 
     def on_request(self, exchange: Exchange) -> tuple[Prepare, HandlerState]:
@@ -91,8 +82,8 @@ class DeleteTopicsHandler:
         name = refused[topic_id]
         fields = {"topic": name, "id": str(topic_id)}
         try:
-            if self._deletions.is_tiered(topic_id) or self._deletions.topic_tier_config(topic_id):
-                await self._deletions.put_topic_deletion(topic_id, name, is_confirmed=False)
+            if self._metadata.state.is_tiered(topic_id) or self._metadata.state.topic_tier_config(topic_id):
+                await self._metadata.put_topic_deletion(topic_id, name, is_confirmed=False)
                 logger.info("a client is about to delete a tiered topic", extra=fields)
         except RemoteLogError as error:
             logger.warning(_NOT_RECORDED, extra={**fields, "error": str(error)})

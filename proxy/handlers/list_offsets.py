@@ -182,7 +182,7 @@ class ListOffsetsHandler:
         if topic_id is None:
             return True
         try:
-            return self._tools.log.metadata.is_tiered(topic_id) or self._tools.configured.may_be_tiered(topic_id)
+            return self._tools.metadata.state.is_tiered(topic_id) or self._tools.configured.may_be_tiered(topic_id)
         except RemoteLogError:
             return True
 

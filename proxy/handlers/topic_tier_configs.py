@@ -48,6 +48,7 @@ from tiers.config.topic_settings import (
 )
 from tiers.config.total_retention import TOTAL_KEYS
 from tiers.errors import BrokerError, RemoteLogError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 
 logger = logging.getLogger(__name__)
@@ -66,18 +67,6 @@ _REPLACED = {key: None for key in TIER_DEFAULTS if key not in (*TOTAL_KEYS, *PAU
 """The keys that AlterConfigs unsets if it does not name them. The total retention and the pauses stay: a client that
 does not know them must not expire or trim records by leaving them out."""
 _OPERATIONS = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
-
-
-class TierConfigMetadata(Protocol):
-    """The methods of `RemoteLogMetadataManager` that this module needs. Every process has them, workers too."""
-
-    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None: ...
-
-    def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]: ...
-
-    async def change_topic_tier_config(
-        self, topic_id: UUID, topic: str, changes: Mapping[str, str | None], check: Callable[[Mapping[str, str]], None]
-    ) -> None: ...
 
 
 class TopicConfigs(Protocol):
@@ -122,7 +111,7 @@ class TopicTierConfigs:
         self,
         topology: ClusterTopology,
         brokers: TopicConfigs,
-        metadata: TierConfigMetadata,
+        metadata: RemoteLogMetadataManager,
         settings: FetchSettings,
         rules: Rules,
         own_topics: Collection[str],
@@ -277,10 +266,10 @@ class TopicTierConfigs:
         return await self._topology.current_topic_ids(topics, node_id, timeout_ms)
 
     async def _ensure_fresh(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> None:
-        await self._metadata.ensure_fresh(TopicIdPartition(topic_id, 0), max_age_ms, timeout_ms)
+        await self._metadata.log.ensure_fresh(TopicIdPartition(topic_id, 0), max_age_ms, timeout_ms)
 
     def _own(self, topic_id: UUID) -> Mapping[str, str]:
-        return self._metadata.topic_tier_config(topic_id)
+        return self._metadata.state.topic_tier_config(topic_id)
 
 
 @dataclass(frozen=True, slots=True)

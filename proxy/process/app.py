@@ -61,10 +61,10 @@ from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler, PrefixHandler
 from proxy.wire.server import Entrance, ProxyServer, monotonic_ms, named_in_errors
 from proxy.wire.tls import listener_tls
+from tiers.broker.client import wall_clock_ms
 from tiers.config.upstream_config import broker_client
 from tiers.event_loop import EventLoop
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.topic.topic_based import wall_clock_ms
 from tiers.reader.metrics import LocalIndexMetrics
 from tiers.tasks.task_services import NoLocalIndexes
 

@@ -13,9 +13,9 @@ from uuid import NAMESPACE_URL, uuid5
 from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
+from tiers.broker.client import wall_clock_ms
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.fitness import Fitness, FitnessMetrics, Probe
-from tiers.metadata.topic.topic_based import wall_clock_ms
 from tiers.storage.blocking_calls import BlockingCalls
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 

@@ -50,10 +50,10 @@ from proxy.process.supervisor import Child, ChildCommand, Supervisor
 from proxy.version import installed_version
 from proxy.wire.server import bind, monotonic_ms, named_in_errors
 from tiers.access.open_tier import RemoteTierError
+from tiers.broker.client import wall_clock_ms
 from tiers.errors import RemoteLogMetadataError
 from tiers.event_loop import EventLoop
 from tiers.metadata.state.writer import forget_freshness
-from tiers.metadata.topic.topic_based import wall_clock_ms
 from tiers.metric_spec import CounterSpec, GaugeSpec
 from tiers.reader.shared.channel import listen
 

@@ -21,19 +21,19 @@ from proxy.process.admin.process_view import RunningTasks
 from proxy.process.live_settings import LiveSettings
 from proxy.process.store_probe import StoreProbe
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
-from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.manager_settings import METADATA_MANAGER
-from tiers.config.metadata_registry import create_metadata_manager
+from tiers.config.metadata_registry import create_metadata_log
 from tiers.config.storage_registry import create_storage
 from tiers.config.tier_config import ConfigError
 from tiers.errors import BrokerError, BrokerRefusedError, RemoteLogError
 from tiers.fitness import Fitness
 from tiers.lasting_trouble import LastingTrouble
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.record_log import MetadataManagerContext
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
@@ -42,7 +42,7 @@ from tiers.tasks.deletion.remote_disable import RemoteDisableTask
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
-from tiers.tasks.task_services import LocalIndexWriter, RemoteLogManagerSettings, TaskServices, wall_clock_ms
+from tiers.tasks.task_services import LocalIndexWriter, RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
 
 logger = logging.getLogger(__name__)
@@ -110,23 +110,23 @@ async def open_metadata(
 
     Raises `RemoteTierError`, `ConfigError`."""
     config, remote_log = live.config, live.config.remote_log
-    context = MetadataManagerContext(
+    common = TopicBasedSettings(
         metadata_folder(config),
-        client,
-        cluster_id or "",
-        remote_log.metadata_topic_settings,
+        topic=remote_log.metadata_topic_settings,
         refusal_to_create=lambda: _segments_without_metadata(config, client, storage),
         fitness=fitness,
         declares=lambda: live.config.shared_digests(),
         max_age_ms=remote_log.fresh_within_ms,
     )
     try:
-        metadata = create_metadata_manager(remote_log.metadata_manager, remote_log.plain_metadata_settings(), context)
+        log = create_metadata_log(
+            remote_log.metadata_manager, remote_log.plain_metadata_settings(), common, client, cluster_id or ""
+        )
     except ValueError as error:
         raise ConfigError(f"{METADATA_MANAGER}: {error}") from error
-    stack.push_async_callback(metadata.close)
-    await _opened("the remote log metadata", metadata.open, metadata.close)
-    return metadata
+    stack.push_async_callback(log.close)
+    await _opened("the remote log metadata", log.open, log.close)
+    return RemoteLogMetadataManager(log)
 
 
 async def _segments_without_metadata(
@@ -149,9 +149,9 @@ async def run_remote_log_manager(
     """Runs the RLM tasks until the stack closes, and returns them. They follow the settings that a reload changes.
 
     They have their own task group, so a failure ends nothing else."""
-    registry.register(RemoteLogMetadataMetrics(metadata))
+    registry.register(RemoteLogMetadataMetrics(metadata.log.status))
     services = _task_services(live.config, client, storage, metadata, registry, cluster_id, local_indexes)
-    topics = TieredTopics(client, live.rules(), services.metrics, metadata)
+    topics = TieredTopics(client, live.rules(), services.metrics, metadata.log)
     manager = RemoteLogManager(
         services,
         topics,

@@ -32,9 +32,8 @@ from proxy.wire.error_log import Incident
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.upstream_config import broker_client
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
-from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
-from tiers.metadata.topic.topic_based import wall_clock_ms
+from tiers.metadata.metadata_log import FreshMetadata
+from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.metric_spec import GaugeSpec
 from tiers.quota import RemoteFetchQuotas
 from tiers.reader.chunk_cache import Extent
@@ -61,7 +60,7 @@ async def open_reader(
     stack: AsyncExitStack,
     live: LiveSettings,
     storage: InstrumentedRemoteStorageManager,
-    metadata: RemoteLogMetadataReader,
+    metadata: FreshMetadata,
     registry: CollectorRegistry,
     process: str | None,
     local_indexes: LocalIndexes | None,
@@ -91,14 +90,13 @@ async def open_reader(
 
 async def open_shared_metadata(
     stack: AsyncExitStack, config: TidegateConfig, client: BrokerClient, process: str
-) -> SharedRemoteLogMetadataReader:
+) -> SharedMetadataLog:
     """Opens the state that the remote-log process maintains; the stack closes it."""
-    shared = SharedRemoteLogMetadataReader(
+    shared = SharedMetadataLog(
         client,
         metadata_folder(config),
         process,
         topic_name=config.remote_log.metadata_topic,
-        wall_clock_ms=wall_clock_ms,
     )
     stack.push_async_callback(shared.close)
     await shared.open()
@@ -152,7 +150,7 @@ class RemoteReaderProcess:
         self.view.opened_store(storage)
         self.view.opened_reader(reader)
         reads = reader if tracer is None else ContinuedReads(reader)
-        server = RemoteReadServer(self._listener, reads, buffers, metadata.reopen_if_replaced)
+        server = RemoteReadServer(self._listener, reads, buffers, metadata.state.reopen_if_replaced)
         self._server = await stack.enter_async_context(server)
 
     def _on_dropped(self, buffer: int) -> None:

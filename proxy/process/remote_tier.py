@@ -50,8 +50,9 @@ from proxy.wire.exchange import Handler, PrefixHandler
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.topic.settings import metadata_group_id
-from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.reader.remote_reads import RemoteReads
 from tiers.reader.shared.channel import Address
 from tiers.reader.shared.client import RemoteReadClient
@@ -60,8 +61,6 @@ from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.tasks.history.align import require_aligned
 from tiers.tasks.task_services import NoLocalIndexes
 from tiers.tracing import Tracer
-
-Metadata = RemoteLogMetadataManager | SharedRemoteLogMetadataReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace | None) -> AsyncIte
             running = await run_remote_log_manager(
                 stack, proxy.live, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
             )
-            reader = await open_reader(stack, proxy.live, storage, metadata, registry, None, indexes, tracer)
+            reader = await open_reader(stack, proxy.live, storage, metadata.log, registry, None, indexes, tracer)
             proxy.view.opened_store(storage)
             proxy.view.opened_reader(reader)
             await proxy.view.opened_tier(stack, proxy.live, client, metadata, running, fitness)
@@ -131,10 +130,11 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace | None) -> AsyncIte
             shared = await open_shared_metadata(stack, config, client, worker.name)
             max_age_ms = config.remote_log.fresh_within_ms
             reads = await stack.enter_async_context(RemoteReadClient(worker.reads_address, monotonic_ms))
-            yield _guarded(config, _handlers(proxy, shared, reads, tracer), lambda: _stale(shared, max_age_ms))
+            handlers = _handlers(proxy, RemoteLogMetadataManager(shared), reads, tracer)
+            yield _guarded(config, handlers, lambda: _stale(shared, max_age_ms))
 
 
-def _log_dirs(proxy: ProxyParts, metadata: Metadata) -> Mapping[int, Handler]:
+def _log_dirs(proxy: ProxyParts, metadata: RemoteLogMetadataState) -> Mapping[int, Handler]:
     config = proxy.config
     if config.storage is None or not config.remote_log.describe_log_dirs:
         return {}
@@ -149,33 +149,34 @@ def _guarded(config: TidegateConfig, handlers: Mapping[int, Handler], not_ready:
 
 
 def alarms(metadata: RemoteLogMetadataManager) -> list[str]:
-    alarm = metadata.status().alarm
+    alarm = metadata.log.status().alarm
     return [] if alarm is None else [f"the remote log metadata: {alarm}"]
 
 
-def _stale(metadata: SharedRemoteLogMetadataReader, max_age_ms: int) -> list[str]:
-    if metadata.is_all_fresh(max_age_ms):
+def _stale(shared: SharedMetadataLog, max_age_ms: int) -> list[str]:
+    age_ms = shared.status().freshness_age_ms
+    if age_ms is not None and age_ms <= max_age_ms:
         return []
     return ["the remote log metadata is stale: the remote-log process has not read it to its end recently"]
 
 
 def _handlers(
-    proxy: ProxyParts, metadata: Metadata, reader: RemoteReads, tracer: Tracer | None
+    proxy: ProxyParts, metadata: RemoteLogMetadataManager, reader: RemoteReads, tracer: Tracer | None
 ) -> Mapping[int, Handler]:
     settings = FetchSettings(proxy.config.remote_log, proxy.config.limits)
     log_source, broker_configs = BrokerLogSource(proxy.client), BrokerConfigs(proxy.client)
     rules = proxy.live.rules
     tools = HandlerTools(
         topology=proxy.topology.topics,
-        metadata=metadata,
+        metadata=metadata.log,
         bounds=LocalLogBoundsCache(log_source, monotonic_ms),
         source=log_source,
-        reader=reader if tracer is None else TracedReads(reader, tracer, metadata),
+        reader=reader if tracer is None else TracedReads(reader, tracer, metadata.state),
         settings=settings,
         clock_ms=monotonic_ms,
         spawn=proxy.spawn,
         configured=ConfiguredTopics(
-            rules, metadata, proxy.topology.topics, broker_configs, monotonic_ms, settings.metadata_max_age_ms
+            rules, metadata.log, proxy.topology.topics, broker_configs, monotonic_ms, settings.metadata_max_age_ms
         ),
         tracer=tracer,
     )
@@ -186,13 +187,13 @@ def _handlers(
     alter_configs = AlterConfigsHandler(configs, proxy.spawn)
     proxy.registry.register(RemoteFetchMetrics(fetch))
     return {
-        **_log_dirs(proxy, metadata),
+        **_log_dirs(proxy, metadata.state),
         ApiKey.FETCH: fetch,
         ApiKey.METADATA: MetadataHandler(own_topics),
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
         ApiKey.DELETE_RECORDS: DeleteRecordsHandler(
-            tools, metadata, partial(require_aligned, log_source, metadata), own_topics
+            tools, metadata, partial(require_aligned, log_source, metadata.state), own_topics
         ),
         ApiKey.DELETE_TOPICS: DeleteTopicsHandler(guard, metadata),
         ApiKey.CREATE_PARTITIONS: guard,

@@ -20,8 +20,8 @@ async def test_a_log_start_ends_with_the_trim_whose_records_it_deleted(
     await manager.put_log_start(partition, start)
     await manager.put_local_log_start(partition, OffsetAndEpoch(*trim))
     await manager.end_log_start(partition, start)
-    assert manager.local_log_start(partition) == left
-    assert manager.is_known(partition) == (left is not None)
+    assert manager.state.local_log_start(partition) == left
+    assert manager.state.is_known(partition) == (left is not None)
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -33,14 +33,14 @@ async def test_a_cut_ends_the_trim_that_it_voids(
     await manager.put_log_start(partition, start)
     for each in (OffsetAndEpoch(70, 1), trim):
         await manager.put_local_log_start(partition, each)
-        assert manager.local_log_start(partition) == each
+        assert manager.state.local_log_start(partition) == each
     for leader_epoch, offset, left in ((2, 20, trim), (3, 50, trim), (3, 49, None)):
         put = manager.put_named_cut if is_named else manager.put_cut
         await put(partition, leader_epoch, offset)
-        assert manager.local_log_start(partition) == left
-    assert manager.log_starts(partition) == ([] if is_named else [start])
+        assert manager.state.local_log_start(partition) == left
+    assert manager.state.log_starts(partition) == ([] if is_named else [start])
     await manager.put_local_log_start(partition, trim)
-    assert manager.local_log_start(partition) == trim
+    assert manager.state.local_log_start(partition) == trim
 
 
 async def test_an_operators_cut_ends_the_log_starts_of_the_void_history(
@@ -52,23 +52,23 @@ async def test_an_operators_cut_ends_the_log_starts_of_the_void_history(
     await manager.put_log_start(partition, ended)
     for leader_epoch, offset, left in ((5, 40, [ended, kept]), (6, 40, [kept]), (2, 0, [])):
         await manager.put_named_cut(partition, leader_epoch, offset)
-        assert manager.log_starts(partition) == left
-    assert [(cut.leader_epoch, cut.offset, cut.is_proved) for cut in manager.cuts(partition)] == [
+        assert manager.state.log_starts(partition) == left
+    assert [(cut.leader_epoch, cut.offset, cut.is_proved) for cut in manager.state.cuts(partition)] == [
         (2, 0, True),
         (5, 40, True),
         (6, 40, True),
     ]
-    assert manager.is_known(partition)
+    assert manager.state.is_known(partition)
 
 
 async def test_a_cut_removes_no_other_one(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
-    assert list(manager.cuts(partition)) == []
+    assert list(manager.state.cuts(partition)) == []
     for leader_epoch, offset in ((2, 60), (1, 130), (2, 50)):
         await manager.put_cut(partition, leader_epoch, offset, is_proved=offset == 50)
-    cuts = [(cut.leader_epoch, cut.offset, cut.is_proved) for cut in manager.cuts(partition)]
+    cuts = [(cut.leader_epoch, cut.offset, cut.is_proved) for cut in manager.state.cuts(partition)]
     assert cuts == [(1, 130, False), (2, 50, True), (2, 60, False)]
     await manager.put_named_cut(partition, 2, 60)
-    assert [cut.is_proved for cut in manager.cuts(partition)] == [False, True, True]
+    assert [cut.is_proved for cut in manager.state.cuts(partition)] == [False, True, True]
 
 
 async def test_a_cut_voids_a_copy_that_began_before_it_and_ends_after_it(
@@ -78,9 +78,9 @@ async def test_a_cut_voids_a_copy_that_began_before_it_and_ends_after_it(
     await manager.add_remote_log_segment_metadata(begun)
     await manager.put_cut(partition, 2, 60)
     await manager.update_remote_log_segment_metadata(to(begun, State.COPY_SEGMENT_FINISHED))
-    assert [each.valid_end_offset for each in manager.list_remote_log_segments(partition)] == [59]
-    assert manager.remote_end_offset(partition) == 59
-    assert manager.remote_log_segment_metadata(partition, 60) is None
+    assert [each.valid_end_offset for each in manager.state.list_remote_log_segments(partition)] == [59]
+    assert manager.state.remote_end_offset(partition) == 59
+    assert manager.state.remote_log_segment_metadata(partition, 60) is None
 
 
 async def test_a_cut_voids_what_was_copied_in_an_earlier_epoch(
@@ -90,17 +90,17 @@ async def test_a_cut_voids_what_was_copied_in_an_earlier_epoch(
     second = await copied(manager, segment(partition, 100, 199, epoch=2))
     await manager.put_cut(partition, 3, 60)
     third = await copied(manager, segment(partition, 60, 129, epoch=3))
-    answering = [manager.remote_log_segment_metadata(partition, offset) for offset in (59, 60, 129, 130)]
+    answering = [manager.state.remote_log_segment_metadata(partition, offset) for offset in (59, 60, 129, 130)]
     assert [None if each is None else each.segment_id for each in answering] == [
         first.segment_id,
         third.segment_id,
         third.segment_id,
         None,
     ]
-    assert manager.remote_end_offset(partition) == 129
-    listed = {each.segment_id: each for each in manager.list_remote_log_segments(partition)}
+    assert manager.state.remote_end_offset(partition) == 129
+    listed = {each.segment_id: each for each in manager.state.list_remote_log_segments(partition)}
     assert [each for each in listed if listed[each].is_cut_off] == [second.segment_id]
     assert listed[first.segment_id].valid_end_offset == 59
     for state in (State.DELETE_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED):
         await manager.update_remote_log_segment_metadata(to(second, state))
-    assert manager.remote_end_offset(partition) == 129
+    assert manager.state.remote_end_offset(partition) == 129

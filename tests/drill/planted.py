@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from protocol.records.record_batch import iterate_batches
 from proxy.cli import run
-from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.metadata_producer import GroupMember, TransactionalProducer
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import AbortedTransaction
@@ -21,10 +21,10 @@ from tiers.segment.segment_builder import SegmentBuilder
 def trim_before_visibility() -> None:
     """A finished segment counts as visible since ever, so the owner does not wait for the other proxies."""
 
-    def seen_at_ms(self: RecordBackedMetadataManager, segment_id: RemoteLogSegmentId) -> int | None:
+    def seen_at_ms(self: RemoteLogMetadataStateWriter, segment_id: RemoteLogSegmentId) -> int | None:
         return -(1 << 40)
 
-    RecordBackedMetadataManager.seen_at_ms = seen_at_ms  # type: ignore[method-assign]  # a bug is planted
+    RemoteLogMetadataStateWriter.seen_at_ms = seen_at_ms  # type: ignore[method-assign]  # a bug is planted
 
 
 def commit_without_fencing() -> None:

@@ -18,7 +18,7 @@ from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
-from tiers.metadata.written_records import key_and_value
+from tiers.metadata.records.serde import key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import LocalLogStartUpdate

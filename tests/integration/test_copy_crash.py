@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.rigs.killed_copier import LIMIT_S, STEPS, TIMEOUT_MS, Tiers, copier, until_settled
+from tests.support.rigs.metadata_managers import TopicBasedManager
 from tests.support.servers.copier import CopierOptions
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import filled_topic, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 pytestmark = pytest.mark.integration
@@ -39,7 +40,7 @@ class ClusterTiers(Tiers):
 
     def saved_segments(self) -> list[RemoteLogSegmentMetadata]:
         """Returns the segments in the copier's saved state, after the process has ended."""
-        state = RemoteLogMetadataState.open_shared(self.options.state_folder)
+        state = RemoteLogMetadataState(StateFiles.open_shared(self.options.state_folder))
         try:
             segments = list(state.list_remote_log_segments(self.partition))
             for segment in segments:
@@ -63,11 +64,11 @@ async def cluster_tiers(kafka: KafkaCluster, topic: str, folder: Path) -> AsyncI
             is_member=False,
             open_timeout_ms=TIMEOUT_MS,
         )
-        reader = TopicBasedRemoteLogMetadataManager(client, settings)
-        stack.push_async_callback(reader.close)
-        await reader.open()
+        reader = TopicBasedManager(client, settings)
+        stack.push_async_callback(reader.log.close)
+        await reader.log.open()
         partition = await topic_id_partition(client, topic)
-        options = CopierOptions(kafka.address(), topic, str(folder), metadata_topic=reader.topic.name)
+        options = CopierOptions(kafka.address(), topic, str(folder), metadata_topic=reader.log.topic.name)
         yield ClusterTiers(kafka, BrokerLogSource(client), partition, options, reader)
 
 

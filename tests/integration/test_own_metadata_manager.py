@@ -80,7 +80,7 @@ async def test_a_second_proxy_over_the_same_file_ends_with_an_error(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     create_topic(kafka.bootstrap_servers, topic_name)
-    with proxy_over_sqlite(kafka, tmp_path, topic_name, name="sqlite_metadata:SqliteRemoteLogMetadataManager"):
+    with proxy_over_sqlite(kafka, tmp_path, topic_name, name="sqlite_metadata:SqliteRecordLog"):
         second = proxy_over_sqlite(kafka, tmp_path, topic_name, state="another")
         with pytest.raises(ServerUnavailable, match=r"held by another proxy .* Stop the other proxy first"):
             await asyncio.to_thread(second.start)

@@ -281,7 +281,7 @@ async def test_the_right_to_delete_a_topic_decides_what_is_recorded(
 
     async def recorded() -> list[str]:
         async with open_tier(load_config(plain.config)) as tier:
-            return [each.topic_id_partition.topic for each in tier.metadata.topic_deletions().values()]
+            return [each.topic_id_partition.topic for each in tier.state.topic_deletions().values()]
 
     for user, code, deletions in (("alice", REFUSED, []), ("carol", 0, [topic])):
         async with as_user(plain, user) as client:

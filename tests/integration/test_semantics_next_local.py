@@ -94,6 +94,6 @@ async def test_it_is_the_log_start_while_nothing_is_copied(
         await asyncio.to_thread(produce, kafka.bootstrap_servers, tiered, random_values(30))
         partition = await tiers.partition(tiered)
         async with asyncio.timeout(TIMEOUT_S):
-            while not tiers.rlmm.is_known(partition):  # noqa: ASYNC110 - the owner's first round has no event
+            while not tiers.rlmm.state.is_known(partition):  # noqa: ASYNC110 - the owner's first round has no event
                 await asyncio.sleep(0.05)
         assert await asyncio.to_thread(next_local, tiers.address, tiered) == at(0)

@@ -150,7 +150,7 @@ async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: P
     assert reference.end_offset == 110
     async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
         assert await tiers.settled(topic, is_decided=False) > 60
-        assert tiers.rlmm.remote_end_offset(await tiers.partition(topic)) == 109
+        assert tiers.rlmm.state.remote_end_offset(await tiers.partition(topic)) == 109
         await asyncio.to_thread(check_every_start, tiers.address, topic, topic_id, reference)
         await asyncio.to_thread(every_client_sees_its_twin, tiers, topic, twin, [(0, 25_000)])
 

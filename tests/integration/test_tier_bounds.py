@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.rigs import tier_command
-from tests.support.rigs.metadata_managers import bear_standstills
+from tests.support.rigs.metadata_managers import TopicBasedManager, bear_standstills
 from tests.support.rigs.tier_command import Answer
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import (
@@ -24,7 +24,7 @@ from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.log_start import LogGap
 
 pytestmark = pytest.mark.integration
@@ -63,16 +63,16 @@ async def test_the_bounds_of_both_tiers(
     client = BrokerClient([kafka.address()], client_id="test")
     topic = MetadataTopicSettings(metadata_topic, partition_count=2)
     settings = TopicBasedSettings(tmp_path / "state", prefix=topic_name, topic=topic, write_timeout_ms=TIMEOUT_MS)
-    metadata = TopicBasedRemoteLogMetadataManager(client, settings)
+    metadata = TopicBasedManager(client, settings)
     try:
-        await metadata.open()
+        await metadata.log.open()
         partition = await topic_id_partition(client, topic_name)
         assert await operator.tier_bounds_as_json() == (0, [])
 
         code, [line] = await operator.tier_bounds_as_json(topic_name)
         assert (code, line["holds"], line["remote_end"], line["next_local_offset"]) == (0, True, None, 0)
 
-        await until(lambda: metadata.owns(partition))
+        await until(lambda: metadata.log.owns(partition))
         await metadata.put_log_start(partition, user_log_start(5))
         await copied(metadata, segment(partition, 0, 59))
         source = BrokerLogSource(client)
@@ -128,5 +128,5 @@ async def test_the_bounds_of_both_tiers(
         code, [line] = await operator.tier_bounds_as_json()
         assert (code, line["trouble"], line["remote_end"]) == (1, "the topic was deleted", 100)
     finally:
-        await metadata.close()
+        await metadata.log.close()
         await client.close()

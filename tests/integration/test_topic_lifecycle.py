@@ -65,11 +65,11 @@ async def test_the_objects_of_a_deleted_topic_are_collected(kafka: KafkaCluster,
     async with two_tiers(kafka, tmp_path, PATTERN, topic_deletion_delay_ms=300) as tiers:
         assert await tiers.filled(topic, random_values(200)) > 0
         partition = await tiers.partition(topic)
-        assert tiers.rlmm.is_tiered(partition.topic_id)
+        assert tiers.rlmm.state.is_tiered(partition.topic_id)
         assert any((tmp_path / "remote").rglob("*.log"))
         await asyncio.to_thread(delete_topic, tiers.bootstrap, topic)
         async with asyncio.timeout(TIMEOUT_S):
-            while tiers.rlmm.is_tiered(partition.topic_id):  # noqa: ASYNC110 - brokers and tasks set no event
+            while tiers.rlmm.state.is_tiered(partition.topic_id):  # noqa: ASYNC110 - brokers and tasks set no event
                 await asyncio.sleep(0.1)
         assert not any(path.is_file() for path in (tmp_path / "remote").rglob("*.log"))
 
@@ -85,7 +85,7 @@ async def test_a_topic_made_again_serves_nothing_of_the_old_one(
         old_partition = await tiers.partition(topic)
         await asyncio.to_thread(delete_topic, tiers.bootstrap, topic)
         await until_created(tiers.bootstrap, topic)
-        assert tiers.rlmm.is_tiered(old_partition.topic_id)
+        assert tiers.rlmm.state.is_tiered(old_partition.topic_id)
 
         few = random_values(5)
         await asyncio.to_thread(produce, tiers.bootstrap, topic, few)
@@ -123,7 +123,7 @@ async def test_a_topic_made_again_is_asked_about_at_once(kafka: KafkaCluster, tm
         assert await asyncio.to_thread(earliest_by_kafka_python, tiers.bootstrap, topic) == 0
         assert await asyncio.to_thread(delete_before, tiers.bootstrap, topic, 25) == 25
         assert await asyncio.to_thread(ask, EARLIEST) == 25
-        assert tiers.rlmm.log_start_offset(old) == 20
+        assert tiers.rlmm.state.log_start_offset(old) == 20
 
 
 def delete_before(bootstrap: str, topic: str, offset: int) -> int:
@@ -257,6 +257,6 @@ def records_of_missing_topics(proxy: TidegateProcess) -> tuple[set[UUID], set[UU
 
     async def read_them() -> tuple[set[UUID], set[UUID]]:
         async with open_tier(load_config(proxy.config)) as tier:
-            return set(tier.metadata.missing_topics()), set(tier.metadata.topic_deletions())
+            return set(tier.state.missing_topics()), set(tier.state.topic_deletions())
 
     return asyncio.run(read_them())

@@ -35,7 +35,8 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
     @asynccontextmanager
     async def tier(*args: object, **options: object) -> AsyncIterator[object]:
-        yield SimpleNamespace(metadata=made.metadata, config=made.config, client=None, refresh=no_time)
+        known = made.metadata
+        yield SimpleNamespace(metadata=known, state=known.state, config=made.config, client=None, refresh=no_time)
 
     for job in ("merge", "retain", "rebuild"):
         monkeypatch.setattr(f"pipeline.maintenance.{job}.open_tier", tier)
@@ -66,12 +67,12 @@ class Gone:
 
 
 async def test_patterns_are_for_whole_names_and_refused_where_they_match_nothing(bench: JobBench) -> None:
-    assert chosen_partitions(bench.metadata, None) == [bench.partition]
-    assert chosen_partitions(bench.metadata, "ord.*") == [bench.partition]
+    assert chosen_partitions(bench.state, None) == [bench.partition]
+    assert chosen_partitions(bench.state, "ord.*") == [bench.partition]
     with pytest.raises(NothingChosenError, match="no topic in the remote tier matches 'ord'; did you mean orders\\?"):
-        chosen_partitions(bench.metadata, "ord")
+        chosen_partitions(bench.state, "ord")
     with pytest.raises(NothingChosenError):
-        chosen_partitions(bench.metadata, "")
+        chosen_partitions(bench.state, "")
 
 
 @pytest.mark.parametrize("command", ["merge", "retain"])

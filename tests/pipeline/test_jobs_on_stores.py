@@ -72,7 +72,7 @@ class Site:
 
     def segments(self, config: PipelineConfig | None = None) -> list[RemoteLogSegmentMetadata]:
         async def listed(tier: OpenTier) -> list[RemoteLogSegmentMetadata]:
-            return [each for one in tier.metadata.partitions() for each in readable_segments(tier, one)]
+            return [each for one in tier.state.partitions() for each in readable_segments(tier, one)]
 
         return sorted(
             self.with_tier(listed, config), key=lambda each: (each.topic_id_partition.partition, each.start_offset)

@@ -51,7 +51,7 @@ def test_every_offset_stays_readable_wherever_the_driver_ends(
     async def run() -> None:
         nonlocal ends_at
         async with bench_of(root, log, ends) as bench:
-            end = bench.metadata.remote_end_offset(bench.partition)
+            end = bench.state.remote_end_offset(bench.partition)
             records = 0
 
             def check() -> None:
@@ -59,7 +59,7 @@ def test_every_offset_stays_readable_wherever_the_driver_ends(
                 records += 1
                 bench.metadata.follow()
                 for offset in range((end or 0) + 1 if count else 0):
-                    segment = bench.metadata.remote_log_segment_metadata(bench.partition, offset)
+                    segment = bench.state.remote_log_segment_metadata(bench.partition, offset)
                     assert segment is not None, f"after {records} records nobody answers for {offset}"
                     assert len(bench.files(segment)) == 2, f"after {records} records {offset} is in no object"
                 if records == ends_at:
@@ -79,7 +79,7 @@ def test_every_offset_stays_readable_wherever_the_driver_ends(
             assert len(list(bench.partition_folder.glob("*.log"))) == len(bench.segments)
             assert not count or await log_bytes(bench) == whole
             await merged(bench, limits)
-            assert plan_merges(bench.metadata, bench.partition, limits) == []
+            assert plan_merges(bench.state, bench.partition, limits) == []
             assert not count or await log_bytes(bench) == whole
 
     asyncio.run(run())
@@ -124,7 +124,7 @@ async def test_lone_large_newest_and_doubled_segments_are_left_alone(root: Path,
         places = [(each.start_offset, each.end_offset) for each in bench.segments]
 
         def planned(limits: MergeLimits = LIMITS) -> list[list[tuple[int, int]]]:
-            groups = plan_merges(bench.metadata, bench.partition, limits)
+            groups = plan_merges(bench.state, bench.partition, limits)
             return [[(each.start_offset, each.end_offset) for each in group.parts] for group in groups]
 
         assert planned() == [places[:3]]
@@ -141,16 +141,16 @@ async def test_lone_large_newest_and_doubled_segments_are_left_alone(root: Path,
 async def test_segments_that_are_cut_are_left_alone(root: Path, log: WrittenLog) -> None:
     async with bench_of(root, log, [2, 4, 6, 8]) as bench:
         await bench.metadata.put_cut(bench.partition, 2, bench.segments[1].end_offset)
-        assert plan_merges(bench.metadata, bench.partition, LIMITS) == []
+        assert plan_merges(bench.state, bench.partition, LIMITS) == []
 
 
 async def test_nothing_is_merged_while_a_cut_is_not_proved(root: Path, log: WrittenLog) -> None:
     async with bench_of(root, log, [2, 4, 6, 8]) as bench:
         void_from = bench.segments[3].start_offset
         await bench.metadata.put_cut(bench.partition, 2, void_from, is_proved=False)
-        assert plan_merges(bench.metadata, bench.partition, LIMITS) == []
+        assert plan_merges(bench.state, bench.partition, LIMITS) == []
         await bench.metadata.put_cut(bench.partition, 2, void_from)
-        [group] = plan_merges(bench.metadata, bench.partition, LIMITS)
+        [group] = plan_merges(bench.state, bench.partition, LIMITS)
         assert len(group.parts) >= 2
 
 
@@ -169,6 +169,6 @@ async def test_a_merged_segment_has_the_epochs_that_begin_in_holes(
 
 async def test_a_merged_segment_begins_every_epoch_once(root: Path, log: WrittenLog) -> None:
     async with bench_of(root, log, [1, 2, 3, 4, 9]) as bench:
-        [group] = plan_merges(bench.metadata, bench.partition, LIMITS)
+        [group] = plan_merges(bench.state, bench.partition, LIMITS)
         epochs = merged_segment(group, uuid.uuid4(), 1, 1).segment_leader_epochs
         assert epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(1, 4))

@@ -25,9 +25,8 @@ from tests.support.tiers.transactional_log import copied, log_of
 from tests.support.tiers.workbench import POLICY
 from tests.support.written_log import WrittenLog
 from tiers.errors import RemoteLogMetadataError, RemoteStorageError
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.records.serde import decode_value
-from tiers.metadata.written_records import records_of_update
+from tiers.metadata.records.serde import KeyAndValue, decode_value
+from tiers.metadata.remote_log_metadata_manager import records_of_update
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
@@ -136,7 +135,7 @@ async def test_an_ownership_that_is_not_confirmed_for_a_moment_is_waited_for(
 ) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         owned = iter([False])
-        monkeypatch.setattr(bench.metadata, "owns", lambda partition: next(owned, True))
+        monkeypatch.setattr(bench.metadata.log, "owns", lambda partition: next(owned, True))
         settings = bench.services.settings
         remote_log = settings.remote_log.model_copy(update={"visible_after_ms": 0})
         services = replace(bench.services, settings=replace(settings, remote_log=remote_log))
@@ -147,7 +146,7 @@ async def test_an_ownership_that_is_not_confirmed_for_a_moment_is_waited_for(
         async def owned_tier(
             config: object, choose: Callable[[object], Awaitable[object]], **options: object
         ) -> AsyncIterator[object]:
-            tier = SimpleNamespace(metadata=bench.metadata, refresh=no_time)
+            tier = SimpleNamespace(metadata=bench.metadata, state=bench.state, refresh=no_time)
             await choose(tier)
             yield tier
 
@@ -172,7 +171,7 @@ async def merged_both(bench: JobBench, other: TopicIdPartition) -> Merge:
     async def no_time(seconds: float) -> None:
         bench.now_ms += int(seconds * 1000)
 
-    groups = [group for each in (bench.partition, other) for group in plan_merges(bench.metadata, each, LIMITS)]
+    groups = [group for each in (bench.partition, other) for group in plan_merges(bench.state, each, LIMITS)]
     return await merge_groups(bench.services, bench.config, InlineRunner(), groups, 60_000, no_time)
 
 
@@ -187,11 +186,12 @@ async def test_metadata_that_cannot_be_written_ends_its_partition_and_no_other(
 ) -> None:
     async with bench_of_two(root, log) as (bench, other):
         whole, before = await log_bytes(bench), bench.finished
-        written, attempts = bench.metadata._write, 0
+        topic, attempts = bench.metadata.log._log, 0
+        written = topic.append
 
-        def unanswered(records: Callable[[], Sequence[KeyAndValue]]) -> None:
+        def unanswered(records: Sequence[KeyAndValue]) -> None:
             nonlocal attempts
-            values = [decode_value(value) for _, value in records() if value is not None]
+            values = [decode_value(value) for _, value in records if value is not None]
             if not any(is_refused(each) for each in values):
                 written(records)
                 return
@@ -207,7 +207,7 @@ async def test_metadata_that_cannot_be_written_ends_its_partition_and_no_other(
 
         with monkeypatch.context() as failing:
             failing.setattr("pipeline.job_services.PAUSES_S", (0.0,) * len(PAUSES_S))
-            failing.setattr(bench.metadata, "_write", unanswered)
+            failing.setattr(topic, "append", unanswered)
             done = await merged_both(bench, other)
         [(group, error)] = done.failed
         assert (group.partition, "TOPIC_AUTHORIZATION_FAILED" in error) == (bench.partition, True)
@@ -258,16 +258,17 @@ async def test_a_merge_that_is_seen_after_a_lost_ownership_is_not_deleted(
     root: Path, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
-        whole, runner, owns = await log_bytes(bench), FailedAtLast(), bench.metadata.owns
+        whole, runner, owns = await log_bytes(bench), FailedAtLast(), bench.metadata.log.owns
 
         def owns_again(partition: TopicIdPartition) -> bool:
             for each in bench.segments:
                 if runner.is_over and each.state is STARTED:
                     update = RemoteLogSegmentMetadataUpdate(each.segment_id, 1, bench.wall_ms, FINISHED, None)
-                    bench.metadata._write(lambda: records_of_update(bench.metadata._state, update))  # noqa: B023  # called at once
+                    bench.metadata.log._log.append(records_of_update(bench.state, update))
+                    bench.metadata.follow()
             return owns(partition)
 
-        monkeypatch.setattr(bench.metadata, "owns", owns_again)
+        monkeypatch.setattr(bench.metadata.log, "owns", owns_again)
         assert [error for _, error in (await merged(bench, runner=runner)).failed] == ["503"]
         assert [each.state for each in bench.segments] == [FINISHED] * 5
         assert all(len(bench.files(each)) == 2 for each in bench.segments)
@@ -288,7 +289,7 @@ async def test_the_work_of_a_lost_executor_is_deleted_and_done_under_a_new_name(
         [one] = (await merged(bench, runner=runner)).merged
         [lost] = runner.tasks
         assert lost.merged.segment_id != one.segment_id
-        assert bench.metadata.remote_log_segment_metadata_by_id(lost.merged.segment_id) is None
+        assert bench.state.remote_log_segment_metadata_by_id(lost.merged.segment_id) is None
 
 
 @pytest.mark.parametrize("end", [JobError("a Python worker was killed"), asyncio.CancelledError()])
@@ -300,7 +301,7 @@ async def test_a_run_that_spark_gave_up_is_owned_until_its_tasks_write_no_more(
             raise end
 
     async with bench_of(root, log, [3, 6, 9, 12]) as bench:
-        groups, waited = plan_merges(bench.metadata, bench.partition, LIMITS), []
+        groups, waited = plan_merges(bench.state, bench.partition, LIMITS), []
 
         async def sleep(seconds: float) -> None:
             waited.append(seconds)

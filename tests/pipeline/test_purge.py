@@ -18,7 +18,7 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.pipeline.job_bench import CLUSTER_ID, InlineRunner, JobBench
 from tests.support.tiers.workbench import POLICY
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.metadata.metadata_log import MetadataPosition
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
@@ -107,7 +107,7 @@ async def test_a_segment_cut_since_it_was_chosen_is_left_to_an_operator(bench: J
 async def test_segments_beyond_retention_are_deleted_and_never_offered(bench: JobBench) -> None:
     policy = replace(POLICY, retention_ms=985)
     starts: list[int | None] = []
-    bench.log.on_record = lambda: starts.append(bench.metadata.log_start_offset(bench.partition))
+    bench.log.on_record = lambda: starts.append(bench.state.log_start_offset(bench.partition))
     [done] = await expire_partitions(bench.services, bench.config, InlineRunner(), {bench.partition: policy})
     assert (done.error, done.log_start_offset, len(done.segments)) == (None, 10, 1)
     assert starts[1:] == [10] * len(starts[1:])
@@ -126,7 +126,7 @@ async def test_nothing_expires_after_the_metadata_lost_records(
     async def confirms(partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
         return False
 
-    monkeypatch.setattr(bench.metadata, "confirms", confirms)
+    monkeypatch.setattr(bench.metadata.log, "confirms", confirms)
     policy = replace(POLICY, retention_ms=985)
     [done] = await expire_partitions(bench.services, bench.config, InlineRunner(), {bench.partition: policy})
     assert "lost records since" in (done.error or "")
@@ -193,9 +193,9 @@ async def test_a_log_that_diverged_loses_nothing(bench: JobBench) -> None:
 async def test_all_objects_of_a_deleted_topic_go_and_the_facts_last(bench: JobBench) -> None:
     [done] = await delete_partitions(bench.services, bench.config, InlineRunner(), [bench.partition])
     assert (done.error, len(done.segments)) == (None, 3)
-    assert bench.metadata.partitions() == []
+    assert bench.state.partitions() == []
     assert list(bench.partition_folder.iterdir()) == []
-    state = bench.metadata.remote_partition_delete_state(bench.partition)
+    state = bench.state.remote_partition_delete_state(bench.partition)
     assert state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
 
 
@@ -207,4 +207,4 @@ async def test_a_deleted_topic_of_which_anything_stays_keeps_its_facts(bench: Jo
     assert len(done.purge.failed) == 1
     assert await dead(bench) == 3
     [done] = await delete_partitions(bench.services, bench.config, InlineRunner(), [bench.partition])
-    assert bench.metadata.partitions() == []
+    assert bench.state.partitions() == []

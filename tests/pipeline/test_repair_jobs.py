@@ -70,8 +70,8 @@ class Tiered:
     def segments(self, config: PipelineConfig | None = None) -> list[RemoteLogSegmentMetadata]:
         async def listed() -> list[RemoteLogSegmentMetadata]:
             async with open_tier(config or self.config) as tier:
-                [partition] = [each for each in tier.metadata.partitions() if each.topic == self.topic]
-                return list(tier.metadata.list_remote_log_segments(partition))
+                [partition] = [each for each in tier.state.partitions() if each.topic == self.topic]
+                return list(tier.state.list_remote_log_segments(partition))
 
         return asyncio.run(listed())
 

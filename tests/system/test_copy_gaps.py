@@ -94,14 +94,14 @@ class Tasks:
 
     async def log_start(self) -> int:
         services = self.services
-        return await kept_log_start(services.source, services.metadata, self.partition, TIMEOUT_MS)
+        return await kept_log_start(services.source, services.metadata.state, self.partition, TIMEOUT_MS)
 
     async def trim(self) -> int | None:
         return await TrimTask(self.services, self.partition).run(self.policy)
 
     async def expire(self) -> None:
         task = RLMExpirationTask(self.services, self.partition)
-        remote_end = self.services.metadata.remote_end_offset(self.partition)
+        remote_end = self.services.metadata.state.remote_end_offset(self.partition)
         bounds, log_start = await self.bounds(), await self.log_start()
         await task.run(self.policy, bounds, log_start, self.copying.uncopied.at_least(), remote_end)
 
@@ -117,7 +117,7 @@ class Tasks:
 
     @property
     def remote_end(self) -> int | None:
-        return self.services.metadata.remote_end_offset(self.partition)
+        return self.services.metadata.state.remote_end_offset(self.partition)
 
 
 @contextlib.asynccontextmanager
@@ -184,13 +184,13 @@ async def test_records_that_expire_while_the_store_is_down_become_a_gap(
             while tasks.remote_end != 5199:
                 await tasks.copy()
         metadata = tasks.services.metadata
-        [gap] = metadata.gaps(tasks.partition)
+        [gap] = metadata.state.gaps(tasks.partition)
         # If the broker removed the records of the failed attempt, the copier has kept its segment, and copies it.
         assert 200 <= gap.first_offset < gap.next_offset <= (await tasks.bounds()).log_start_offset
         assert tasks.alarms("gap") == 1
-        assert metadata.log_start_offset(tasks.partition) == 0
+        assert metadata.state.log_start_offset(tasks.partition) == 0
         for offset in (0, 199, gap.first_offset - 1, gap.next_offset):
-            assert metadata.remote_log_segment_metadata(tasks.partition, offset) is not None
+            assert metadata.state.remote_log_segment_metadata(tasks.partition, offset) is not None
 
 
 async def test_a_deletion_that_a_broker_forgot_is_repeated(
@@ -209,7 +209,7 @@ async def test_a_deletion_that_a_broker_forgot_is_repeated(
         trimmed = await tasks.trim()
         assert trimmed is not None
         assert 123 < trimmed < 900
-        assert tasks.services.metadata.local_log_start(tasks.partition) == (trimmed, leader_epoch)
+        assert tasks.services.metadata.state.local_log_start(tasks.partition) == (trimmed, leader_epoch)
 
         listed = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(topic_name, 300)
         (node_id,) = listed.topics[topic_name].partitions[0].replicas

@@ -41,12 +41,12 @@ class Copying:
     async def until_remote(self, partition: TopicIdPartition, end_offset: int) -> None:
         async with asyncio.timeout(120):
             while True:
-                if self.metadata.remote_end_offset(partition) == end_offset:
+                if self.metadata.state.remote_end_offset(partition) == end_offset:
                     return
                 await asyncio.sleep(0.05)
 
     async def remote_bytes(self, partition: TopicIdPartition) -> bytes:
-        segments = self.metadata.list_remote_log_segments(partition)
+        segments = self.metadata.state.list_remote_log_segments(partition)
         parts = [await self.store.fetch_log_segment(one, 0, one.segment_size_bytes) for one in segments]
         return b"".join(bytes(part) for part in parts)
 
@@ -108,7 +108,7 @@ async def test_a_leader_that_is_killed_costs_no_record(
     assert await copying.remote_bytes(partition) == log_file.read_bytes()
     epochs = [
         entry.epoch
-        for segment in copying.metadata.list_remote_log_segments(partition)
+        for segment in copying.metadata.state.list_remote_log_segments(partition)
         for entry in segment.segment_leader_epochs
     ]
     assert epochs == sorted(epochs)

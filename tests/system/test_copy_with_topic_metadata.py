@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.rigs.metadata_managers import TopicBasedManager
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import (
     TopicWith,
@@ -23,7 +24,7 @@ from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.tasks.copy.spool import Spool
@@ -43,7 +44,7 @@ class Process:
 
     client: BrokerClient
     source: BrokerLogSource
-    metadata: TopicBasedRemoteLogMetadataManager
+    metadata: TopicBasedManager
     remote: Path
     manager: RemoteLogManager
 
@@ -79,7 +80,7 @@ async def process(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Async
         remote_log = RemoteLogConfig(
             task_interval_ms=100, task_retry_backoff_ms=20, visible_after_ms=300, topic_deletion_delay_ms=500
         )
-        metadata = TopicBasedRemoteLogMetadataManager(
+        metadata = TopicBasedManager(
             client,
             TopicBasedSettings(
                 tmp_path / "state",
@@ -89,8 +90,8 @@ async def process(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Async
                 max_age_ms=remote_log.fresh_within_ms,
             ),
         )
-        await metadata.open()
-        stack.push_async_callback(metadata.close)
+        await metadata.log.open()
+        stack.push_async_callback(metadata.log.close)
         settings = RemoteLogManagerSettings(spool_dir=tmp_path / "spool", remote_log=remote_log)
         source, metrics = BrokerLogSource(client), RemoteLogManagerMetrics(CollectorRegistry())
         services = TaskServices(
@@ -122,27 +123,27 @@ async def test_copy_trim_and_delete_with_metadata_in_the_cluster(
     partition = await topic_id_partition(process.client, topic_name)
 
     async def all_is_remote() -> bool:
-        return process.metadata.remote_end_offset(partition) == 99
+        return process.metadata.state.remote_end_offset(partition) == 99
 
     async def only_the_newest_segment_is_local() -> bool:
-        newest = process.metadata.remote_log_segment_metadata(partition, 99)
+        newest = process.metadata.state.remote_log_segment_metadata(partition, 99)
         return newest is not None and await process.log_start(partition) == newest.start_offset > 0
 
     async def nothing_is_left() -> bool:
-        return process.objects() == [] and partition not in process.metadata.partitions()
+        return process.objects() == [] and partition not in process.metadata.state.partitions()
 
     await eventually(all_is_remote)
     await eventually(only_the_newest_segment_is_local)
-    segments = list(process.metadata.list_remote_log_segments(partition))
+    segments = list(process.metadata.state.list_remote_log_segments(partition))
     assert [one.start_offset for one in segments] == [0, *(one.end_offset + 1 for one in segments[:-1])]
-    assert process.metadata.log_start_offset(partition) == 0
+    assert process.metadata.state.log_start_offset(partition) == 0
     assert len([each for each in process.objects() if each.suffix != ".facts"]) == 2 * len(segments)
 
     async def is_missing() -> bool:
-        return partition.topic_id in process.metadata.missing_topics()
+        return partition.topic_id in process.metadata.state.missing_topics()
 
     async def nothing_is_recorded() -> bool:
-        return not process.metadata.missing_topics() and not process.metadata.topic_deletions()
+        return not process.metadata.state.missing_topics() and not process.metadata.state.topic_deletions()
 
     objects = process.objects()
     delete_topic(kafka.bootstrap_servers, topic_name)
@@ -161,12 +162,12 @@ async def test_the_users_retention_holds_over_both_tiers(
 
     async def the_head_is_gone() -> bool:
         """Whether the head is deleted in the store and on the broker, not only for readers."""
-        start = min((one.start_offset for one in process.metadata.list_remote_log_segments(partition)), default=0)
-        is_all_remote = process.metadata.remote_end_offset(partition) == 99
+        start = min((one.start_offset for one in process.metadata.state.list_remote_log_segments(partition)), default=0)
+        is_all_remote = process.metadata.state.remote_end_offset(partition) == 99
         return is_all_remote and start >= 40 and await process.log_start(partition) >= start
 
     await eventually(the_head_is_gone)
-    segments = list(process.metadata.list_remote_log_segments(partition))
+    segments = list(process.metadata.state.list_remote_log_segments(partition))
     assert sum(one.segment_size_bytes for one in segments) >= 50_000
-    assert process.metadata.log_start_offset(partition) == segments[0].start_offset
+    assert process.metadata.state.log_start_offset(partition) == segments[0].start_offset
     assert len([each for each in process.objects() if each.suffix != ".facts"]) == 2 * len(segments)

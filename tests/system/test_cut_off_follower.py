@@ -16,6 +16,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.support.rigs.metadata_managers import TopicBasedManager
 from tests.support.rigs.topic_config_client import alter
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.pausing import pause_process
@@ -23,9 +24,9 @@ from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.tidegate import tidegate_over
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
-from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration
@@ -37,7 +38,7 @@ READ_AGAIN = "is cleared and read again from the topic"
 
 def saved_segments(home: Path) -> set[UUID]:
     """Returns the segments in the saved state of a proxy that has ended."""
-    state = RemoteLogMetadataState.open_shared(home / "state" / "metadata")
+    state = RemoteLogMetadataState(StateFiles.open_shared(home / "state" / "metadata"))
     try:
         return {one.segment_id.id for each in state.partitions() for one in state.list_remote_log_segments(each)}
     finally:
@@ -50,13 +51,13 @@ async def segments_of_the_topic(
     """Returns the segments that a process without a saved state reads."""
     client = BrokerClient([kafka.address()], client_id="test")
     settings = TopicBasedSettings(folder, topic=MetadataTopicSettings(topic, 1), is_member=False)
-    manager = TopicBasedRemoteLogMetadataManager(client, settings)
+    manager = TopicBasedManager(client, settings)
     try:
-        await manager.open()
-        await manager.ensure_fresh(partition, 0, 60_000)
-        return {one.segment_id.id for one in manager.list_remote_log_segments(partition)}
+        await manager.log.open()
+        await manager.log.ensure_fresh(partition, 0, 60_000)
+        return {one.segment_id.id for one in manager.state.list_remote_log_segments(partition)}
     finally:
-        await manager.close()
+        await manager.log.close()
         await client.close()
 
 

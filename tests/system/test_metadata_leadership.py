@@ -9,13 +9,14 @@ import pytest
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
+from tests.support.rigs.metadata_managers import TopicBasedManager
 from tests.support.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.broker.fetch import FetchPosition, fetch_raw
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration
@@ -77,10 +78,10 @@ async def test_a_leader_whose_quorum_is_gone_makes_nothing_fresh(
         is_member=False,
         open_timeout_ms=TIMEOUT_MS,
     )
-    manager = TopicBasedRemoteLogMetadataManager(client, settings)
-    await manager.open()
+    manager = TopicBasedManager(client, settings)
+    await manager.log.open()
     try:
-        follower = manager.follower
+        follower = manager.log.follower
         await follower.ensure_fresh(0, 0, TIMEOUT_MS)
         topic = await with_a_leader_alone(cluster, client, topic_name)
         partition = TopicIdPartition(topic.topic_id, 0, topic_name)
@@ -101,5 +102,5 @@ async def test_a_leader_whose_quorum_is_gone_makes_nothing_fresh(
         assert fresh_at_ms <= paused_at_ms
         await follower.ensure_fresh(0, 0, TIMEOUT_MS)
     finally:
-        await manager.close()
+        await manager.log.close()
         await client.close()

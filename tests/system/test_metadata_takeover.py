@@ -12,17 +12,21 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
-from tests.support.rigs.metadata_managers import TIMEOUT_MS, Cluster, bear_standstills, user_partition
+from tests.support.rigs.metadata_managers import (
+    TIMEOUT_MS,
+    Cluster,
+    TopicBasedManager,
+    bear_standstills,
+    user_partition,
+)
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.tiers.segment_metadata import copied, segment
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.records.serde import encode_key, encode_value, key_of
+from tiers.metadata.records.serde import KeyAndValue, encode_key, encode_value, key_of
 from tiers.metadata.topic.metadata_producer import TransactionalProducer, _batch
-from tiers.metadata.topic.tier_config_writer import tier_config_transactional_id
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic.topic_log import in_turn_transactional_id
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import TopicTierConfigUpdate
@@ -36,10 +40,10 @@ def tier_settings(partition: TopicIdPartition) -> KeyAndValue:
 
 
 async def dies_in_a_transaction(
-    client: BrokerClient, reader: TopicBasedRemoteLogMetadataManager, partition: TopicIdPartition, name: str
+    client: BrokerClient, reader: TopicBasedManager, partition: TopicIdPartition, name: str
 ) -> TransactionalProducer:
-    number = reader.metadata_partition(partition)
-    dead = TransactionalProducer(client, reader.topic, number, name, clock_ms=monotonic_ms)
+    number = reader.log.metadata_partition(partition)
+    dead = TransactionalProducer(client, reader.log.topic, number, name, clock_ms=monotonic_ms)
     deadline_ms = monotonic_ms() + TIMEOUT_MS
     await dead.initialize(TIMEOUT_MS)
     await dead._add_partition(deadline_ms)
@@ -86,19 +90,19 @@ async def test_a_transaction_that_its_coordinator_forgot_blocks_no_owner(
     partition = user_partition()
     bear_standstills(monkeypatch)
     async with cluster.manager("reader", is_member=False) as reader, cluster.client() as client:
-        prefix, number = cluster.settings("").group_id, reader.metadata_partition(partition)
-        name = f"{prefix}-{number}" if of == "owner" else tier_config_transactional_id(prefix, number)
-        forgotten = Forgotten(client, reader.topic, number, name, clock_ms=monotonic_ms)
+        prefix, number = cluster.settings("").group_id, reader.log.metadata_partition(partition)
+        name = f"{prefix}-{number}" if of == "owner" else in_turn_transactional_id(prefix, number)
+        forgotten = Forgotten(client, reader.log.topic, number, name, clock_ms=monotonic_ms)
         async with asyncio.timeout(TIMEOUT_MS / 1000):
             while not await is_written(forgotten, partition):  # the broker must learn its new setting first
                 pass
         await forgotten.initialize(TIMEOUT_MS)
         with pytest.raises(RemoteLogMetadataNotReadyError):
-            await reader.ensure_fresh(partition, 0, 1_500)
+            await reader.log.ensure_fresh(partition, 0, 1_500)
     async with cluster.manager("owner") as owner:
-        await until(lambda: owner.owns(partition))
+        await until(lambda: owner.log.owns(partition))
         await copied(owner, segment(partition, 0, 9))
-        assert owner.topic_tier_config(partition.topic_id) == {}
+        assert owner.state.topic_tier_config(partition.topic_id) == {}
 
 
 async def test_a_change_of_tier_settings_that_never_ended_holds_back_no_owner(
@@ -108,12 +112,12 @@ async def test_a_change_of_tier_settings_that_never_ended_holds_back_no_owner(
     partition = user_partition()
     bear_standstills(monkeypatch)  # so the transaction lasts longer than every wait of this test
     async with cluster.manager("reader", is_member=False) as reader, cluster.client() as client:
-        name = tier_config_transactional_id(cluster.settings("").group_id, reader.metadata_partition(partition))
+        name = in_turn_transactional_id(cluster.settings("").group_id, reader.log.metadata_partition(partition))
         await dies_in_a_transaction(client, reader, partition, name)
     async with cluster.manager("owner") as owner:
-        await until(lambda: owner.owns(partition))
+        await until(lambda: owner.log.owns(partition))
         await copied(owner, segment(partition, 0, 9))
-        assert owner.topic_tier_config(partition.topic_id) == {}
+        assert owner.state.topic_tier_config(partition.topic_id) == {}
 
 
 async def test_a_log_start_is_recorded_after_the_hanging_transaction(
@@ -132,4 +136,4 @@ async def test_a_log_start_is_recorded_after_the_hanging_transaction(
                 await reader.put_log_start(partition, LogStart(6, 0, LogStartReason.USER), 100)
             assert not patient.done()
             await dead.initialize(TIMEOUT_MS)
-        assert reader.log_start_offset(partition) == 5
+        assert reader.state.log_start_offset(partition) == 5

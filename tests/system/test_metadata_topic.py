@@ -23,7 +23,7 @@ from kafka.protocol.admin import (
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
-from tests.support.rigs.metadata_managers import bear_standstills
+from tests.support.rigs.metadata_managers import TopicBasedManager, bear_standstills
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.tiers.segment_metadata import copied, segment, to
 from tests.support.tiers.waiting import until
@@ -32,7 +32,7 @@ from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMe
 from tiers.metadata.records.serde import encode_key, encode_value, key_of, segment_keys
 from tiers.metadata.topic import topic_based
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -59,7 +59,7 @@ def settings(folder: Path, topic_name: str) -> TopicBasedSettings:
 
 class Owner(NamedTuple):
     client: BrokerClient
-    manager: TopicBasedRemoteLogMetadataManager
+    manager: TopicBasedManager
     partition: TopicIdPartition
 
 
@@ -67,14 +67,14 @@ class Owner(NamedTuple):
 async def owner(kafka: KafkaCluster, wanted: TopicBasedSettings) -> AsyncIterator[Owner]:
     """Yields the owner of the metadata partition that `partition` hashes to."""
     client = BrokerClient(addresses(kafka), client_id="test")
-    manager = TopicBasedRemoteLogMetadataManager(client, wanted)
+    manager = TopicBasedManager(client, wanted)
     partition = TopicIdPartition(uuid4(), 0, "orders")
     try:
-        await manager.open()
-        await until(lambda: manager.owns(partition))
+        await manager.log.open()
+        await until(lambda: manager.log.owns(partition))
         yield Owner(client, manager, partition)
     finally:
-        await manager.close()
+        await manager.log.close()
         await client.close()
 
 
@@ -118,15 +118,15 @@ async def test_a_dead_broker_is_outlived(
     kafka_of_three: KafkaCluster, client_of_three: BrokerClient, topic_name: str, tmp_path: Path
 ) -> None:
     client = client_of_three
-    manager = TopicBasedRemoteLogMetadataManager(client, settings(tmp_path, topic_name))
-    await manager.open()
+    manager = TopicBasedManager(client, settings(tmp_path, topic_name))
+    await manager.log.open()
     try:
         made = await configs(client, topic_name)
         assert (made["cleanup.policy"], made["min.insync.replicas"]) == ("compact", "2")
         assert made["message.timestamp.type"] == "LogAppendTime"
         partition = TopicIdPartition(uuid4(), 0, "orders")
-        number = manager.metadata_partition(partition)
-        await until(lambda: manager.owns(partition))
+        number = manager.log.metadata_partition(partition)
+        await until(lambda: manager.log.owns(partition))
         await copied(manager, segment(partition, 0, 9))
         led = (await client.metadata(0)).topics[topic_name].partitions[number]
         assert await replicas(client, topic_name) == 3
@@ -139,15 +139,15 @@ async def test_a_dead_broker_is_outlived(
                     try:
                         await copied(manager, segment(partition, written * 10, written * 10 + 9))
                     except (RemoteLogMetadataError, OwnershipLostError):
-                        await until(lambda: manager.owns(partition), timeout_s=120)
+                        await until(lambda: manager.log.owns(partition), timeout_s=120)
                     else:
                         written += 1
-            assert manager.remote_end_offset(partition) == 39
-            await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
+            assert manager.state.remote_end_offset(partition) == 39
+            await manager.log.ensure_fresh(partition, 0, TIMEOUT_MS)
         finally:
             kafka_of_three.start_broker(led.leader_id)
     finally:
-        await manager.close()
+        await manager.log.close()
 
 
 async def test_a_policy_that_loses_records_stops_the_owner(
@@ -156,14 +156,13 @@ async def test_a_policy_that_loses_records_stops_the_owner(
     watching = replace(settings(tmp_path, topic_name), check_interval_ms=100)
     async with owner(kafka, watching) as (client, manager, partition):
         await set_cleanup_policy(client, topic_name, "compact,delete")
-        await until(lambda: manager.alarm is not None)
-        assert manager.alarm is not None
-        assert "cleanup.policy=compact,delete" in manager.alarm
-        assert not manager.owns(partition)
+        await until(lambda: manager.log.status().alarm is not None)
+        assert "cleanup.policy=compact,delete" in str(manager.log.status().alarm)
+        assert not manager.log.owns(partition)
         with pytest.raises(OwnershipLostError):
             await manager.add_remote_log_segment_metadata(segment(partition, 0, 9))
         await set_cleanup_policy(client, topic_name, "compact")
-        await until(lambda: manager.alarm is None and manager.owns(partition))
+        await until(lambda: manager.log.status().alarm is None and manager.log.owns(partition))
         await copied(manager, segment(partition, 0, 9))
 
 
@@ -194,16 +193,16 @@ async def test_a_topic_that_is_grown_is_written_no_more_and_read_on(
     async with owner(kafka, watching) as (client, manager, partition):
         await copied(manager, segment(partition, 0, 9))
         await grow(client, topic_name, 5)
-        await until(lambda: manager.alarm is not None)
-        assert "has 5 partitions and 3 are configured" in str(manager.alarm)
-        assert not manager.owns(partition)
+        await until(lambda: manager.log.status().alarm is not None)
+        assert "has 5 partitions and 3 are configured" in str(manager.log.status().alarm)
+        assert not manager.log.owns(partition)
         with pytest.raises(OwnershipLostError):
             await manager.put_local_log_start(partition, OffsetAndEpoch(5, 0))
-        await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
-        assert manager.remote_end_offset(partition) == 9
-        await manager.close()
+        await manager.log.ensure_fresh(partition, 0, TIMEOUT_MS)
+        assert manager.state.remote_end_offset(partition) == 9
+        await manager.log.close()
         with pytest.raises(MetadataTopicUnfitError, match="5 partitions"):
-            await manager.open()
+            await manager.log.open()
 
 
 async def test_a_deleted_topic_is_an_alarm_and_its_replacement_is_foreign(
@@ -213,30 +212,30 @@ async def test_a_deleted_topic_is_an_alarm_and_its_replacement_is_foreign(
     async with owner(kafka, mine) as (client, manager, partition):
         await copied(manager, segment(partition, 0, 9))
         await delete(client, topic_name)
-        await until(lambda: manager.alarm is not None)
-        assert "was deleted" in str(manager.alarm)
-        assert manager.is_final()
-        assert not manager.owns(partition)
-        assert manager.remote_end_offset(partition) == 9
+        await until(lambda: manager.log.status().alarm is not None)
+        assert "was deleted" in str(manager.log.status().alarm)
+        assert manager.state.is_final()
+        assert not manager.log.owns(partition)
+        assert manager.state.remote_end_offset(partition) == 9
 
         await open_metadata_topic(client, mine.topic, TIMEOUT_MS)
-        await until(lambda: "created again" in str(manager.alarm))
-        assert not manager.owns(partition)
+        await until(lambda: "created again" in str(manager.log.status().alarm))
+        assert not manager.log.owns(partition)
         with pytest.raises(OwnershipLostError):
             await manager.add_remote_log_segment_metadata(segment(partition, 10, 19))
-        assert manager.remote_end_offset(partition) == 9
+        assert manager.state.remote_end_offset(partition) == 9
 
         # A restart accepts neither the new topic nor, when that is gone too, an empty topic in place of the lost one.
         for what_is_there in ("is not the one", "there is no topic"):
-            await manager.close()
-            await manager.open()
-            assert what_is_there in str(manager.alarm)
-            assert str(mine.state_folder) in str(manager.alarm)
-            assert manager.is_final()
-            assert manager.remote_end_offset(partition) == 9
-            assert not manager.owns(partition)
+            await manager.log.close()
+            await manager.log.open()
+            assert what_is_there in str(manager.log.status().alarm)
+            assert str(mine.state_folder) in str(manager.log.status().alarm)
+            assert manager.state.is_final()
+            assert manager.state.remote_end_offset(partition) == 9
+            assert not manager.log.owns(partition)
             with pytest.raises(RemoteLogMetadataNotReadyError):
-                await manager.ensure_fresh(partition, 60_000, 100)
+                await manager.log.ensure_fresh(partition, 60_000, 100)
             with pytest.raises(RemoteLogMetadataError):
                 await manager.put_log_start(partition, LogStart(5, 0, LogStartReason.USER), 100)
             if what_is_there == "is not the one":
@@ -245,13 +244,13 @@ async def test_a_deleted_topic_is_an_alarm_and_its_replacement_is_foreign(
         assert topic_name not in (await client.metadata(0, TIMEOUT_MS)).topics
 
         # An operator accepts that the topic is lost for good.
-        await manager.close()
+        await manager.log.close()
         shutil.rmtree(mine.state_folder)
-        await manager.open()
-        assert manager.remote_end_offset(partition) is None
-        assert manager.alarm is None
-        assert not manager.is_final()
-        await manager.ensure_fresh(partition, 60_000, TIMEOUT_MS)
+        await manager.log.open()
+        assert manager.state.remote_end_offset(partition) is None
+        assert manager.log.status().alarm is None
+        assert not manager.state.is_final()
+        await manager.log.ensure_fresh(partition, 60_000, TIMEOUT_MS)
 
 
 async def test_records_of_strangers_harm_nothing(
@@ -283,33 +282,33 @@ async def test_records_of_strangers_harm_nothing(
                 producer.produce(topic_name, value, key, partition=number)
         assert producer.flush(TIMEOUT_MS / 1000) == 0
 
-    manager = TopicBasedRemoteLogMetadataManager(client, settings(tmp_path / "one", topic_name))
-    fresh = TopicBasedRemoteLogMetadataManager(client, replace(settings(tmp_path / "two", topic_name), is_member=False))
+    manager = TopicBasedManager(client, settings(tmp_path / "one", topic_name))
+    fresh = TopicBasedManager(client, replace(settings(tmp_path / "two", topic_name), is_member=False))
     try:
-        await manager.open()
-        await until(lambda: manager.owns(partition))
+        await manager.log.open()
+        await until(lambda: manager.log.owns(partition))
         mine = await copied(manager, segment(partition, 0, 9))
         records = foreign(mine)
         for compression in ("none", "gzip"):
             await asyncio.to_thread(produce, records, compression)
         await copied(manager, segment(partition, 10, 19))
-        await manager.ensure_fresh(victim, 0, TIMEOUT_MS)
-        await until(lambda: manager.status().foreign_records_read == 3 * 2 * len(records))
+        await manager.log.ensure_fresh(victim, 0, TIMEOUT_MS)
+        await until(lambda: manager.log.status().foreign_records_read == 3 * 2 * len(records))
         caplog.clear()
-        await fresh.open()
-        await until(lambda: fresh.status().foreign_records_read == 3 * 2 * len(records))
+        await fresh.log.open()
+        await until(lambda: fresh.log.status().foreign_records_read == 3 * 2 * len(records))
         lines = [line for line in caplog.records if "foreign records" in line.message]
         assert len(lines) < len(records) * 2
         assert sum(vars(line)["records"] for line in lines) == 3 * 2 * len(records)
-        await fresh.ensure_fresh(partition, 0, TIMEOUT_MS)
+        await fresh.log.ensure_fresh(partition, 0, TIMEOUT_MS)
         for each in (manager, fresh):
-            assert each.alarm is None
-            assert not each.is_tiered(victim.topic_id)
-            assert [held.end_offset for held in each.list_remote_log_segments(partition)] == [9, 19]
-        assert manager.owns(partition)
+            assert each.log.status().alarm is None
+            assert not each.state.is_tiered(victim.topic_id)
+            assert [held.end_offset for held in each.state.list_remote_log_segments(partition)] == [9, 19]
+        assert manager.log.owns(partition)
     finally:
-        await fresh.close()
-        await manager.close()
+        await fresh.log.close()
+        await manager.log.close()
         await client.close()
 
 
@@ -322,10 +321,10 @@ async def test_an_unexpected_error_is_an_alarm_and_ends_no_other_task(
     watching = replace(settings(tmp_path, topic_name), check_interval_ms=100)
     async with owner(kafka, watching) as (_, manager, partition):
         monkeypatch.setattr(topic_based, "check_metadata_topic", breaks)
-        await until(lambda: manager.alarm is not None)
-        assert "ZeroDivisionError" in str(manager.alarm)
-        assert not manager.owns(partition)
-        await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
+        await until(lambda: manager.log.status().alarm is not None)
+        assert "ZeroDivisionError" in str(manager.log.status().alarm)
+        assert not manager.log.owns(partition)
+        await manager.log.ensure_fresh(partition, 0, TIMEOUT_MS)
 
 
 async def test_a_manager_that_is_closed_at_once_leaves_nothing(
@@ -334,10 +333,10 @@ async def test_a_manager_that_is_closed_at_once_leaves_nothing(
     client = BrokerClient(addresses(kafka), client_id="test")
     try:
         for _ in range(2):
-            manager = TopicBasedRemoteLogMetadataManager(client, settings(tmp_path, topic_name))
-            await manager.open()
-            await manager.close()
-            await manager.close()
+            manager = TopicBasedManager(client, settings(tmp_path, topic_name))
+            await manager.log.open()
+            await manager.log.close()
+            await manager.log.close()
         gc.collect()
         assert asyncio.all_tasks() == {asyncio.current_task()}
     finally:

@@ -1,4 +1,4 @@
-"""`TopicBasedRemoteLogMetadataManager` on a real broker: its durable state, and the ownership of writes."""
+"""`TopicBasedManager` on a real broker: its durable state, and the ownership of writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ import pytest
 from kafka.admin import KafkaAdminClient, OffsetSpec
 from prometheus_client import CollectorRegistry
 
-from tests.support.rigs.metadata_managers import PARTITIONS, TIMEOUT_MS, Cluster, bear_standstills, user_partition
+from tests.support.rigs.metadata_managers import (
+    PARTITIONS,
+    TIMEOUT_MS,
+    Cluster,
+    TopicBasedManager,
+    bear_standstills,
+    user_partition,
+)
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic
 from tests.support.tiers.segment_metadata import copied, segment, to
@@ -22,13 +29,14 @@ from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import encode_key, encode_value, key_of
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.layout import STATE_FILE
-from tiers.metadata.topic import shared_reader
+from tiers.metadata.topic import shared_log
 from tiers.metadata.topic.metadata_producer import GroupMember, TransactionalProducer, _batch
 from tiers.metadata.topic.metadata_topic import MetadataTopicUnfitError, check_metadata_topic
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
-from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings, wall_clock_ms
+from tiers.metadata.topic.settings import TopicBasedSettings
+from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -43,14 +51,14 @@ def cluster(kafka: KafkaCluster, tmp_path: Path, topic_name: str, monkeypatch: p
     return Cluster(kafka, tmp_path, topic_name)
 
 
-async def read_to_end(manager: TopicBasedRemoteLogMetadataManager) -> None:
+async def read_to_end(manager: TopicBasedManager) -> None:
     for number in range(PARTITIONS):
-        await manager.follower.ensure_fresh(number, 0, TIMEOUT_MS)
+        await manager.log.follower.ensure_fresh(number, 0, TIMEOUT_MS)
 
 
 async def fill(cluster: Cluster, name: str, partition: TopicIdPartition, segments: int) -> None:
     async with cluster.manager(name) as manager:
-        await until(lambda: manager.owns(partition))
+        await until(lambda: manager.log.owns(partition))
         for number in range(segments):
             await copied(manager, segment(partition, number * 10, number * 10 + 9))
         await read_to_end(manager)
@@ -61,15 +69,15 @@ async def test_a_restart_reads_only_what_is_new(cluster: Cluster) -> None:
     await fill(cluster, "one", partition, 3)
     async with cluster.manager("one", is_member=False) as again:
         await read_to_end(again)
-        assert again.follower.events_read == 0
-        assert again.remote_end_offset(partition) == 29
+        assert again.log.follower.events_read == 0
+        assert again.state.remote_end_offset(partition) == 29
         async with cluster.manager("two") as other:
-            await until(lambda: other.owns(partition))
-            assert other.follower.events_read == 6
+            await until(lambda: other.log.owns(partition))
+            assert other.log.follower.events_read == 6
             await copied(other, segment(partition, 30, 39))
-        await again.ensure_fresh(partition, 0, TIMEOUT_MS)
-        assert again.follower.events_read == 2
-        assert again.remote_end_offset(partition) == 39
+        await again.log.ensure_fresh(partition, 0, TIMEOUT_MS)
+        assert again.log.follower.events_read == 2
+        assert again.state.remote_end_offset(partition) == 39
 
 
 async def test_the_group_has_no_lag_behind_its_own_writes(cluster: Cluster) -> None:
@@ -87,9 +95,9 @@ async def test_an_empty_folder_serves_everything(cluster: Cluster) -> None:
     partition = user_partition()
     await fill(cluster, "one", partition, 3)
     async with cluster.manager("empty", is_member=False) as manager:
-        await manager.ensure_fresh(partition, 60_000, TIMEOUT_MS)
-        assert [each.end_offset for each in manager.list_remote_log_segments(partition)] == [9, 19, 29]
-        assert manager.owned_metadata_partitions() == frozenset()
+        await manager.log.ensure_fresh(partition, 60_000, TIMEOUT_MS)
+        assert [each.end_offset for each in manager.state.list_remote_log_segments(partition)] == [9, 19, 29]
+        assert manager.log.status().owned_partitions == frozenset()
         with pytest.raises(RemoteLogMetadataError):
             await manager.add_remote_log_segment_metadata(segment(partition, 30, 39))
 
@@ -100,27 +108,29 @@ async def test_a_torn_state_is_read_again(cluster: Cluster) -> None:
     with (cluster.folder / "one" / STATE_FILE).open("r+b") as file:
         file.truncate(12_000)
     async with cluster.manager("one", is_member=False) as manager:
-        await manager.ensure_fresh(partition, 60_000, TIMEOUT_MS)
-        assert manager.follower.events_read == 6
-        assert manager.remote_end_offset(partition) == 29
+        await manager.log.ensure_fresh(partition, 60_000, TIMEOUT_MS)
+        assert manager.log.follower.events_read == 6
+        assert manager.state.remote_end_offset(partition) == 29
 
 
 async def test_members_share_and_the_second_takes_over(cluster: Cluster) -> None:
     async with cluster.manager("two") as second:
         async with cluster.manager("one") as first:
-            await until(lambda: len(first.owned_metadata_partitions()) == len(second.owned_metadata_partitions()) == 2)
-            assert not first.owned_metadata_partitions() & second.owned_metadata_partitions()
+            await until(
+                lambda: len(first.log.status().owned_partitions) == len(second.log.status().owned_partitions) == 2
+            )
+            assert not first.log.status().owned_partitions & second.log.status().owned_partitions
             partition = user_partition()
-            mine = first.owned_metadata_partitions()
-            while first.metadata_partition(partition) not in mine:
+            mine = first.log.status().owned_partitions
+            while first.log.metadata_partition(partition) not in mine:
                 partition = user_partition()
             written = await copied(first, segment(partition, 0, 9))
             with pytest.raises(OwnershipLostError):
                 await second.update_remote_log_segment_metadata(to(written, State.DELETE_SEGMENT_STARTED))
-        await until(lambda: len(second.owned_metadata_partitions()) == PARTITIONS)
-        assert second.remote_end_offset(partition) == 9
+        await until(lambda: len(second.log.status().owned_partitions) == PARTITIONS)
+        assert second.state.remote_end_offset(partition) == 9
         await second.update_remote_log_segment_metadata(to(written, State.DELETE_SEGMENT_STARTED))
-        assert second.remote_end_offset(partition) is None
+        assert second.state.remote_end_offset(partition) is None
 
 
 async def test_a_cut_off_owner_stops_and_is_replaced(
@@ -129,14 +139,14 @@ async def test_a_cut_off_owner_stops_and_is_replaced(
     cluster = Cluster(kafka, tmp_path, topic_name)
     async with cluster.manager("one") as first:
         partition = user_partition()
-        await until(lambda: first.owns(partition))
-        await first._client.close()
-        await until(lambda: not first.owns(partition))
+        await until(lambda: first.log.owns(partition))
+        await first.log._client.close()
+        await until(lambda: not first.log.owns(partition))
         with pytest.raises(OwnershipLostError):
             await first.add_remote_log_segment_metadata(segment(partition, 0, 9))
         bear_standstills(monkeypatch)
         async with cluster.manager("two") as second:
-            await until(lambda: second.owns(partition))
+            await until(lambda: second.log.owns(partition))
             await copied(second, segment(partition, 0, 9))
 
 
@@ -147,10 +157,10 @@ def records_of(metadata: RemoteLogSegmentMetadata) -> list[tuple[bytes, bytes | 
 async def test_a_zombie_producer_is_never_visible(cluster: Cluster) -> None:
     partition = user_partition()
     async with cluster.manager("one") as owner, cluster.client() as client:
-        await until(lambda: owner.owns(partition))
-        number = owner.metadata_partition(partition)
+        await until(lambda: owner.log.owns(partition))
+        number = owner.log.metadata_partition(partition)
         name = f"{cluster.settings('').group_id}-{number}"
-        zombie = TransactionalProducer(client, owner.topic, number, name, clock_ms=monotonic_ms)
+        zombie = TransactionalProducer(client, owner.log.topic, number, name, clock_ms=monotonic_ms)
         await zombie.initialize(TIMEOUT_MS)
         nobody = GroupMember(cluster.settings("").group_id, 1, "nobody")
         lost = segment(partition, 0, 9)
@@ -164,21 +174,22 @@ async def test_a_zombie_producer_is_never_visible(cluster: Cluster) -> None:
         mine = segment(partition, 0, 9)
         with pytest.raises(OwnershipLostError):
             await owner.add_remote_log_segment_metadata(mine)
-        await until(lambda: owner.owns(partition))
+        await until(lambda: owner.log.owns(partition))
         await copied(owner, mine)
-        assert [each.segment_id for each in owner.list_remote_log_segments(partition)] == [mine.segment_id]
+        assert [each.segment_id for each in owner.state.list_remote_log_segments(partition)] == [mine.segment_id]
 
     async with cluster.manager("fresh", is_member=False) as fresh:
-        await fresh.ensure_fresh(partition, 0, TIMEOUT_MS)
-        assert [each.segment_id for each in fresh.list_remote_log_segments(partition)] == [mine.segment_id]
+        await fresh.log.ensure_fresh(partition, 0, TIMEOUT_MS)
+        assert [each.segment_id for each in fresh.state.list_remote_log_segments(partition)] == [mine.segment_id]
 
 
 async def test_an_old_producer_epoch_is_refused(cluster: Cluster) -> None:
     async with cluster.manager("one") as owner, cluster.client() as client:
         partition = user_partition()
-        await until(lambda: owner.owns(partition))
+        await until(lambda: owner.log.owns(partition))
         producers = [
-            TransactionalProducer(client, owner.topic, 0, "an-id-of-this-test", clock_ms=monotonic_ms) for _ in range(2)
+            TransactionalProducer(client, owner.log.topic, 0, "an-id-of-this-test", clock_ms=monotonic_ms)
+            for _ in range(2)
         ]
         for producer in producers:
             await producer.initialize(TIMEOUT_MS)
@@ -204,32 +215,35 @@ async def test_tier_settings_are_judged_again_after_a_concurrent_change(cluster:
             other.join()
 
     async with cluster.client() as client:
-        manager = TopicBasedRemoteLogMetadataManager(client, settings)
+        manager = TopicBasedManager(client, settings)
         try:
-            await manager.open()
+            await manager.log.open()
             await manager.change_topic_tier_config(topic_id, "orders", {"local.retention.ms": "5"}, check)
             assert judged == [{}, {"local.retention.bytes": "7"}]
-            assert manager.topic_tier_config(topic_id) == {"local.retention.bytes": "7", "local.retention.ms": "5"}
+            assert manager.state.topic_tier_config(topic_id) == {
+                "local.retention.bytes": "7",
+                "local.retention.ms": "5",
+            }
         finally:
-            await manager.close()
+            await manager.log.close()
 
 
 async def test_freshness_is_the_high_watermark_not_the_last_stable_offset(cluster: Cluster) -> None:
     partition = user_partition()
     async with cluster.manager("one", is_member=False) as manager, cluster.client() as client:
-        await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
-        number = manager.metadata_partition(partition)
-        hanging = TransactionalProducer(client, manager.topic, number, cluster.topic.name, clock_ms=monotonic_ms)
+        await manager.log.ensure_fresh(partition, 0, TIMEOUT_MS)
+        number = manager.log.metadata_partition(partition)
+        hanging = TransactionalProducer(client, manager.log.topic, number, cluster.topic.name, clock_ms=monotonic_ms)
         await hanging.initialize(TIMEOUT_MS)
         await hanging._add_partition(monotonic_ms() + TIMEOUT_MS)
         batch = _batch(records_of(segment(partition, 0, 9)), hanging._producer_id, hanging._producer_epoch, 0)
         await hanging._produce(number, batch, 1, cluster.topic.name, monotonic_ms() + TIMEOUT_MS)
         with pytest.raises(RemoteLogMetadataNotReadyError):
-            await manager.ensure_fresh(partition, 0, 1_500)
+            await manager.log.ensure_fresh(partition, 0, 1_500)
         await hanging.initialize(TIMEOUT_MS)
-        await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
-        assert list(manager.list_remote_log_segments(partition)) == []
-        assert manager.follower.events_read == 0
+        await manager.log.ensure_fresh(partition, 0, TIMEOUT_MS)
+        assert list(manager.state.list_remote_log_segments(partition)) == []
+        assert manager.log.follower.events_read == 0
 
 
 async def test_a_transaction_whose_end_is_not_known_is_recovered(
@@ -237,7 +251,7 @@ async def test_a_transaction_whose_end_is_not_known_is_recovered(
 ) -> None:
     partition = user_partition()
     async with cluster.manager("one") as owner:
-        await until(lambda: owner.owns(partition))
+        await until(lambda: owner.log.owns(partition))
         first = segment(partition, 0, 9)
 
         async def never_ends(self: TransactionalProducer, committed: bool, deadline_ms: int) -> None:
@@ -247,20 +261,18 @@ async def test_a_transaction_whose_end_is_not_known_is_recovered(
             patch.setattr(TransactionalProducer, "_end", never_ends)
             with pytest.raises(RemoteLogMetadataError, match="EndTxn"):
                 await owner.add_remote_log_segment_metadata(first)
-        assert not owner.owns(partition)
-        await until(lambda: owner.owns(partition))
-        assert list(owner.list_remote_log_segments(partition)) == []
+        assert not owner.log.owns(partition)
+        await until(lambda: owner.log.owns(partition))
+        assert list(owner.state.list_remote_log_segments(partition)) == []
         await copied(owner, first)
-        assert owner.remote_end_offset(partition) == 9
+        assert owner.state.remote_end_offset(partition) == 9
 
 
 async def test_workers_read_the_owners_state(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_reader, "_WRITE_TIMEOUT_MS", TIMEOUT_MS)
+    monkeypatch.setattr(shared_log, "_WRITE_TIMEOUT_MS", TIMEOUT_MS)
     partition = user_partition()
     async with cluster.client() as client:
-        worker = SharedRemoteLogMetadataReader(
-            client, cluster.folder / "one", "worker-1", topic_name=cluster.topic.name, wall_clock_ms=wall_clock_ms
-        )
+        worker = SharedMetadataLog(client, cluster.folder / "one", "worker-1", topic_name=cluster.topic.name)
         await worker.open()
         assert not worker.is_fresh(partition, 60_000)
         with pytest.raises(RemoteLogMetadataNotReadyError):
@@ -276,11 +288,13 @@ async def test_workers_read_the_owners_state(cluster: Cluster, monkeypatch: pyte
             follower.start()
             try:
                 await worker.ensure_fresh(partition, 1_000, TIMEOUT_MS)
-                await worker.put_log_start(partition, LogStart(42, 0, LogStartReason.USER))
-                assert worker.log_start_offset(partition) == 42
-                assert worker.is_tiered(partition.topic_id)
-                await worker.change_topic_tier_config(partition.topic_id, "orders", {"local.retention.ms": "5"})
-                assert worker.topic_tier_config(partition.topic_id) == {"local.retention.ms": "5"}
+                await RemoteLogMetadataManager(worker).put_log_start(partition, LogStart(42, 0, LogStartReason.USER))
+                assert worker.state.log_start_offset(partition) == 42
+                assert worker.state.is_tiered(partition.topic_id)
+                await RemoteLogMetadataManager(worker).change_topic_tier_config(
+                    partition.topic_id, "orders", {"local.retention.ms": "5"}
+                )
+                assert worker.state.topic_tier_config(partition.topic_id) == {"local.retention.ms": "5"}
             finally:
                 stop.set()
                 await asyncio.to_thread(follower.join, TIMEOUT_MS / 1000)
@@ -291,10 +305,10 @@ async def test_workers_read_the_owners_state(cluster: Cluster, monkeypatch: pyte
 def _follow(address: tuple[str, int], settings: TopicBasedSettings, stop: object) -> None:
     async def follow() -> None:
         client = BrokerClient([address], client_id="test")
-        manager = TopicBasedRemoteLogMetadataManager(client, replace(settings, is_member=False))
-        await manager.open()
+        manager = TopicBasedManager(client, replace(settings, is_member=False))
+        await manager.log.open()
         await asyncio.to_thread(stop.wait)  # type: ignore[attr-defined]  # a manager's proxy of threading.Event
-        await manager.close()
+        await manager.log.close()
         await client.close()
 
     asyncio.run(follow())
@@ -304,26 +318,26 @@ async def test_the_brokers_clock_is_measured_by_a_write_and_is_a_metric(cluster:
     partition = user_partition()
     async with cluster.manager("one") as owner:
         registry = CollectorRegistry()
-        registry.register(RemoteLogMetadataMetrics(owner))
+        registry.register(RemoteLogMetadataMetrics(owner.log.status))
 
         def scraped(name: str) -> float | None:
             return registry.get_sample_value(f"tidegate_remote_log_metadata_{name}")
 
-        await until(lambda: len(owner.owned_metadata_partitions()) == PARTITIONS)
+        await until(lambda: len(owner.log.status().owned_partitions) == PARTITIONS)
         assert scraped("clock_skew_seconds") is None
         assert abs(await owner.clock_skew_ms(partition)) < 1_000
-        now = owner._clock_skew.now()
-        owner._clock_skew.observe(now, now.wall_ms + 3_600_000)
+        now = owner.log._clock_skew.now()
+        owner.log._clock_skew.observe(now, now.wall_ms + 3_600_000)
         assert await owner.clock_skew_ms(partition) > 3_000_000
         assert abs(await owner.clock_skew_ms(partition, anew=True)) < 1_000
-        assert list(owner.partitions()) == []
+        assert list(owner.state.partitions()) == []
         await copied(owner, segment(partition, 0, 9))
         assert scraped("alarm") == 0
         assert scraped("owned_partitions") == PARTITIONS
         for number in map(str, range(PARTITIONS)):
             assert registry.get_sample_value("tidegate_remote_log_metadata_owned", {"metadata_partition": number}) == 1
         # The manager writes a record without content again when its answer is late.
-        assert scraped("events_read_total") == owner.follower.events_read >= 4
+        assert scraped("events_read_total") == owner.log.follower.events_read >= 4
         assert scraped("foreign_records_total") == 0
         assert abs(scraped("clock_skew_seconds") or 0) < 1
         assert 0 <= (scraped("freshness_age_seconds") or 0) < 60
@@ -332,8 +346,8 @@ async def test_the_brokers_clock_is_measured_by_a_write_and_is_a_metric(cluster:
 
 async def test_the_topic_is_made_as_it_must_be(cluster: Cluster) -> None:
     async with cluster.manager("one") as manager:
-        assert manager.topic.partition_count == PARTITIONS
-        assert manager.topic.delete_retention_ms == 86_400_000
+        assert manager.log.topic.partition_count == PARTITIONS
+        assert manager.log.topic.delete_retention_ms == 86_400_000
         admin = KafkaAdminClient(bootstrap_servers=cluster.kafka.bootstrap_servers)
         try:
             [described] = admin.describe_topics([cluster.topic.name])
@@ -349,7 +363,7 @@ async def test_an_unfit_topic_is_refused(cluster: Cluster) -> None:
             await check_metadata_topic(client, cluster.topic, TIMEOUT_MS)
         with pytest.raises(MetadataTopicUnfitError, match="4 partitions and 5 are configured"):
             await check_metadata_topic(client, replace(cluster.topic, partition_count=5), TIMEOUT_MS)
-        manager = TopicBasedRemoteLogMetadataManager(client, cluster.settings("one"))
+        manager = TopicBasedManager(client, cluster.settings("one"))
         with pytest.raises(MetadataTopicUnfitError):
-            await manager.open()
-        await manager.close()
+            await manager.log.open()
+        await manager.log.close()

@@ -18,9 +18,12 @@ from tiers.config.storage_registry import create_storage
 from tiers.config.tier_config import ConfigError, TierConfig
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataNotReadyError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -42,17 +45,25 @@ class UnknownTargetError(RemoteTierError):
 
 @dataclass(frozen=True, slots=True)
 class OpenMetadata:
-    """The opened metadata of the tier, without its store. `metadata` was current when it was opened."""
+    """The opened metadata of the tier, without its store. The state was current when it was opened."""
 
     config: TierConfig
     client: BrokerClient
     cluster: ClusterMetadata
-    metadata: TopicBasedRemoteLogMetadataManager
+    log: TopicBasedMetadataLog
     progress: Progress = SILENCE
+
+    @property
+    def state(self) -> RemoteLogMetadataState:
+        return self.log.state
+
+    @property
+    def metadata(self) -> RemoteLogMetadataManager:
+        return RemoteLogMetadataManager(self.log)
 
     async def refresh(self) -> None:
         """Reads the metadata topic up to its current end."""
-        await read_all(self.metadata.follower, self.metadata.topic, 0, TIMEOUT_MS)
+        await read_all(self.log.follower, self.log.topic, 0, TIMEOUT_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +119,11 @@ async def metadata_to_now(
     claims: frozenset[int] | None = None,
     refusal_to_create: Callable[[], Awaitable[str | None]] | None = None,
     progress: Progress = SILENCE,
-) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
-    """Yields a metadata manager that has read the metadata topic up to its current end.
+) -> AsyncIterator[TopicBasedMetadataLog]:
+    """Yields the metadata log, read up to its current end.
 
-    No other manager may use `folder`. With `claims`, the manager joins the group that owns the metadata partitions, and
-    claims these partitions."""
+    No other process may use `folder`. With `claims`, this process joins the group that owns the metadata partitions,
+    and claims these partitions."""
     settings = TopicBasedSettings(
         folder,
         topic=config.remote_log.metadata_topic_settings,
@@ -122,14 +133,14 @@ async def metadata_to_now(
         max_age_ms=config.remote_log.fresh_within_ms,
         refusal_to_create=refusal_to_create,
     )
-    metadata = TopicBasedRemoteLogMetadataManager(client, settings)
+    log = TopicBasedMetadataLog(client, settings)
     try:
-        await metadata.open()
-        with progress.count("records of the metadata topic", lambda: metadata.follower.events_read):
-            await read_all(metadata.follower, metadata.topic, TIMEOUT_MS, TIMEOUT_MS)
-        yield metadata
+        await log.open()
+        with progress.count("records of the metadata topic", lambda: log.follower.events_read):
+            await read_all(log.follower, log.topic, TIMEOUT_MS, TIMEOUT_MS)
+        yield log
     finally:
-        await metadata.close()
+        await log.close()
 
 
 async def segments_without_metadata(config: TierConfig, cluster_id: str, storage: RemoteStorageManager) -> str | None:
@@ -164,8 +175,8 @@ async def open_metadata(config: TierConfig, progress: Progress = SILENCE) -> Asy
     """
     async with tiered_cluster(config) as (client, cluster):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder), progress=progress) as metadata:
-                yield OpenMetadata(config, client, cluster, metadata, progress)
+            async with metadata_to_now(config, client, Path(folder), progress=progress) as log:
+                yield OpenMetadata(config, client, cluster, log, progress)
 
 
 @asynccontextmanager
@@ -178,13 +189,13 @@ async def open_tier(config: TierConfig, progress: Progress = SILENCE) -> AsyncIt
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with (
                 open_storage(config, cluster.cluster_id) as storage,
-                metadata_to_now(config, client, Path(folder), progress=progress) as metadata,
+                metadata_to_now(config, client, Path(folder), progress=progress) as log,
             ):
                 yield OpenTier(
                     config,
                     client,
                     cluster,
-                    metadata,
+                    log,
                     progress,
                     storage=storage,
                     cluster_id=storage_cluster_id(config, cluster.cluster_id),
@@ -215,7 +226,7 @@ async def open_storage(config: TierConfig, cluster_id: str) -> AsyncIterator[Loc
 def readable_segments(tier: OpenTier, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
     return [
         each
-        for each in tier.metadata.list_remote_log_segments(partition)
+        for each in tier.state.list_remote_log_segments(partition)
         if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     ]
 

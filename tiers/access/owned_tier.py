@@ -27,7 +27,7 @@ from tiers.access.open_tier import (
 )
 from tiers.access.progress import SILENCE, Progress
 from tiers.config.tier_config import TierConfig
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.metadata.topic_partitioner import by_topic_id
 from tiers.model.ids import TopicIdPartition
 
@@ -45,7 +45,7 @@ async def owned_tier(
     is_new: bool = False,
     progress: Progress = SILENCE,
 ) -> AsyncIterator[OpenTier]:
-    """Yields the tier once its `metadata` owns the metadata partitions of the partitions that `choose` returns.
+    """Yields the tier once its `log` owns the metadata partitions of the partitions that `choose` returns.
 
     `choose` gets a tier that owns no partitions. If `is_new` is true and there is no metadata topic, the topic is
     created, unless the store already holds segments.
@@ -57,37 +57,35 @@ async def owned_tier(
             cluster_id, key_ring = storage_cluster_id(config, cluster.cluster_id), open_key_ring(config)
             async with open_storage(config, cluster.cluster_id) as storage:
                 refusal = partial(segments_without_metadata, config, cluster_id, storage)
-                async with metadata_to_now(config, client, folder, None, refusal, progress) as metadata:
+                async with metadata_to_now(config, client, folder, None, refusal, progress) as log:
                     tier = OpenTier(
                         config,
                         client,
                         cluster,
-                        metadata,
+                        log,
                         progress,
                         storage=storage,
                         cluster_id=cluster_id,
                         key_ring=key_ring,
                     )
                     chosen = list(await choose(tier))
-                    count = metadata.topic.partition_count
+                    count = log.topic.partition_count
                 claims = frozenset(by_topic_id(partition, count) for partition in chosen)
                 # The folder has the metadata that was read so far, so the member continues from there.
-                async with metadata_to_now(config, client, folder, claims) as metadata:
-                    await _wait_until_owned(metadata, claims, timeout_ms)
-                    yield replace(tier, metadata=metadata)
+                async with metadata_to_now(config, client, folder, claims) as log:
+                    await _wait_until_owned(log, claims, timeout_ms)
+                    yield replace(tier, log=log)
 
 
-async def _wait_until_owned(
-    metadata: TopicBasedRemoteLogMetadataManager, claims: frozenset[int], timeout_ms: int
-) -> None:
+async def _wait_until_owned(log: TopicBasedMetadataLog, claims: frozenset[int], timeout_ms: int) -> None:
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            while not claims <= metadata.owned_metadata_partitions():
-                if metadata.alarm is not None:
-                    raise RemoteTierError(metadata.alarm)
+            while not claims <= (status := log.status()).owned_partitions:
+                if status.alarm is not None:
+                    raise RemoteTierError(status.alarm)
                 await asyncio.sleep(_LOOK_AGAIN_MS / 1000)
     except TimeoutError as error:
-        missing = sorted(claims - metadata.owned_metadata_partitions())
+        missing = sorted(claims - log.status().owned_partitions)
         raise RemoteTierError(
             f"the metadata partitions {', '.join(map(str, missing))} were not handed over in {timeout_ms} ms:"
             " another job runs on the same topics, or the consumer group keeps rebalancing; try again later"

@@ -47,6 +47,10 @@ def monotonic_ms() -> int:
     return time.clock_gettime_ns(_CLOCK) // 1_000_000
 
 
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 class Leader(NamedTuple):
     node_id: int
     leader_epoch: int

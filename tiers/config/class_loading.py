@@ -14,15 +14,17 @@ def installed_names(group: str) -> list[str]:
     return sorted({found.name for found in entry_points(group=group)})
 
 
-def load_class(group: str, name: str, kind: str) -> Any:
-    """Returns the class that `name` names; `kind` is for messages.
+def load_class(group: str, name: str, kind: str, *built_in: str) -> Any:
+    """Returns the class that `name` names; `kind` and the names that are `built_in` are for messages.
 
     Raises `ValueError` when there is no such class, or when it cannot be imported."""
     if ":" in name:
         return _imported(name, name, kind)
     found = {entry_point.value for entry_point in entry_points(group=group, name=name)}
     if not found:
-        known = ", ".join(installed_names(group)) or "none: is the package itself installed?"
+        known = (
+            ", ".join(dict.fromkeys([*built_in, *installed_names(group)])) or "none: is the package itself installed?"
+        )
         raise ValueError(f"no {kind} is called {name!r}; installed are {known}; module:Class names any other")
     if len(found) > 1:
         raise ValueError(f"several packages call their {kind} {name!r}: {', '.join(sorted(found))}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import AliasChoices
 
-from tiers.config.settings import METADATA_SETTINGS, TOPIC_BASED, TOPIC_BASED_NAMES, RemoteLogConfig, flatten, text_of
+from tiers.config.settings import METADATA_SETTINGS, TOPIC_BASED, RemoteLogConfig, flatten, text_of
 from tiers.storage.settings import UnknownSettingError
 
 STORAGE_PREFIX = "remote.log.storage."
@@ -43,7 +43,7 @@ def gathered(values: Mapping[str, Any], storage: object) -> tuple[dict[str, Any]
             settings["implementation"] = implementation
         storage = _merged(storage or {}, settings)
     metadata_manager = rest.get(METADATA_MANAGER, TOPIC_BASED)
-    if isinstance(metadata_manager, str) and metadata_manager not in TOPIC_BASED_NAMES:
+    if isinstance(metadata_manager, str) and metadata_manager != TOPIC_BASED:
         rest[METADATA_SETTINGS] = {key: text_of(value) for key, value in _taken(rest, METADATA_PREFIX, own).items()}
     return rest, storage
 

@@ -96,7 +96,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 TOPIC_BASED = "topic_based"
-TOPIC_BASED_NAMES = frozenset({TOPIC_BASED, "tiers.metadata.topic.topic_based:TopicBasedRemoteLogMetadataManager"})
 METADATA_SETTINGS = "remote.log.metadata.*"
 
 
@@ -399,7 +398,7 @@ class RemoteLogConfig(Section):
     @property
     def is_topic_based(self) -> bool:
         """Whether the metadata is in the metadata topic."""
-        return self.metadata_manager in TOPIC_BASED_NAMES
+        return self.metadata_manager == TOPIC_BASED
 
     def plain_metadata_settings(self) -> dict[str, str]:
         """Returns the settings with secrets in plain text. Only for the constructor of the metadata manager."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tiers.config.topic_policy import Refusal, TopicPolicy
 from tiers.metadata.remote_log import RemoteLog
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart
@@ -96,7 +96,7 @@ class PartitionFacts:
 
 
 def facts_of(
-    metadata: RemoteLogMetadataReader,
+    metadata: RemoteLogMetadataState,
     partition: TopicIdPartition,
     policy: TopicPolicy | Refusal | None,
     now_ms: int,

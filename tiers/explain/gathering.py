@@ -21,7 +21,7 @@ from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.topic.group.assignor import differing
 from tiers.metadata.topic.group.group_members import OwnerMember
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -41,7 +41,7 @@ class Surroundings:
     client: BrokerClient
     source: LogSource
     share_groups: ClusterShareGroups
-    metadata: TopicBasedRemoteLogMetadataManager
+    log: TopicBasedMetadataLog
     cluster_id: str
     visible_after_ms: int
     members: Sequence[OwnerMember] | None
@@ -81,23 +81,23 @@ async def gather(
     """Asks the leader of the partition, and adds what the metadata knows.
 
     `stored` was read before the metadata. A text says why the store does not answer."""
-    metadata, is_tiered = around.metadata, isinstance(policy, TopicPolicy)
+    log, is_tiered = around.log, isinstance(policy, TopicPolicy)
     remarks = [*around.remarks, *([stored] if isinstance(stored, str) else [])]
-    remote = RemoteLog(metadata, partition)
+    remote = RemoteLog(log.state, partition)
     trouble, local, stopped, doubt = "", None, "", ""
     try:
         local = await _local_facts(around, partition, remarks)
         bounds, log_start = local.bounds, remote.log_start(local.bounds.log_start_offset)
         for first, following in await remote.unknown_offsets(log_start, bounds.log_start_offset):
             remarks.append(f"Neither tier has the offsets {first} to {following - 1}.")
-        parting = await align(around.source, metadata, partition, bounds, around.timeout_ms)
+        parting = await align(around.source, log.state, partition, bounds, around.timeout_ms)
         if parting is not None:
             remarks.append(
                 f"The leader has other records from offset {parting.offset} on: the owner cuts the tier there."
             )
         if is_tiered and around.storage is not None and not isinstance(stored, str):
             is_in_doubt = await may_be_in_doubt(
-                around.storage, metadata, partition, bounds, log_start, stored, around.timeout_ms
+                around.storage, log, partition, bounds, log_start, stored, around.timeout_ms
             )
             doubt = "the metadata, the store and the leader do not agree" if is_in_doubt else ""
     except LogDivergedError as error:
@@ -111,7 +111,7 @@ async def gather(
         remarks.append(f"An attempt at the next copy was left {max(0, now_ms - since_ms) // 1000} s ago.")
     owner = _owner(around, partition, remarks) if is_tiered else OwnerFacts("")
     return facts_of(
-        metadata,
+        log.state,
         partition,
         policy,
         now_ms,
@@ -134,8 +134,8 @@ async def _local_facts(around: Surroundings, partition: TopicIdPartition, remark
         share_start = await around.share_groups.lowest_start(partition, timeout_ms)
     except RemoteLogError as error:
         remarks.append(f"It is not known whether a share group reads the partition: {error}.")
-    offsets = bounds.high_watermark - RemoteLog(around.metadata, partition).first_uncopied(bounds)
-    uncopied_bytes = estimated_bytes(around.metadata, partition, offsets)
+    offsets = bounds.high_watermark - RemoteLog(around.log.state, partition).first_uncopied(bounds)
+    uncopied_bytes = estimated_bytes(around.log.state, partition, offsets)
     if uncopied_bytes is None:
         uncopied_bytes = await source.size_bytes(partition, timeout_ms)
     return LocalFacts(bounds, leader.node_id, share_start, uncopied_bytes or 0)
@@ -144,7 +144,7 @@ async def _local_facts(around: Surroundings, partition: TopicIdPartition, remark
 def _owner(around: Surroundings, partition: TopicIdPartition, remarks: list[str]) -> OwnerFacts:
     if around.members is None:
         return OwnerFacts()
-    number = around.metadata.metadata_partition(partition)
+    number = around.log.metadata_partition(partition)
     owner = next((each for each in around.members if number in each.metadata_partitions), None)
     if owner is None:
         remarks.append("No running process owns the partition: nothing is copied, trimmed or expired.")

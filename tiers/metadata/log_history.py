@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, OffsetAndEpoch
@@ -64,7 +64,7 @@ async def epoch_before(
 
 async def disproved_log_starts(
     source: LogSource,
-    metadata: RemoteLogMetadataReader,
+    metadata: RemoteLogMetadataState,
     partition: TopicIdPartition,
     timeout_ms: int,
     known: Collection[LogStart] = (),
@@ -84,7 +84,7 @@ async def disproved_log_starts(
 
 async def kept_log_start(
     source: LogSource,
-    metadata: RemoteLogMetadataReader,
+    metadata: RemoteLogMetadataState,
     partition: TopicIdPartition,
     timeout_ms: int,
     known: Collection[LogStart] = (),

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from protocol.records.record_batch import crc32c
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition, RemoteLogMetadataManager
+from tiers.metadata.metadata_log import MetadataLog, MetadataPosition
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import Cut
@@ -81,7 +81,7 @@ class PartitionFacts:
 
 
 def facts_of(
-    metadata: RemoteLogMetadataManager,
+    log: MetadataLog,
     cluster_id: str,
     partition: TopicIdPartition,
     accepted: Sequence[MetadataPosition] = (),
@@ -90,10 +90,10 @@ def facts_of(
 ) -> PartitionFacts:
     """Returns the facts as the metadata has them. They name no position unless `is_proved`."""
     begun = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
-    deleting = (each.metadata for each in metadata.segments_apart(partition) if each.state >= begun)
-    deleted = (*deleting, *metadata.deleted_segments(partition))
+    deleting = (each.metadata for each in log.state.segments_apart(partition) if each.state >= begun)
+    deleted = (*deleting, *log.state.deleted_segments(partition))
     log_starts = sorted(
-        (each for each in metadata.recorded_log_starts(partition) if each.deletes),
+        (each for each in log.state.recorded_log_starts(partition) if each.deletes),
         key=lambda each: (each.leader_epoch, each.offset, each.reason, each.last_epoch),
     )
     log_start = log_starts[-1].offset if log_starts else 0
@@ -101,14 +101,14 @@ def facts_of(
         cluster_id=cluster_id,
         topic_id_partition=partition,
         log_starts=tuple(log_starts),
-        local_log_start=metadata.local_log_start(partition),
-        gaps=tuple(metadata.gaps(partition)),
-        cuts=tuple(metadata.cuts(partition)),
+        local_log_start=log.state.local_log_start(partition),
+        gaps=tuple(log.state.gaps(partition)),
+        cuts=tuple(log.state.cuts(partition)),
         dead=tuple(sorted(each.segment_id.id for each in deleted if each.end_offset >= log_start)),
         accepted=tuple(sorted(accepted)),
-        tier_config=dict(metadata.topic_tier_config(partition.topic_id)),
-        position=metadata.position(partition) if is_proved else None,
-        settings_position=metadata.position(partition.of_settings) if is_proved else None,
+        tier_config=dict(log.state.topic_tier_config(partition.topic_id)),
+        position=log.position(partition) if is_proved else None,
+        settings_position=log.position(partition.of_settings) if is_proved else None,
     )
 
 

@@ -1,47 +1,26 @@
-"""`MetadataRecordLog`: the small interface behind a metadata manager of one's own, and what such a manager is given."""
+"""`MetadataRecordLog`: the interface by which third parties keep remote log metadata somewhere else than in a topic.
+
+`remote.log.metadata.manager.class.name` names an entry point of the group `tidegate.remote_log_metadata_manager`, or
+`module:Class` (`MetadataRecordLogFactory`). `docs/examples/sqlite-metadata` is a complete example.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from tiers.broker.client import BrokerClient
-from tiers.fitness import Fitness
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic.settings import MAX_AGE_MS
+from tiers.metadata.records.serde import KeyAndValue
+
+RefusalToCreate = Callable[[], Awaitable[str | None]]
+"""Called before missing metadata is created. It returns why that must not happen, for an operator, or None."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataManagerContext:
-    """What every metadata manager gets, beside its own settings. The caller keeps and closes the client."""
-
-    state_folder: Path
-    """The folder of the materialised state, which belongs to one process at a time."""
-    client: BrokerClient
-    cluster_id: str
-    """The id of the Kafka cluster. Metadata of another cluster must not be used."""
-    topic: MetadataTopicSettings
-    """The keys `remote.log.metadata.topic.*`, for the topic-based manager."""
-    refusal_to_create: Callable[[], Awaitable[str | None]]
-    """Called before missing metadata is created. It returns why that must not happen, for an operator, or None."""
-    fitness: Fitness | None = None
-    """Whether this process can work as an owner. A manager may add probes, before it is open."""
-    declares: Callable[[], str] = str
-    """Returns digests of the settings that all proxies of a cluster need the same."""
-    max_age_ms: int = MAX_AGE_MS
-    """The age up to which metadata is fresh, half of T_vis. A manager should read often enough for that."""
-
-
-class MetadataManagerFactory(Protocol):
+class MetadataRecordLogFactory(Protocol):
     """The class that an entry point of the group `tidegate.remote_log_metadata_manager` or `module:Class` names."""
 
-    def create(self, settings: Mapping[str, str], context: MetadataManagerContext) -> RemoteLogMetadataManager:
-        """Returns a manager that is not yet open. It is a class method.
+    def create(self, settings: Mapping[str, str]) -> MetadataRecordLog:
+        """Returns a log that is not yet open. It is a class method.
 
         `settings` has the keys `remote.log.metadata.*` that Tidegate does not know, without that prefix. Raises
         `ValueError` for an unknown or invalid setting; `read_settings` of `tiers/storage/settings.py` names the
@@ -67,8 +46,8 @@ class RecordLogIdentity(NamedTuple):
 class MetadataRecordLog(Protocol):
     """An ordered log of records. One process at a time holds it, and only that process appends.
 
-    `RecordLogMetadataManager` makes a metadata manager of it. It calls all methods except `is_held` on one thread of
-    its own, so they may block. Every method raises `RemoteLogMetadataError` when the log cannot be used."""
+    `SingleWriterLog` calls all methods except `is_held` on one thread of its own, so they may block. Every method
+    raises `RemoteLogMetadataError` when the log cannot be used."""
 
     @property
     def place(self) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.copy_plan import NOT_MEASURED_BYTES
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -50,7 +50,7 @@ class RemoteLog:
 
     __slots__ = ("metadata", "partition")
 
-    def __init__(self, metadata: RemoteLogMetadataReader, topic_id_partition: TopicIdPartition) -> None:
+    def __init__(self, metadata: RemoteLogMetadataState, topic_id_partition: TopicIdPartition) -> None:
         self.metadata = metadata
         self.partition = topic_id_partition
 

@@ -1,246 +1,116 @@
-"""`RemoteLogMetadataManager` (KIP-405): the interface to strongly consistent metadata of remote segments.
+"""`RemoteLogMetadataManager` (KIP-405): writes the metadata of remote segments to a `MetadataLog`.
 
-Third parties may add an implementation: `remote.log.metadata.manager.class.name` names an entry point of the group
-`tidegate.remote_log_metadata_manager`, or `module:Class` (`MetadataManagerFactory`). The shortest way is a
-`MetadataRecordLog` with `RecordLogMetadataManager` over it. `docs/examples/sqlite-metadata` is a complete example.
-`tests/contract/test_remote_log_metadata_manager.py` tests the interface, but no test of one process can show fencing
-and durability.
+Every write becomes records, which depend on the state at that time. The state that they build answers every read. Most
+writes are the owner's. Those that need no ownership say so.
 
-A manager must guarantee:
-
-* Strong consistency. A write returns after this process's reads show it, so a process reads its own writes. All
-  processes see the records of a partition in the same order. A write of several records appears as a whole or not at
-  all.
-* Ownership. At most one process owns a partition at a time. `owns` is true only when the owner's reads show every
-  record of earlier owners, and when its ownership was confirmed less than 2 s ago.
-* Fencing. A write by a process that lost the ownership raises `OwnershipLostError`, and no reader ever sees it, however
-  long the process was suspended before. The writes that need no ownership say so.
-* Freshness. `ensure_fresh` and `is_fresh` limit the age of an answer: the reads show every record that was acknowledged
-  to any process up to that age ago (docs/design.md, safety rule 1). A manager that cannot tell is not fresh. Callers
-  then answer an error that clients retry.
-* Durability. A record that a write acknowledged survives the crash of every process and machine. The owner trims the
-  broker's copy on its word. If records were lost anyway, `confirms` denies a position beyond them, and a manager that
-  notices the loss raises an alarm (`status`) and is neither fresh nor owner. A manager never begins with empty metadata
-  in the place of lost metadata: it asks `MetadataManagerContext.refusal_to_create` first.
-* Order. Concurrent writes of a process to one partition take effect one after the other, each with the knowledge of
-  the earlier ones.
-* Reads are local and synchronous. They need no I/O that may block the event loop for long.
-
-A manager may assume:
-
-* One event loop calls it. `open` comes first and `close` last. The folder of its state belongs to this process.
-* After an error or a cancellation of a write, the caller does not know whether the write happened. It looks at the
-  metadata again before it continues, so the manager need not undo anything.
-* Every segment id is used once, and each call concerns one user partition.
-
-Rules for all implementations:
-
-* `start_offset` and `end_offset` are inclusive. Only COPY_SEGMENT_FINISHED segments answer offset look-ups.
-* A CUT voids, from its offset on, the segments that were copied in an earlier leader epoch, wherever their records
-  stand. A void offset is answered by another segment or by none. `valid_end_offset` says how far a segment may be read.
-* Every process reads the metadata of every partition.
+Every update repeats the custom metadata, since compaction may remove the record before it. When a subject is gone, all
+of its keys get tombstones (docs/design.md, "Metadata"). A write that the states do not allow raises
+`InvalidTransitionError` (docs/semantics.md 11.2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from uuid import UUID
 
-from tiers.metadata.tenure import Tenure
-from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
+from tiers.broker.client import wall_clock_ms
+from tiers.errors import InvalidTransitionError, RemoteLogMetadataError
+from tiers.metadata.metadata_log import Append, MetadataLog
+from tiers.metadata.records.serde import (
+    KeyAndValue,
+    MetadataRecord,
+    RecordKey,
+    cut_key,
+    encode_key,
+    encode_value,
+    key_and_value,
+    key_of,
+    local_log_start_key,
+    log_gap_key,
+    log_start_key,
+    nothing_key,
+    segment_keys,
+    tombstone,
+    topic_deletion_key,
+    topic_missing_key,
+)
+from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
+from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     Cut,
+    CutUpdate,
+    LocalLogStartUpdate,
+    LogGapUpdate,
+    LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
     TierMarkerUpdate,
     TopicDeletionUpdate,
+    TopicMissingUpdate,
+    TopicTierConfigUpdate,
 )
-from tiers.model.segment_state import RemotePartitionDeleteState
-from tiers.model.stored_segment import CoverSize, StoredSegment
+from tiers.model.segment_state import (
+    RemoteLogSegmentState,
+    RemotePartitionDeleteState,
+    is_valid_partition_transition,
+    is_valid_transition,
+)
+
+CheckTierConfig = Callable[[Mapping[str, str]], None]
+"""Called with the topic's settings before the change. If it raises an exception, the change is not made."""
 
 
-class MetadataPosition(NamedTuple):
-    """A position in a metadata partition: the next offset, and the leader epoch of the last batch before it.
+class RemoteLogMetadataManager:
+    """Writes metadata. Each write returns after the state shows it, and raises `RemoteLogMetadataError`.
 
-    If the metadata is not in a topic, `topic_id` identifies the log that has it."""
+    After an error or a cancellation of a write, the caller does not know whether the write happened."""
 
-    topic_id: UUID
-    leader_epoch: int
-    next_offset: int
+    def __init__(self, log: MetadataLog, wall_clock_ms: Callable[[], int] = wall_clock_ms) -> None:
+        self.log = log
+        self._wall_clock_ms = wall_clock_ms
 
-
-@dataclass(frozen=True, slots=True)
-class MetadataStatus:
-    """The manager's status for operators."""
-
-    alarm: str | None
-    """The trouble that an operator must end; None without any. While there is trouble, nothing is written."""
-    freshness_age_ms: int | None
-    """The age of the metadata partition that is furthest behind; None: not all partitions were read yet."""
-    owned_partitions: frozenset[int]
-    """The metadata partitions that this process owns."""
-    events_read: int
-    foreign_records_read: int
-    clock_skew_ms: int | None
-
-
-class RemoteLogMetadataReader(Protocol):
-    """The reading half of the interface, for followers, request handlers and the remote log reader."""
-
-    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
-        """Waits until the partition's metadata was read to its high watermark at most `max_age_ms` ago.
-
-        Returns at once when it is fresh already. Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`."""
-
-    def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
-        """Returns whether the metadata is that fresh, without waiting."""
-
-    def is_final(self) -> bool:
-        """Returns whether the metadata topic is gone, so that the known metadata is the last and nothing gets fresh.
-
-        The last records may be missing. So a caller may rely only on what the metadata contains, not on what it
-        lacks."""
-
-    def remote_log_segment_metadata(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
-        """Returns the readable segment that holds `offset`; None without one."""
-
-    def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
-        """Returns the readable segment that holds `offset`, else the first one above it, else None."""
-
-    def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
-        """Returns the segment in any state; None when it is unknown or DELETE_SEGMENT_FINISHED."""
-
-    def list_remote_log_segments(
-        self, partition: TopicIdPartition, min_offset: int = 0
-    ) -> Iterator[RemoteLogSegmentMetadata]:
-        """Yields segments in the states 0, 1 and 2 with `end_offset` >= `min_offset`, by ascending start offset."""
-
-    def stored_segments(self, partition: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
-        """Yields the same segments as `list_remote_log_segments`, for callers that need few fields of many segments."""
-
-    def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
-        """Yields `next_segment` of `offset`, then of the offset after its valid end, and so on to the remote end.
-
-        The iterator may or may not show changes that happen meanwhile. A caller that needs two segments of the same
-        state must not await anything between them."""
-
-    def answered_offsets(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
-        """Yields the runs of offsets that readable segments have, each as its first and its next offset, in order.
-
-        The first run has `offset`, or lies above it. It takes a quarter of the time of `answering_segments`. The
-        iterator may or may not show changes that happen meanwhile."""
-
-    def segments_apart(self, partition: TopicIdPartition) -> list[StoredSegment]:
-        """Returns the segments in the states 0, 1 and 2 that are not whole, by ascending start offset.
-
-        A readable segment is *whole* if it answers alone for all of its offsets. So these are the attempts, the begun
-        deletions, and what CUTs and later copies have replaced, wholly or in part."""
-
-    def cover_size(self, partition: TopicIdPartition) -> CoverSize:
-        """Returns the sums over the readable segments, without a look at each of them."""
-
-    def earliest_offset(self, partition: TopicIdPartition) -> int | None:
-        """Returns the start offset of the first readable segment; None when there is none."""
-
-    def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
-        """Returns the inclusive end of the last readable segment (Ry); None when there is none."""
-
-    def cuts(self, partition: TopicIdPartition) -> Sequence[Cut]:
-        """Returns the CUTs, by leader epoch and offset."""
-
-    def log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        """Returns the highest offset of `log_starts`, or `earliest_offset` without any."""
-
-    def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
-        """Returns every recorded log start whose reason deletes records, the highest first.
-
-        The list leaves out a log start of another history than the segments: the last readable record below it cannot
-        be of its history (`LogStart.may_follow`)."""
-
-    def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
-        """Returns every recorded log start: also those that an owner only saw, and those of other histories."""
-
-    def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
-        """Returns the end of the last trim that began; None before the first. The local log may start below it."""
-
-    def gaps(self, partition: TopicIdPartition) -> list[LogGap]:
-        """Returns the recorded gaps, by ascending offset. They do not overlap."""
-
-    def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
-        """Returns the recorded gap that holds `offset`; None without one."""
-
-    def tier_marker(self, location: str) -> TierMarkerUpdate | None:
-        """Returns the recorded marker of a location of the store; None without one.
-
-        It is as fresh as the metadata of `TIER_PARTITION`."""
-
-    def topic_deletions(self) -> Mapping[UUID, TopicDeletionUpdate]:
-        """Returns the last recorded deletion of each topic that has one, with the time (ms) of the brokers' clock."""
-
-    def missing_topics(self) -> Mapping[UUID, int]:
-        """Returns the topics recorded as missing, each with the time (ms, by the brokers' clock) of its record."""
-
-    def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
-        """Returns the state of the deletion of the whole partition; None when no deletion was requested."""
-
-    def deleted_segments(
-        self, partition: TopicIdPartition | None = None, until_ms: int | None = None
-    ) -> list[RemoteLogSegmentMetadata]:
-        """Returns the segments that are DELETE_SEGMENT_FINISHED and not forgotten yet, of one partition or of all.
-
-        `event_timestamp_ms` is the time (by the brokers' clock) of that record, at most `until_ms` if it is given."""
-
-    def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
-        """Returns the copy plans that have not ended."""
-
-    def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
-        """Returns the tier settings that were set for the topic through a proxy, by Kafka's names, or an empty mapping.
-
-        They are as fresh as the metadata of the topic's partition 0."""
-
-    def topics_with_tier_config(self) -> list[TopicIdPartition]:
-        """Returns partition 0 of every topic with tier settings of its own."""
-
-    def is_known(self, partition: TopicIdPartition) -> bool:
-        """Returns whether any metadata of this partition is known."""
-
-    def is_tiered(self, topic_id: UUID) -> bool:
-        """Returns whether any metadata of this topic is known."""
-
-    def partitions(self) -> list[TopicIdPartition]:
-        """Returns every user partition with metadata."""
-
-
-class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
-    """The writing half of the interface, for the owner's tasks. Any proxy may write some of the records, as noted."""
+    @property
+    def state(self) -> RemoteLogMetadataState:
+        return self.log.state
 
     async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Writes a new segment. Its state must be COPY_SEGMENT_STARTED."""
+        await self.log.append(
+            metadata.topic_id_partition, lambda: records_of_new_segment(self.state, metadata), Append.AS_OWNER
+        )
 
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         """Moves a known segment to a later state. Raises `InvalidTransitionError` for a transition that is invalid."""
+        partition = update.segment_id.topic_id_partition
+        await self.log.append(partition, lambda: records_of_update(self.state, update), Append.AS_OWNER)
 
     async def forget_deleted_segments(self, segments: Sequence[RemoteLogSegmentId]) -> None:
         """Removes every record of segments of one partition that are DELETE_SEGMENT_FINISHED. Their objects are gone.
 
         `InvalidTransitionError` when a segment has another state, or is forgotten already."""
+        partition = segments[0].topic_id_partition
+        await self.log.append(partition, lambda: records_of_forgotten_deletions(self.state, segments), Append.AS_OWNER)
 
     async def put_copy_plan(self, plan: CopyPlan) -> None:
         """Announces all segments of the plan in one record. Each is COPY_SEGMENT_STARTED from then on."""
+        await self._put(replace(plan, writer=self.log.writer))
 
     async def end_copy_plan(self, plan: CopyPlan) -> None:
         """Forgets the plan's segments that were neither announced nor deleted individually: they have no objects.
 
         Raises `InvalidTransitionError` while the deletion of such a segment has not ended, since it needs the
         announcement."""
+        await self.log.append(plan.topic_id_partition, lambda: records_of_plan_end(self.state, plan), Append.AS_OWNER)
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         """Moves the deletion of a partition to a later state."""
+        await self.log.append(
+            metadata.topic_id_partition, lambda: records_of_deletion(self.state, metadata), Append.AS_OWNER
+        )
 
     async def put_cut(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, is_proved: bool = True
@@ -248,15 +118,20 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
         """Records a CUT. It removes no other one: of several in one leader epoch, the lowest decides.
 
         In the same step, `local_log_start` ends if it lies above `offset` and is of an earlier leader epoch."""
+        update = CutUpdate(*self._named(partition), leader_epoch, offset, is_proved)
+        await self.log.append(partition, lambda: records_of_cut(self.state, update), Append.AS_OWNER)
 
     async def put_named_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
         """Records a proved CUT at an offset that an operator named, as `put_cut` does. Needs no ownership.
 
         In the same step, every recorded log start above `offset` ends that was made in an earlier leader epoch: it is
         of the history that is void. The leader may reach that epoch later."""
+        update = CutUpdate(*self._named(partition), leader_epoch, offset)
+        await self.log.append(partition, lambda: records_of_named_cut(self.state, update), Append.WHEN_FRESH)
 
     async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
         """Records that the local log is about to be trimmed to `start`."""
+        await self._put(LocalLogStartUpdate(*self._named(partition), start))
 
     async def put_log_start(
         self,
@@ -275,16 +150,29 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
         An open transaction of a killed process delays the record until the coordinator ends that transaction, after
         about 20 s. A caller that can wait that long passes `timeout_ms`. None: the timeout of every other write."""
 
+        def records() -> Sequence[KeyAndValue]:
+            check()
+            if is_log_start_known(self.state, partition, start):
+                return []
+            return records_of_log_start(self.state, LogStartOffsetUpdate(*self._named(partition), start))
+
+        await self.log.append(partition, records, Append.WHEN_FRESH, timeout_ms)
+
     async def end_log_start(self, partition: TopicIdPartition, start: LogStart) -> None:
         """Removes the record of a log start that the leader disproves.
 
         In the same step, `local_log_start` ends if the log start covers it (`LogStart.covers`)."""
+        await self.log.append(
+            partition, lambda: records_of_ended_log_starts(self.state, partition, [start]), Append.AS_OWNER
+        )
 
     async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
         """Records a gap. It replaces a recorded gap with the same first offset."""
+        await self._put(LogGapUpdate(*self._named(partition), gap, leader_epoch))
 
     async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
         """Removes the record of a gap, for example when the gap lies below the log start."""
+        await self._end(log_gap_key(partition, gap.first_offset))
 
     async def restore(
         self,
@@ -299,71 +187,228 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
         """Records what an operator found that the metadata had lost. Needs no ownership.
 
         The segments are COPY_SEGMENT_STARTED. Those that the metadata knows are left out."""
+        named = self._named(partition)
+        restored: list[MetadataRecord] = [
+            *(CutUpdate(*named, each.leader_epoch, each.offset, each.is_proved) for each in cuts),
+            *(LogGapUpdate(*named, each, UNKNOWN_EPOCH) for each in gaps),
+            *(LogStartOffsetUpdate(*named, each) for each in log_starts),
+            *([] if local_log_start is None else [LocalLogStartUpdate(*named, local_log_start)]),
+        ]
+
+        def records() -> Sequence[KeyAndValue]:
+            lost = [each for each in segments if self.state.remote_log_segment_metadata_by_id(each.segment_id) is None]
+            return [key_and_value(each) for each in (*restored, *lost)]
+
+        await self.log.append(partition, records, Append.IN_TURN)
 
     async def put_tier_marker(self, location: str, marker_id: UUID, *, is_confirmed: bool) -> None:
         """Records the marker of a location, unless another id is recorded. Needs no ownership.
 
         All processes make their changes one after the other."""
+        update = TierMarkerUpdate(*self._named(TIER_PARTITION), location, marker_id, is_confirmed)
+
+        def records() -> Sequence[KeyAndValue]:
+            known = self.state.tier_marker(location)
+            is_needed = known is None or (known.marker_id == marker_id and is_confirmed and not known.is_confirmed)
+            return [key_and_value(update)] if is_needed else []
+
+        await self.log.append(TIER_PARTITION, records, Append.IN_TURN)
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str, *, is_confirmed: bool) -> None:
         """Records that a client is about to delete the topic, or an operator's word. Needs no ownership."""
+        partition = TopicIdPartition(topic_id, 0, topic)
+        await self._put(TopicDeletionUpdate(*self._named(partition), is_confirmed), Append.AT_ONCE)
 
     async def end_topic_deletion(self, topic_id: UUID) -> None:
         """Removes the record of the deletion, when the tier has nothing of the topic, or a broker knows the topic."""
+        await self._end(topic_deletion_key(TopicIdPartition(topic_id, 0)))
 
     async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
         """Records that no broker knows the topic from now on, or that a broker knows it again."""
-
-    def metadata_topic_id(self) -> UUID | None:
-        """Returns the id of the metadata topic; None if the metadata is not in a topic of the cluster.
-
-        While no broker knows the metadata topic by this id, the owners delete no missing topic."""
-
-    def position(self, partition: TopicIdPartition) -> MetadataPosition:
-        """How far this process has read the metadata partition of `partition`."""
-
-    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
-        """Returns whether the metadata topic has the id in `position`, and its log still reaches that position.
-
-        The log must also have the same history up to there. Raises `RemoteLogError` when the leader does not answer."""
+        partition = TopicIdPartition(topic_id, 0, topic)
+        if is_missing:
+            await self._put(TopicMissingUpdate(*self._named(partition)))
+        else:
+            await self._end(topic_missing_key(partition))
 
     async def change_topic_tier_config(
         self,
         topic_id: UUID,
         topic: str,
         changes: Mapping[str, str | None],
-        check: Callable[[Mapping[str, str]], None] = lambda before: None,
+        check: CheckTierConfig = lambda before: None,
     ) -> None:
         """Sets keys of the topic's tier settings; None removes a key. Needs no ownership.
 
         All processes make their changes one after the other. `check` is called with the settings right before the
         change. An exception from it reaches the caller, and nothing changes."""
+        partition = TopicIdPartition(topic_id, 0, topic)
 
-    def owns(self, partition: TopicIdPartition) -> bool:
-        """Returns whether this process is the owner now.
+        def records() -> Sequence[KeyAndValue]:
+            before = self.state.topic_tier_config(topic_id)
+            check(before)
+            changed = changed_tier_config(TopicTierConfigUpdate(*self._named(partition), before), changes)
+            return [] if changed is None else [changed]
 
-        An owner has read all records, is not fenced, and had its membership confirmed less than 2 s ago."""
-
-    def tenure(self, partition: TopicIdPartition) -> Tenure | None:
-        """Returns the tenure in which this process owns the partition, or waits to own it again; None: it has ended.
-
-        The value changes when another owner may have written. `begin_in` ties the writes of a task to a tenure."""
-
-    def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
-        """Returns when (monotonic clock, ms) this process saw the segment become COPY_SEGMENT_FINISHED; None: not yet.
-
-        A segment in the saved state counts as seen when the state was opened."""
+        await self.log.append(partition, records, Append.IN_TURN)
 
     async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
         """Returns how far the clock of `event_timestamp_ms` is ahead of this machine's clock.
 
         The skew is measured when a record is written. With `anew`, a record is written now."""
+        skew_ms = None if anew else self.log.status().clock_skew_ms
+        if skew_ms is None:
+            await self._end(nothing_key(partition), Append.AT_ONCE)
+            skew_ms = self.log.status().clock_skew_ms
+        if skew_ms is None:
+            raise RemoteLogMetadataError("the brokers return no append time: the metadata topic has no LogAppendTime")
+        return skew_ms
 
-    def status(self) -> MetadataStatus:
-        """Returns the status. It may be called at any time, also before `open` and after `close`."""
+    def _named(self, partition: TopicIdPartition) -> tuple[TopicIdPartition, str, int]:
+        """Returns the first fields of a record: the partition, the writer and the time."""
+        return partition, self.log.writer, self._wall_clock_ms()
 
-    async def open(self) -> None:
-        """Raises a `RemoteLogError`. If it is retriable, the caller calls `close`, and then `open` again."""
+    async def _put(self, record: MetadataRecord, by: Append = Append.AS_OWNER) -> None:
+        await self.log.append(key_of(record).topic_id_partition, lambda: [key_and_value(record)], by)
 
-    async def close(self) -> None:
-        """Gives up the ownership. It may be called twice, and after `open` failed."""
+    async def _end(self, key: RecordKey, by: Append = Append.AS_OWNER) -> None:
+        await self.log.append(key.topic_id_partition, lambda: [tombstone(key)], by)
+
+
+def records_of_new_segment(state: RemoteLogMetadataState, metadata: RemoteLogSegmentMetadata) -> list[KeyAndValue]:
+    if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+        raise InvalidTransitionError(f"a new segment must be COPY_SEGMENT_STARTED, not {metadata.state.name}")
+    known = state.remote_log_segment_metadata_by_id(metadata.segment_id)
+    if known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+        raise InvalidTransitionError(f"segment {metadata.segment_id.id} is {known.state.name} already")
+    return [key_and_value(metadata)]
+
+
+def records_of_update(state: RemoteLogMetadataState, update: RemoteLogSegmentMetadataUpdate) -> list[KeyAndValue]:
+    if update.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+        raise InvalidTransitionError("only the addition of a segment writes COPY_SEGMENT_STARTED, not an update")
+    known = state.remote_log_segment_metadata_by_id(update.segment_id)
+    if known is None or not is_valid_transition(known.state, update.state):
+        source = "an unknown segment" if known is None else known.state.name
+        raise InvalidTransitionError(f"segment {update.segment_id.id} cannot move from {source} to {update.state.name}")
+    custom_metadata = known.custom_metadata if update.custom_metadata is None else update.custom_metadata
+    written = [key_and_value(replace(update, custom_metadata=custom_metadata))]
+    is_deleted = update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED
+    if is_deleted and known.segment_size_bytes == NOT_MEASURED_BYTES:
+        # Only a copy plan announced the segment. The plan may end before the deleted segment is forgotten.
+        announced = replace(known, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+        written.insert(0, key_and_value(announced))
+    return written
+
+
+def records_of_forgotten_deletions(
+    state: RemoteLogMetadataState, segments: Sequence[RemoteLogSegmentId]
+) -> list[KeyAndValue]:
+    kept = {segment.segment_id for segment in state.deleted_segments(segments[0].topic_id_partition)}
+    for segment_id in segments:
+        if segment_id not in kept:
+            raise InvalidTransitionError(f"{segment_id.id} is no deleted segment that is kept")
+    return [tombstone(key) for segment_id in segments for key in segment_keys(segment_id)]
+
+
+def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartitionDeleteMetadata) -> list[KeyAndValue]:
+    partition = metadata.topic_id_partition
+    known = state.remote_partition_delete_state(partition)
+    if not is_valid_partition_transition(known, metadata.state):
+        source = "no deletion" if known is None else known.name
+        raise InvalidTransitionError(f"the deletion of {partition} cannot move from {source} to {metadata.state.name}")
+    written = [key_and_value(metadata)]
+    if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+        for segment in state.list_remote_log_segments(partition):
+            written += map(tombstone, segment_keys(segment.segment_id))
+        written += [tombstone(cut_key(partition, one.leader_epoch, one.offset)) for one in state.cuts(partition)]
+        written += [tombstone(key_of(plan)) for plan in state.copy_plans(partition)]
+        written += [tombstone(log_start_key(partition, start)) for start in state.recorded_log_starts(partition)]
+        written += [tombstone(log_gap_key(partition, gap.first_offset)) for gap in state.gaps(partition)]
+        if state.local_log_start(partition) is not None:
+            written.append(tombstone(local_log_start_key(partition)))
+        written.append(tombstone(key_of(metadata)))
+    return written
+
+
+def records_of_plan_end(state: RemoteLogMetadataState, plan: CopyPlan) -> list[KeyAndValue]:
+    for segment_id in plan.segment_ids():
+        known = state.remote_log_segment_metadata_by_id(segment_id)
+        if known is not None and known.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+            raise InvalidTransitionError(
+                f"plan {plan.plan_id} cannot end: the deletion of segment {segment_id.id} has not ended"
+            )
+    return [tombstone(key_of(plan))]
+
+
+def is_log_start_known(state: RemoteLogMetadataState, partition: TopicIdPartition, start: LogStart) -> bool:
+    """Returns whether a log start at or above `start` is recorded, so that no record is needed.
+
+    One of an earlier leader epoch may be of another history, and one of the same offset may lack the last epoch."""
+    if not start.deletes:
+        return bool(state.recorded_log_starts(partition))
+    return any(
+        known.leader_epoch >= start.leader_epoch
+        and (known.offset, known.last_epoch) >= (start.offset, start.last_epoch)
+        for known in state.log_starts(partition)
+    )
+
+
+def records_of_log_start(state: RemoteLogMetadataState, update: LogStartOffsetUpdate) -> list[KeyAndValue]:
+    """Returns the record of the log start, and a tombstone for each log start that it replaces.
+
+    Of the log starts of users, the highest of each leader epoch stays: a leader may confirm it and disprove those of
+    later epochs. The owner applies retention again, so its earlier log starts may go."""
+    partition, new = update.topic_id_partition, update.log_start
+    replaced = [known for known in state.recorded_log_starts(partition) if _replaces(new, known)]
+    return [key_and_value(update), *(tombstone(log_start_key(partition, known)) for known in replaced)]
+
+
+def records_of_ended_log_starts(
+    state: RemoteLogMetadataState, partition: TopicIdPartition, ended: Sequence[LogStart]
+) -> list[KeyAndValue]:
+    """Returns a tombstone for each log start, and for the recorded trim whose records it deleted.
+
+    Without the log start, the lack of these records would look like lost metadata."""
+    trim = state.local_log_start(partition)
+    is_covered = trim is not None and any(start.covers(trim) for start in ended)
+    keys = [*(log_start_key(partition, start) for start in ended), *[local_log_start_key(partition)] * is_covered]
+    return [tombstone(key) for key in keys]
+
+
+def records_of_cut(state: RemoteLogMetadataState, update: CutUpdate) -> list[KeyAndValue]:
+    """Returns the record of a CUT, and a tombstone for the recorded trim if the CUT voids it.
+
+    The CUT of an owner ends no log start: one of an earlier leader epoch may be of the leader's own history."""
+    partition, trim = update.topic_id_partition, state.local_log_start(update.topic_id_partition)
+    is_void = trim is not None and trim.offset > update.offset and trim.leader_epoch < update.leader_epoch
+    return [key_and_value(update), *([tombstone(local_log_start_key(partition))] if is_void else [])]
+
+
+def records_of_named_cut(state: RemoteLogMetadataState, update: CutUpdate) -> list[KeyAndValue]:
+    """Returns the records of an operator's CUT, and a tombstone for each log start that it voids."""
+    partition = update.topic_id_partition
+    ended = [
+        known for known in state.recorded_log_starts(partition) if known.is_void(update.leader_epoch, update.offset)
+    ]
+    return [*records_of_cut(state, update), *records_of_ended_log_starts(state, partition, ended)]
+
+
+def changed_tier_config(known: TopicTierConfigUpdate, changes: Mapping[str, str | None]) -> KeyAndValue | None:
+    """Returns the new record, or None when nothing changes.
+
+    `known` has the settings before the change, and the writer and time of the new record."""
+    merged = {**known.config, **changes}
+    config = {key: value for key, value in merged.items() if value is not None}
+    if config == known.config:
+        return None
+    update = TopicTierConfigUpdate(known.topic_id_partition, known.writer, known.event_timestamp_ms, config)
+    return encode_key(key_of(update)), encode_value(update) if config else None
+
+
+def _replaces(new: LogStart, known: LogStart) -> bool:
+    if not (new.deletes and known.deletes) or known.offset >= new.offset:
+        return False
+    if known.reason is LogStartReason.RETENTION:
+        return known.leader_epoch <= new.leader_epoch
+    return new.reason is LogStartReason.USER and known.leader_epoch == new.leader_epoch

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from protocol.records.record_batch import NO_TIMESTAMP, iterate_batches
 from protocol.records.record_reader import first_record_at_or_after, read_records
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.retry import SegmentDeletedError
@@ -48,7 +48,7 @@ class SegmentParts(Protocol):
 
 
 class RemoteLogOffsetReader:
-    def __init__(self, rlmm: RemoteLogMetadataReader, reader: SegmentParts) -> None:
+    def __init__(self, rlmm: RemoteLogMetadataState, reader: SegmentParts) -> None:
         self._rlmm = rlmm
         self._reader = reader
 

@@ -32,7 +32,7 @@ from tiers.errors import (
     OffsetGapError,
     RemoteLogError,
 )
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
@@ -143,7 +143,7 @@ class RemoteLogReader:
 
     def __init__(
         self,
-        rlmm: RemoteLogMetadataReader,
+        rlmm: FreshMetadata,
         storage: SegmentReads,
         settings: RemoteLogReaderSettings | None = None,
         *,
@@ -205,7 +205,7 @@ class RemoteLogReader:
             first_window_bytes=settings.min_get_bytes,
             max_window_bytes=settings.read_ahead_max_window_bytes,
         )
-        self.offsets = RemoteLogOffsetReader(rlmm, self)
+        self.offsets = RemoteLogOffsetReader(rlmm.state, self)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -255,10 +255,10 @@ class RemoteLogReader:
 
     def segment_for(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata:
         """Returns the segment that holds `offset`. Raises `OffsetBelowLogStartError` or `OffsetGapError`."""
-        log_start_offset = self._rlmm.log_start_offset(partition)
+        log_start_offset = self._rlmm.state.log_start_offset(partition)
         if log_start_offset is None or offset < log_start_offset:
             raise OffsetBelowLogStartError(f"offset {offset} of {partition} is below its log start {log_start_offset}")
-        segment = self._rlmm.remote_log_segment_metadata(partition, offset)
+        segment = self._rlmm.state.remote_log_segment_metadata(partition, offset)
         if segment is None:
             raise OffsetGapError(f"no remote segment of {partition} holds offset {offset}")
         return segment
@@ -287,8 +287,10 @@ class RemoteLogReader:
     ) -> tuple[LeaderEpochEntry, ...]:
         """Returns every leader epoch that the remote tier knows, ascending; empty when it has no readable segment."""
         while True:
-            end_offset = self._rlmm.remote_end_offset(partition)
-            segment = None if end_offset is None else self._rlmm.remote_log_segment_metadata(partition, end_offset)
+            end_offset = self._rlmm.state.remote_end_offset(partition)
+            segment = (
+                None if end_offset is None else self._rlmm.state.remote_log_segment_metadata(partition, end_offset)
+            )
             if end_offset is None or segment is None:
                 return ()
             try:
@@ -355,7 +357,7 @@ class RemoteLogReader:
         A segment that begins earlier is not returned, because the caller continues at its first chunk.
         """
         next_offset = segment.metadata.valid_end_offset + 1
-        following = self._rlmm.remote_log_segment_metadata(segment.metadata.topic_id_partition, next_offset)
+        following = self._rlmm.state.remote_log_segment_metadata(segment.metadata.topic_id_partition, next_offset)
         if following is None or following.start_offset != next_offset:
             return None
         index = self._fetcher.index_if_cached(following)

@@ -12,7 +12,7 @@ from tiers.errors import (
     RemoteReadTimeoutError,
     RemoteResourceNotFoundError,
 )
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -45,7 +45,7 @@ class RetriedRead:
       because stores may be eventually consistent, unless the metadata says that the segment was deleted meanwhile.
     * After a checksum mismatch it reads once more. A second mismatch is an error."""
 
-    def __init__(self, rlmm: RemoteLogMetadataReader, clock_ms: Callable[[], int], jitter: Callable[[], float]) -> None:
+    def __init__(self, rlmm: FreshMetadata, clock_ms: Callable[[], int], jitter: Callable[[], float]) -> None:
         self._rlmm = rlmm
         self._clock_ms = clock_ms
         self._jitter = jitter
@@ -94,6 +94,6 @@ class RetriedRead:
             await self._rlmm.ensure_fresh(segment.topic_id_partition, 0, max(timeout_ms, 1))
         except RemoteLogError:
             return  # without fresh metadata a retry is always safe
-        known = self._rlmm.remote_log_segment_metadata_by_id(segment.segment_id)
+        known = self._rlmm.state.remote_log_segment_metadata_by_id(segment.segment_id)
         if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             raise SegmentDeletedError(f"segment {segment.segment_id.id} was deleted")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tiers.errors import RemoteLogError
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
@@ -54,7 +54,7 @@ class TracedReads(ContinuedReads):
 
     `metadata` has the names of topics: clients name a topic by its id."""
 
-    def __init__(self, inner: RemoteReads, tracer: Tracer, metadata: RemoteLogMetadataReader) -> None:
+    def __init__(self, inner: RemoteReads, tracer: Tracer, metadata: RemoteLogMetadataState) -> None:
         super().__init__(inner)
         self._tracer = tracer
         self._metadata = metadata

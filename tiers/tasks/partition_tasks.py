@@ -178,17 +178,17 @@ class PartitionTasks:
         services, partition = self._services, self.partition
         settings, timeout_ms = services.settings, services.settings.request_timeout_ms
         services.require_ownership(partition)
-        await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
+        await services.log.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         size_bytes = await services.source.size_bytes(partition, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         self.copy.uncopied.survey(size_bytes, bounds)
         await self.watch.look(self.policy, bounds, self.copy)
-        compared_end = services.metadata.remote_end_offset(partition)
+        compared_end = services.state.remote_end_offset(partition)
         if await self._cut.run(bounds, self.end_work):
             self.copy.start_over()
         checked_epoch = bounds.leader_epoch
         # A copy beside the round may move the remote end beyond the bounds of an earlier answer.
-        remote_bounds = services.metadata.earliest_offset(partition), services.metadata.remote_end_offset(partition)
+        remote_bounds = services.state.earliest_offset(partition), services.state.remote_end_offset(partition)
         bounds = await services.source.bounds(partition, timeout_ms)
         if bounds.leader_epoch != checked_epoch:
             return None
@@ -322,7 +322,7 @@ class PartitionTasks:
     def _unproved(self, log_start: int) -> str:
         """Returns why nothing may expire since the tier was cut; empty: it may."""
         try:
-            require_no_open_cut(self._services.metadata, self.partition, log_start)
+            require_no_open_cut(self._services.state, self.partition, log_start)
         except LogDivergedError as error:
             return str(error)
         return ""

@@ -88,7 +88,7 @@ class PartitionWatch:
         `log_start` is the recorded one."""
         partition, (remote_start, remote_end) = self._partition, remote_bounds
         # A broker that lost its log start has records again that were removed before the owner could copy them.
-        local_start, metadata = bounds.log_start_offset, self._services.metadata
+        local_start, metadata = bounds.log_start_offset, self._services.state
         is_among_copied = remote_end is not None and log_start <= local_start <= remote_end
         is_uncopied = metadata.remote_log_segment_metadata(partition, local_start) is None or any(
             local_start < gap.next_offset <= (remote_end or 0) for gap in metadata.gaps(partition)
@@ -126,7 +126,7 @@ class PartitionWatch:
             logger.error(_ALARMS[reason], extra={"partition": partition})
 
     def measure(self) -> None:
-        metadata, metrics, partition = self._services.metadata, self._services.metrics, self._partition
+        metadata, metrics, partition = self._services.state, self._services.metrics, self._partition
         size, apart = metadata.cover_size(partition), metadata.segments_apart(partition)
         labels = partition.topic, str(partition.partition)
         finished = [one for one in apart if one.is_finished]

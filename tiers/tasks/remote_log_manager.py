@@ -278,7 +278,7 @@ class RemoteLogManager:
         policies = list(self._topics.policies.values())
         for partition, policy in ((one, each) for each in policies for one in each.partitions()):
             tiered.add(partition)
-            known, tenure = self._managed.get(partition), metadata.tenure(partition)
+            known, tenure = self._managed.get(partition), metadata.log.tenure(partition)
             if known is not None and known.tenure == tenure:
                 known.policy = policy
             else:
@@ -292,7 +292,7 @@ class RemoteLogManager:
                     return
         for partition in self._managed.keys() - tiered:
             self._give_up(partition)
-        self._services.failed_deletions.forget_unless(lambda partition: metadata.tenure(partition) is not None)
+        self._services.failed_deletions.forget_unless(lambda partition: metadata.log.tenure(partition) is not None)
         metrics.failed_deletions.set(self._services.failed_deletions.count)
         metrics.owned_partitions.set(len(self._managed))
         metrics.keep_topics({each.topic for each in self._managed}, self._services.clock_ms())
@@ -346,7 +346,7 @@ class RemoteLogManager:
             due_ms = managed.due_ms("copy" if name == _URGENT else name)
             if due_ms > now_ms:
                 self._schedule.put(name, managed, due_ms)
-            elif not self._services.metadata.owns(managed.partition):
+            elif not self._services.log.owns(managed.partition):
                 self._awaited.add(managed)
             else:
                 idle = [each for each in open_stages if each in _WITH_PLACES and each not in managed.running]
@@ -398,7 +398,7 @@ class RemoteLogManager:
         try:
             await work
         except OwnershipLostError:
-            if self._services.metadata.tenure(managed.partition) != managed.tenure:
+            if self._services.log.tenure(managed.partition) != managed.tenure:
                 self._give_up(managed.partition)
         except LogDivergedError as error:
             managed.stop(error, name)

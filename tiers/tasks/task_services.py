@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, monotonic_ms
+from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, monotonic_ms, wall_clock_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import OwnershipLostError
+from tiers.metadata.metadata_log import MetadataLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
@@ -27,10 +28,6 @@ from tiers.tasks.metrics import RemoteLogManagerMetrics
 TIER_SETTINGS_MAX_AGE_MS: Final = 10_000
 """The age of tier settings by which a topic is copied. What deletes records reads them to their end first."""
 _TOPICS_INTERVAL_MS: Final = 10_000
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _no_checkpoint(name: str) -> None:
@@ -125,12 +122,20 @@ class TaskServices:
     say: Callable[[str], None] = _untold
     """Tells the user of a job a message of one line."""
 
+    @property
+    def log(self) -> MetadataLog:
+        return self.metadata.log
+
+    @property
+    def state(self) -> RemoteLogMetadataState:
+        return self.metadata.state
+
     async def present_tier_settings(self, partition: TopicIdPartition) -> Mapping[str, str]:
         """Returns the topic's tier settings after their metadata was read to its end.
 
         Raises `RemoteLogMetadataNotReadyError` when it cannot be read to its end now."""
-        await self.metadata.ensure_fresh(partition.of_settings, 0, self.settings.request_timeout_ms)
-        return self.metadata.topic_tier_config(partition.topic_id)
+        await self.log.ensure_fresh(partition.of_settings, 0, self.settings.request_timeout_ms)
+        return self.state.topic_tier_config(partition.topic_id)
 
     async def write_state(self, segment: RemoteLogSegmentMetadata, state: RemoteLogSegmentState) -> None:
         """Moves `segment` to `state`. Every update repeats the custom metadata (docs/design.md, "Metadata")."""
@@ -150,10 +155,10 @@ class TaskServices:
 
         A conclusion from what the metadata of no partition has counts only then: a metadata partition may be unread,
         or forgotten and read again (docs/design.md, safety rule 5)."""
-        age_ms = self.metadata.status().freshness_age_ms
+        age_ms = self.log.status().freshness_age_ms
         return age_ms is not None and age_ms <= self.settings.remote_log.fresh_within_ms
 
     def require_ownership(self, partition: TopicIdPartition) -> None:
         """Raises `OwnershipLostError` unless this process owns the partition."""
-        if not self.metadata.owns(partition):
+        if not self.log.owns(partition):
             raise OwnershipLostError(f"{partition} is owned by another member")

@@ -31,7 +31,7 @@ from tiers.config.tiering_text import tiering_text
 from tiers.config.topic_policy import BROKER_KEYS, Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
 from tiers.config.total_retention import UNLIMITED
 from tiers.errors import BrokerError, RemoteLogMetadataError
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
 from tiers.tasks.metrics import RemoteLogManagerMetrics
@@ -91,7 +91,7 @@ class TieredTopics:
         client: BrokerClient,
         rules: Sequence[TopicConfig],
         metrics: RemoteLogManagerMetrics,
-        metadata: RemoteLogMetadataReader | None = None,
+        metadata: FreshMetadata | None = None,
         *,
         choose: Callable[[Sequence[int], int], list[int]] = random.sample,
     ) -> None:
@@ -205,9 +205,9 @@ class TieredTopics:
         metadata, topic_id = self._metadata, known.topic_id
         return (
             metadata is not None
-            and metadata.is_tiered(topic_id)
+            and metadata.state.is_tiered(topic_id)
             and any(
-                metadata.earliest_offset(TopicIdPartition(topic_id, number, known.topic)) is not None
+                metadata.state.earliest_offset(TopicIdPartition(topic_id, number, known.topic)) is not None
                 for number in range(known.partition_count)
             )
         )
@@ -233,7 +233,7 @@ class TieredTopics:
         return self._metadata is None or self._metadata.is_fresh(_of_settings(topic_id), TIER_SETTINGS_MAX_AGE_MS)
 
     def _tier_settings(self, topic_id: UUID) -> Mapping[str, str]:
-        return {} if self._metadata is None else self._metadata.topic_tier_config(topic_id)
+        return {} if self._metadata is None else self._metadata.state.topic_tier_config(topic_id)
 
     async def _without_answer(self, topics: Collection[TopicMetadata], timeout_ms: int) -> set[UUID]:
         """Returns the managed topics that the answer lacks, without those that no broker knows.

@@ -15,14 +15,12 @@ from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now,
 from tiers.access.progress import SILENCE, Progress
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.tier_config import TierConfig
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.records.serde import unfinished_rebuild_key
+from tiers.metadata.records.serde import KeyAndValue, key_and_value, tombstone, unfinished_rebuild_key
 from tiers.metadata.topic.group.group_members import group_members
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.settings import metadata_group_id
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
-from tiers.metadata.written_records import key_and_value, tombstone
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import UnfinishedRebuildUpdate
 
@@ -30,7 +28,7 @@ WRITER = "tidegate-import"
 """The writer in the log start records of an import."""
 _WRITE_TIMEOUT_MS = 8_000
 
-RecordsOf = Callable[[TopicBasedRemoteLogMetadataManager], Sequence[tuple[TopicIdPartition, Sequence[KeyAndValue]]]]
+RecordsOf = Callable[[TopicBasedMetadataLog], Sequence[tuple[TopicIdPartition, Sequence[KeyAndValue]]]]
 
 
 async def refuse_beside_owners(client: BrokerClient, topics: Iterable[str]) -> None:
@@ -48,23 +46,23 @@ async def refuse_beside_owners(client: BrokerClient, topics: Iterable[str]) -> N
 async def records_read(
     config: TierConfig,
     client: BrokerClient,
-    look: Callable[[TopicBasedRemoteLogMetadataManager], Awaitable[None]],
+    look: Callable[[TopicBasedMetadataLog], Awaitable[None]],
     progress: Progress = SILENCE,
 ) -> int:
     """Returns the number of used offsets of an existing metadata topic; 0 when it was never written to.
 
     Calls `look` with the metadata as of now."""
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-        async with metadata_to_now(config, client, Path(folder), progress=progress) as metadata:
-            await look(metadata)
-            return _taken(metadata)
+        async with metadata_to_now(config, client, Path(folder), progress=progress) as log:
+            await look(log)
+            return _taken(log)
 
 
 async def write_all(
     config: TierConfig,
     client: BrokerClient,
     records_of: RecordsOf,
-    check: Callable[[TopicBasedRemoteLogMetadataManager], None],
+    check: Callable[[TopicBasedMetadataLog], None],
     *,
     into_empty: bool,
     progress: Progress = SILENCE,
@@ -75,18 +73,18 @@ async def write_all(
     believes a metadata partition before all its records are written. Raises `RemoteTierError`."""
     await refuse_beside_owners(client, [config.remote_log.metadata_topic])
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-        async with metadata_to_now(config, client, Path(folder), progress=progress) as metadata:
-            if into_empty and _taken(metadata):
-                raise RemoteTierError(f"topic {metadata.topic.name} is not empty: delete it, or name another topic")
+        async with metadata_to_now(config, client, Path(folder), progress=progress) as log:
+            if into_empty and _taken(log):
+                raise RemoteTierError(f"topic {log.topic.name} is not empty: delete it, or name another topic")
             by_partition: dict[int, list[KeyAndValue]] = {}
-            for partition, records in records_of(metadata):
-                by_partition.setdefault(metadata.metadata_partition(partition), []).extend(records)
+            for partition, records in records_of(log):
+                by_partition.setdefault(log.metadata_partition(partition), []).extend(records)
             if into_empty:
-                announced, by_partition = as_a_whole(metadata.topic, by_partition, time.time_ns() // 1_000_000)
-                await write_records(client, metadata.topic, announced, _WRITE_TIMEOUT_MS)
-            await _write(client, metadata, by_partition, progress)
-            await read_all(metadata.follower, metadata.topic, 0, TIMEOUT_MS)
-            check(metadata)
+                announced, by_partition = as_a_whole(log.topic, by_partition, time.time_ns() // 1_000_000)
+                await write_records(client, log.topic, announced, _WRITE_TIMEOUT_MS)
+            await _write(client, log, by_partition, progress)
+            await read_all(log.follower, log.topic, 0, TIMEOUT_MS)
+            check(log)
 
 
 def as_a_whole(
@@ -106,16 +104,16 @@ def as_a_whole(
 
 async def _write(
     client: BrokerClient,
-    metadata: TopicBasedRemoteLogMetadataManager,
+    log: TopicBasedMetadataLog,
     records: Mapping[int, Sequence[KeyAndValue]],
     progress: Progress,
 ) -> None:
     with progress.bar("records", sum(map(len, records.values()))) as advance:
-        await write_records(client, metadata.topic, records, _WRITE_TIMEOUT_MS, advance)
+        await write_records(client, log.topic, records, _WRITE_TIMEOUT_MS, advance)
 
 
-def _taken(metadata: TopicBasedRemoteLogMetadataManager) -> int:
-    return sum(metadata.follower.position(number) for number in range(metadata.topic.partition_count))
+def _taken(log: TopicBasedMetadataLog) -> int:
+    return sum(log.follower.position(number) for number in range(log.topic.partition_count))
 
 
 RECORDS_PER_TRANSACTION = 500

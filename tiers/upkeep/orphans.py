@@ -100,8 +100,8 @@ async def judge_orphans(
     grace_ms: int,
 ) -> OrphanReport:
     """Returns the orphaned objects and uploads. The metadata must have been read after they were listed."""
-    known = set(tier.metadata.partitions())
-    kept = {segment.segment_id.id for segment in tier.metadata.deleted_segments()}
+    known = set(tier.state.partitions())
+    kept = {segment.segment_id.id for segment in tier.state.deleted_segments()}
     report = OrphanReport([])
     for stored in listed:
         key, facts = parse_segment_key(stored.key), parse_facts_key(stored.key)
@@ -154,7 +154,7 @@ def _upload_line(upload: UnfinishedUpload, key: SegmentObjectKey | None, deletab
 
 def _known(tier: OpenTier, key: SegmentObjectKey) -> RemoteLogSegmentMetadata | None:
     partition = TopicIdPartition(key.topic_id, key.partition)
-    return tier.metadata.remote_log_segment_metadata_by_id(RemoteLogSegmentId(partition, key.segment_uuid))
+    return tier.state.remote_log_segment_metadata_by_id(RemoteLogSegmentId(partition, key.segment_uuid))
 
 
 def _is_known(tier: OpenTier, key: SegmentObjectKey) -> bool:
@@ -187,7 +187,7 @@ async def _without_the_lost(tier: OpenTier, orphans: list[Orphan]) -> list[Orpha
 
 def _is_of_cluster(tier: OpenTier, partition: TopicIdPartition) -> bool:
     """Whether the topic is not known to be gone: the brokers may hide a topic that this client may not describe."""
-    return partition.topic_id in tier.cluster.topics_by_id or tier.metadata.is_known(partition)
+    return partition.topic_id in tier.cluster.topics_by_id or tier.state.is_known(partition)
 
 
 async def _lost(tier: OpenTier, partition: TopicIdPartition) -> str:
@@ -195,7 +195,7 @@ async def _lost(tier: OpenTier, partition: TopicIdPartition) -> str:
         stored = await with_retries(lambda: read_stored_facts(tier.storage, tier.cluster_id, partition))
     except (LaterFormatError, RemoteLogMetadataError) as error:
         return str(error)
-    return await lost_reason(tier.storage, tier.metadata, partition, stored, TIMEOUT_MS)
+    return await lost_reason(tier.storage, tier.log, partition, stored, TIMEOUT_MS)
 
 
 def _as_one(orphans: list[Orphan]) -> list[Orphan]:
@@ -214,7 +214,7 @@ def _missing(tier: OpenTier, seen: set[tuple[UUID, str]]) -> Iterable[Orphan]:
 
 
 def _partitions(tier: OpenTier) -> list[TopicIdPartition]:
-    return sorted(tier.metadata.partitions(), key=lambda each: (each.topic, each.topic_id, each.partition))
+    return sorted(tier.state.partitions(), key=lambda each: (each.topic, each.topic_id, each.partition))
 
 
 async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
@@ -231,7 +231,7 @@ async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
             key = parse_segment_key(orphan.key)
             assert key is not None
             segment = segment_of_key(key, orphan.custom_metadata)
-            await tier.metadata.ensure_fresh(segment.topic_id_partition, 1000, TIMEOUT_MS)
+            await tier.log.ensure_fresh(segment.topic_id_partition, 1000, TIMEOUT_MS)
             if not _is_known(tier, key) and await tier.storage.delete_log_segment_data(segment):
                 report.deleted += 1
             advance(1)
@@ -239,7 +239,7 @@ async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
         for upload in uploads:
             key = parse_segment_key(upload.key)
             assert key is not None
-            await tier.metadata.ensure_fresh(TopicIdPartition(key.topic_id, key.partition), 1000, TIMEOUT_MS)
+            await tier.log.ensure_fresh(TopicIdPartition(key.topic_id, key.partition), 1000, TIMEOUT_MS)
             if _leaves_uploads(tier, key):
                 await tier.storage.abort_upload(upload)
                 report.aborted += 1

@@ -16,10 +16,9 @@ from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, storage_cluster_
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.config.tier_config import TierConfig
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
-from tiers.metadata.written_records import key_and_value
+from tiers.metadata.metadata_log import MetadataLog
+from tiers.metadata.records.serde import KeyAndValue, key_and_value
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
@@ -93,7 +92,7 @@ async def rebuild(
         )
         done.topic = config.remote_log.metadata_topic
         if done.topic in cluster.topics:
-            done.taken = await records_read(config, client, lambda metadata: compare(done, metadata), progress)
+            done.taken = await records_read(config, client, lambda log: compare(done, log), progress)
         if not done.plans:
             raise RemoteTierError(f"the store holds no objects of cluster {cluster_id}")
         if done.is_needless:
@@ -106,8 +105,8 @@ async def rebuild(
             await write_all(
                 config,
                 client,
-                lambda metadata: list(_records(wanted)),
-                lambda metadata: _check_written(metadata, wanted),
+                lambda log: list(_records(wanted)),
+                lambda log: _check_written(log.state, wanted),
                 into_empty=True,
                 progress=progress,
             )
@@ -165,19 +164,19 @@ def judge_unknown_topics(plans: Iterable[PartitionPlan], unknown: Set[UUID], are
             )
 
 
-async def compare(done: Rebuild, metadata: RemoteLogMetadataManager) -> None:
+async def compare(done: Rebuild, log: MetadataLog) -> None:
     """Counts, for each partition, what the plan has and the metadata lacks. Raises `BrokerError`."""
     for plan in done.plans:
-        lacking = _lacking(plan, metadata)
+        lacking = _lacking(plan, log.state)
         for partition, position in plan.positions:
-            is_of_topic = position.topic_id == metadata.position(partition).topic_id
-            if is_of_topic and not await metadata.confirms(partition, position, TIMEOUT_MS):
+            is_of_topic = position.topic_id == log.position(partition).topic_id
+            if is_of_topic and not await log.confirms(partition, position, TIMEOUT_MS):
                 lacking += 1
                 break
         done.lacking[plan.topic_id_partition] = lacking
 
 
-def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataManager) -> int:
+def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataState) -> int:
     partition = plan.topic_id_partition
     lacking = 0
     for wanted in plan.segments:
@@ -209,7 +208,7 @@ def _records(plans: Sequence[PartitionPlan]) -> Iterator[tuple[TopicIdPartition,
         yield plan.topic_id_partition, records_of(plan, WRITER, now_ms)
 
 
-def _check_written(metadata: TopicBasedRemoteLogMetadataManager, plans: Sequence[PartitionPlan]) -> None:
+def _check_written(metadata: RemoteLogMetadataState, plans: Sequence[PartitionPlan]) -> None:
     for plan in plans:
         partition = plan.topic_id_partition
         known = {each.segment_id.id: each for each in metadata.list_remote_log_segments(partition)}

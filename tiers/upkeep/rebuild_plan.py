@@ -26,10 +26,9 @@ from uuid import UUID
 from tiers.config.paused_work import paused_work
 from tiers.config.topic_settings import is_deletion_requested
 from tiers.config.total_retention import TOTAL_KEYS, longest_total, recorded_total
+from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import PartitionFacts, joined, newest_of_topics
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
-from tiers.metadata.written_records import key_and_value
+from tiers.metadata.records.serde import KeyAndValue, key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.stored_segment import StoredSegment
@@ -26,7 +26,7 @@ class Overlap(NamedTuple):
     other: RemoteLogSegmentMetadata
 
 
-def holes(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> Iterator[OffsetRun]:
+def holes(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> Iterator[OffsetRun]:
     """Yields the runs of offsets from the log start to the remote end without a readable segment or recorded gap."""
     end, offset = metadata.remote_end_offset(partition), metadata.log_start_offset(partition)
     earliest = metadata.earliest_offset(partition)

@@ -33,9 +33,8 @@ from typing import IO
 from uuid import UUID, uuid4
 
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError
-from tiers.metadata.record_log import LoggedRecord, MetadataManagerContext, RecordLogIdentity
-from tiers.metadata.record_log_manager import RecordLogMetadataManager
-from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.record_log import LoggedRecord, RecordLogIdentity
+from tiers.metadata.records.serde import KeyAndValue
 from tiers.storage.settings import read_settings
 
 _SCHEMA = """
@@ -48,21 +47,12 @@ CREATE INDEX tombstones ON records (timestamp_ms) WHERE value IS NULL;
 """
 
 
-class SqliteRemoteLogMetadataManager(RecordLogMetadataManager):
-    """The class that the entry point names. `RecordLogMetadataManager` does everything but the log itself."""
-
-    @classmethod
-    def create(cls, settings: Mapping[str, str], context: MetadataManagerContext) -> SqliteRemoteLogMetadataManager:
-        values = read_settings("sqlite", settings, {"path": None}, kind="metadata manager")
-        return cls(SqliteRecordLog(Path(values["path"])), context)
-
-
 class _EmptyFileError(Exception):
     """The process that created the file ended before it wrote anything."""
 
 
 class SqliteRecordLog:
-    """Implements `MetadataRecordLog` over one file."""
+    """Implements `MetadataRecordLog` over one file. The entry point names this class."""
 
     def __init__(self, path: Path, clock_s: Callable[[], float] = time.time) -> None:
         self._path = path
@@ -71,6 +61,10 @@ class SqliteRecordLog:
         self._connection: sqlite3.Connection | None = None
         self._files: dict[Path, tuple[int, int]] = {}
         self._epoch = -1
+
+    @classmethod
+    def create(cls, settings: Mapping[str, str]) -> SqliteRecordLog:
+        return cls(Path(read_settings("sqlite", settings, {"path": None}, kind="metadata manager")["path"]))
 
     @property
     def place(self) -> str:
@@ -86,7 +80,7 @@ class SqliteRecordLog:
         try:
             self._take_lock()
             is_new = not self._path.exists()
-            # Any thread may use the connection: the manager uses one thread at a time.
+            # Any thread may use the connection: `SingleWriterLog` uses one thread at a time.
             self._connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")

@@ -36,8 +36,10 @@ from tiers.access.open_tier import (
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.errors import LaterFormatError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.metadata_log import MetadataLog
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.storage.locations import HOME
@@ -124,31 +126,31 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with (
                 open_storage(config, cluster.cluster_id) as storage,
-                metadata_to_now(config, client, Path(folder), progress=TERMINAL) as metadata,
+                metadata_to_now(config, client, Path(folder), progress=TERMINAL) as log,
             ):
-                cluster_id = storage_cluster_id(config, cluster.cluster_id)
-                lost_markers = await _lost_markers(storage, metadata, cluster_id, partition)
+                metadata, cluster_id = RemoteLogMetadataManager(log), storage_cluster_id(config, cluster.cluster_id)
+                lost_markers = await _lost_markers(storage, metadata.state, cluster_id, partition)
                 is_readable = True
                 try:
                     stored = await read_stored_facts(storage, cluster_id, partition)
                 except (LaterFormatError, RemoteLogMetadataError):
                     stored = await read_stored_facts(storage, cluster_id, partition, is_strict=False)
                     is_readable = False
-                await metadata.ensure_fresh(partition, 0, TIMEOUT_MS)
+                await log.ensure_fresh(partition, 0, TIMEOUT_MS)
                 source = BrokerLogSource(client)
-                found = await partition_bounds(source, cluster, metadata, partition)
+                found = await partition_bounds(source, cluster, metadata.state, partition)
                 # While the leader does not answer, the operator alone can judge.
                 is_needed = bool(lost_markers) or bool(found.trouble) or not is_readable
-                is_needed = is_needed or await _is_needed(source, storage, metadata, partition, stored)
-                if not (is_needed or metadata.is_known(partition)):
+                is_needed = is_needed or await _is_needed(source, storage, log, partition, stored)
+                if not (is_needed or metadata.state.is_known(partition)):
                     raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
-                settings = await kept_settings(metadata, partition, stored, TIMEOUT_MS)
+                settings = await kept_settings(log, partition, stored, TIMEOUT_MS)
                 not_restored: list[str] = []
                 if write and is_needed:
                     for location, marker_id in lost_markers.items():
-                        await _require_copied(storage, metadata, location)
+                        await _require_copied(storage, metadata.state, location)
                         await write_marker(storage, cluster_id, location, marker_id)
-                    bounds, log_start = await _log_of(source, metadata, partition)
+                    bounds, log_start = await _log_of(source, metadata.state, partition)
                     not_restored = await accept_what_is_left(
                         storage, metadata, cluster_id, partition, bounds, log_start, TIMEOUT_MS
                     )
@@ -156,7 +158,7 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
 
 
 async def _lost_markers(
-    storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, cluster_id: str, partition: TopicIdPartition
+    storage: RemoteStorageManager, metadata: RemoteLogMetadataState, cluster_id: str, partition: TopicIdPartition
 ) -> dict[str, UUID]:
     """Returns the ids of the markers that home and the locations of the partition's segments lack."""
     names = {HOME, *(location_of(each.metadata) for each in metadata.stored_segments(partition))}
@@ -164,7 +166,7 @@ async def _lost_markers(
     return {name: marker_id for name, marker_id in lost.items() if marker_id is not None}
 
 
-async def _require_copied(storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, location: str) -> None:
+async def _require_copied(storage: RemoteStorageManager, metadata: RemoteLogMetadataState, location: str) -> None:
     is_found, asked = await find_copied(storage, metadata, location)
     while not is_found and asked:
         is_found, asked = await find_copied(storage, metadata, location, asked)
@@ -173,7 +175,7 @@ async def _require_copied(storage: RemoteStorageManager, metadata: RemoteLogMeta
 
 
 async def _log_of(
-    source: LogSource, metadata: RemoteLogMetadataManager, partition: TopicIdPartition
+    source: LogSource, metadata: RemoteLogMetadataState, partition: TopicIdPartition
 ) -> tuple[LocalLogBounds, int]:
     """Returns the leader's bounds, and the recorded log start. Raises `BrokerError`."""
     bounds = await source.bounds(partition, TIMEOUT_MS)
@@ -183,10 +185,10 @@ async def _log_of(
 async def _is_needed(
     source: LogSource,
     storage: RemoteStorageManager,
-    metadata: RemoteLogMetadataManager,
+    log: MetadataLog,
     partition: TopicIdPartition,
     stored: StoredFacts,
 ) -> bool:
     """Returns whether there is anything to accept. Raises the errors of the brokers and of the store."""
-    bounds, log_start = await _log_of(source, metadata, partition)
-    return await may_be_in_doubt(storage, metadata, partition, bounds, log_start, stored, TIMEOUT_MS)
+    bounds, log_start = await _log_of(source, log.state, partition)
+    return await may_be_in_doubt(storage, log, partition, bounds, log_start, stored, TIMEOUT_MS)

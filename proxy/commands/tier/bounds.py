@@ -26,7 +26,7 @@ from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_
 from tiers.errors import RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log import RemoteLog
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
 from tiers.tasks.bounds import violated_bounds
@@ -132,22 +132,20 @@ async def read_bounds(config: TidegateConfig, topic: str | None) -> list[Partiti
 async def _read(
     config: TidegateConfig, client: BrokerClient, cluster: ClusterMetadata, topic: str | None, folder: Path
 ) -> list[PartitionBounds]:
-    async with metadata_to_now(config, client, folder, progress=TERMINAL) as metadata:
-        partitions = _asked_for(cluster, metadata, topic)
+    async with metadata_to_now(config, client, folder, progress=TERMINAL) as log:
+        partitions = _asked_for(cluster, log.state, topic)
         source, slots = BrokerLogSource(client), asyncio.Semaphore(_PARTITIONS_AT_ONCE)
 
         async def of(partition: TopicIdPartition) -> PartitionBounds:
             async with slots:
-                return await partition_bounds(source, cluster, metadata, partition)
+                return await partition_bounds(source, cluster, log.state, partition)
 
         async with asyncio.TaskGroup() as tasks:
             looking = [tasks.create_task(of(partition)) for partition in partitions]
         return [look.result() for look in looking]
 
 
-def _asked_for(
-    cluster: ClusterMetadata, metadata: RemoteLogMetadataReader, topic: str | None
-) -> list[TopicIdPartition]:
+def _asked_for(cluster: ClusterMetadata, metadata: RemoteLogMetadataState, topic: str | None) -> list[TopicIdPartition]:
     if topic is None:
         partitions = metadata.partitions()
     else:
@@ -157,7 +155,7 @@ def _asked_for(
 
 
 async def partition_bounds(
-    source: BrokerLogSource, cluster: ClusterMetadata, metadata: RemoteLogMetadataReader, partition: TopicIdPartition
+    source: BrokerLogSource, cluster: ClusterMetadata, metadata: RemoteLogMetadataState, partition: TopicIdPartition
 ) -> PartitionBounds:
     """Returns the bounds of one partition. If the leader does not answer, `trouble` has the error."""
     known = PartitionBounds(

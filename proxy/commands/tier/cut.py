@@ -28,7 +28,8 @@ from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, UnknownTargetError, metadata_to_now, tiered_cluster
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import Cut, after_cuts
@@ -123,31 +124,31 @@ async def cut_partition(config: TidegateConfig, topic: str, number: int, offset:
             raise UnknownTargetError(f"the cluster has no partition {topic}:{number}")
         partition = TopicIdPartition(known.topic_id, number, topic)
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as metadata:
-                if not metadata.is_known(partition):
+            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as log:
+                if not log.state.is_known(partition):
                     raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
                 source = BrokerLogSource(client)
-                shown = await partition_bounds(source, cluster, metadata, partition)
+                shown = await partition_bounds(source, cluster, log.state, partition)
                 if shown.trouble:
                     raise RemoteTierError(f"{topic}:{number}: {shown.trouble}")
                 bounds = await source.bounds(partition, TIMEOUT_MS)
-                parting = await find_parting(source, metadata, partition, bounds, TIMEOUT_MS)
-                cuts = named_cuts(metadata, partition, bounds, offset, parting)
-                void = void_records(metadata, partition, cuts)
+                parting = await find_parting(source, log.state, partition, bounds, TIMEOUT_MS)
+                cuts = named_cuts(log.state, partition, bounds, offset, parting)
+                void = void_records(log.state, partition, cuts)
                 is_needed = void.segments > 0 or any(
-                    each.offset >= offset for each in unsettled_cuts(metadata, partition)
+                    each.offset >= offset for each in unsettled_cuts(log.state, partition)
                 )
                 if write and is_needed:
                     now = await source.bounds(partition, TIMEOUT_MS)
                     if now.leader_epoch != bounds.leader_epoch:
                         raise RemoteTierError(f"{topic}:{number} has another leader now: run the command again")
                     for each in cuts:
-                        await metadata.put_named_cut(partition, each.leader_epoch, each.offset)
+                        await RemoteLogMetadataManager(log).put_named_cut(partition, each.leader_epoch, each.offset)
                 return NamedCut(shown, bounds.leader_epoch, parting, cuts, void, is_needed)
 
 
 def named_cuts(
-    metadata: RemoteLogMetadataReader,
+    metadata: RemoteLogMetadataState,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
     offset: int,
@@ -164,7 +165,7 @@ def named_cuts(
     return list(cuts.values())
 
 
-def void_records(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, cuts: Sequence[Cut]) -> VoidRecords:
+def void_records(metadata: RemoteLogMetadataState, partition: TopicIdPartition, cuts: Sequence[Cut]) -> VoidRecords:
     """Returns what `cuts` void of the copied records and of the attempts."""
     after = [*metadata.cuts(partition), *cuts]
     segments, offsets, size_bytes = 0, 0, 0

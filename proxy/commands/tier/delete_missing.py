@@ -32,7 +32,8 @@ from tiers.commands.console import (
     time_text,
 )
 from tiers.config.settings import DurationMs
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.deletion.missing_topics import deleted_topics
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
@@ -158,18 +159,18 @@ async def read_missing_topics(config: TidegateConfig, deleted: Collection[UUID])
     Raises `RemoteTierError` with a message of one line."""
     async with tiered_cluster(config) as (client, _):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as metadata:
-                known = {each.topic_id for each in (*metadata.partitions(), *metadata.topics_with_tier_config())}
+            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as log:
+                known = {each.topic_id for each in (*log.state.partitions(), *log.state.topics_with_tier_config())}
                 gone = await ClusterTopicExistence(client).gone(known, TIMEOUT_MS) if known else set()
                 for topic_id in deleted:
                     if topic_id not in gone:
                         raise RemoteTierError(f"a broker knows the topic {topic_id}, or the remote tier has none of it")
-                    name = next(each.topic for each in topics_of(metadata, {topic_id}))
-                    await metadata.put_topic_deletion(topic_id, name, is_confirmed=True)
-                return missing_of(metadata, gone)
+                    name = next(each.topic for each in topics_of(log.state, {topic_id}))
+                    await RemoteLogMetadataManager(log).put_topic_deletion(topic_id, name, is_confirmed=True)
+                return missing_of(log.state, gone)
 
 
-def topics_of(metadata: RemoteLogMetadataReader, topic_ids: Collection[UUID]) -> list[TopicIdPartition]:
+def topics_of(metadata: RemoteLogMetadataState, topic_ids: Collection[UUID]) -> list[TopicIdPartition]:
     """Returns partition 0 of each of `topic_ids` that the metadata knows, sorted by name."""
     known = (*metadata.topics_with_tier_config(), *metadata.partitions())
     names = {each.topic_id: each.topic for each in known if each.topic_id in topic_ids}
@@ -177,7 +178,7 @@ def topics_of(metadata: RemoteLogMetadataReader, topic_ids: Collection[UUID]) ->
     return sorted(found, key=lambda each: (each.topic, str(each.topic_id)))
 
 
-def missing_of(metadata: RemoteLogMetadataReader, gone: Collection[UUID]) -> list[MissingTopic]:
+def missing_of(metadata: RemoteLogMetadataState, gone: Collection[UUID]) -> list[MissingTopic]:
     """Returns the answer's lines for the topics in `gone`, which no broker knows."""
     partitions, proved = metadata.partitions(), deleted_topics(metadata)
     lines = []

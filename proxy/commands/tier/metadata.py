@@ -32,10 +32,9 @@ from tiers.access.open_tier import (
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.commands.program import Program
 from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
-from tiers.metadata.written_records import key_and_value
+from tiers.metadata.records.serde import KeyAndValue, key_and_value
+from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason
 from tiers.model.segment_metadata import (
@@ -143,12 +142,12 @@ def _one(partition: str) -> tuple[str, int]:
 def exported(tier: OpenTier, target: str) -> tuple[FlatFile, int | None]:
     """Returns the file's content, and the log start."""
     partition = partition_to_export(tier, target)
-    known = tier.metadata
+    known = tier.state
     state = known.remote_partition_delete_state(partition)
     now_ms = time.time_ns() // 1_000_000
     file = FlatFile(
         partition.topic_id,
-        known.follower.position(known.metadata_partition(partition)),
+        tier.log.follower.position(tier.log.metadata_partition(partition)),
         tuple(known.list_remote_log_segments(partition)),
         None if state is None else PartitionDeleteEntry(_UNKNOWN_EPOCH, now_ms, state),
     )
@@ -178,24 +177,24 @@ async def import_into(
         if not write and config.remote_log.metadata_topic in cluster.topics:
             with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
                 async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as known_now:
-                    _check_unknown(known_now, partition)
+                    _check_unknown(known_now.state, partition)
         if write:
             records = records_of_file(file, partition, log_start, time.time_ns() // 1_000_000)
 
-            def of_one(known: TopicBasedRemoteLogMetadataManager) -> list[tuple[TopicIdPartition, list[KeyAndValue]]]:
-                _check_unknown(known, partition)
+            def of_one(known: TopicBasedMetadataLog) -> list[tuple[TopicIdPartition, list[KeyAndValue]]]:
+                _check_unknown(known.state, partition)
                 return [(partition, records)]
 
-            def check(known: TopicBasedRemoteLogMetadataManager) -> None:
+            def check(known: TopicBasedMetadataLog) -> None:
                 wanted = {each.segment_id.id for each in file.segments}
-                if {each.segment_id.id for each in known.list_remote_log_segments(partition)} != wanted:
+                if {each.segment_id.id for each in known.state.list_remote_log_segments(partition)} != wanted:
                     raise RemoteTierError(f"the metadata of {topic}:{number} does not read back as it was written")
 
             await write_all(config, client, of_one, check, into_empty=False, progress=TERMINAL)
         return file
 
 
-def _check_unknown(known: RemoteLogMetadataReader, partition: TopicIdPartition) -> None:
+def _check_unknown(known: RemoteLogMetadataState, partition: TopicIdPartition) -> None:
     if partition in known.partitions():
         raise RemoteTierError(f"{partition.topic}:{partition.partition} already has metadata")
 

@@ -127,8 +127,9 @@ async def change_pause(
         if known is None or known.is_internal or topic.startswith("__"):
             raise UnknownTargetError(f"the cluster has no topic {topic} that can be tiered")
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as metadata:
+            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as log:
                 partition = TopicIdPartition(known.topic_id, 0, topic)
+                metadata = RemoteLogMetadataManager(log)
                 return await apply_pause(metadata, partition, work, is_paused=is_paused, write=write)
 
 
@@ -141,7 +142,7 @@ async def apply_pause(
     write: bool,
 ) -> PauseChange:
     """Returns the change to the topic of `partition`, and records it when `write` is true."""
-    before = paused_work(metadata.topic_tier_config(partition.topic_id))
+    before = paused_work(metadata.state.topic_tier_config(partition.topic_id))
     after = before | set(work) if is_paused else before - set(work)
     if write and after != before:
         changes = {each.key: "true" if is_paused else None for each in work}

@@ -84,7 +84,7 @@ async def rewrap_all(tier: OpenTier, target: str | None, write: bool, at_once: i
     segments = [
         each
         for partition in partitions_of(tier, target)
-        for each in tier.metadata.list_remote_log_segments(partition)
+        for each in tier.state.list_remote_log_segments(partition)
         if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     ]
 
@@ -135,8 +135,8 @@ async def _replace(tier: OpenTier, segment: RemoteLogSegmentMetadata, before: by
         # A third-party store may use other object keys.
         raise RemoteStorageError(f"the store does not keep the indexes of {segment.segment_id.id} under {key}")
     await with_retries(lambda: place.put_object(key, after))
-    await tier.metadata.ensure_fresh(segment.topic_id_partition, 0, TIMEOUT_MS)
-    known = tier.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
+    await tier.log.ensure_fresh(segment.topic_id_partition, 0, TIMEOUT_MS)
+    known = tier.state.remote_log_segment_metadata_by_id(segment.segment_id)
     if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
         # An owner deleted the segment meanwhile. Its DELETE record covers the object that was just written, which must
         # be deleted too.

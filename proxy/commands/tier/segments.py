@@ -94,7 +94,7 @@ def _end(segment: Segment) -> str:
 
 def _segments_of(tier: OpenMetadata, target: str) -> list[RemoteLogSegmentMetadata]:
     return [
-        each for partition in partitions_of(tier, target) for each in tier.metadata.list_remote_log_segments(partition)
+        each for partition in partitions_of(tier, target) for each in tier.state.list_remote_log_segments(partition)
     ]
 
 

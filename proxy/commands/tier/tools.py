@@ -41,7 +41,7 @@ def partitions_of(tier: OpenMetadata, target: str | None) -> list[TopicIdPartiti
     Raises `UnknownTargetError` if the metadata has nothing of `target`."""
     topic, number = parse_target(target)
     known = [
-        each for each in tier.metadata.partitions() if topic in (None, each.topic) and number in (None, each.partition)
+        each for each in tier.state.partitions() if topic in (None, each.topic) and number in (None, each.partition)
     ]
     if target is not None and not known:
         there = None if topic is None else tier.cluster.topics.get(topic)

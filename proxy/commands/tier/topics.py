@@ -119,10 +119,10 @@ def state_text(topic: TieredTopic) -> str:
 async def tiered_topics(tier: OpenMetadata) -> list[TieredTopic]:
     rules = tier.config.topics
     by_topic: dict[TopicIdPartition, list[TopicIdPartition]] = {}
-    for partition in tier.metadata.partitions():
+    for partition in tier.state.partitions():
         by_topic.setdefault(TopicIdPartition(partition.topic_id, 0, partition.topic), []).append(partition)
     for topic in tier.cluster.topics.values():
-        own = tier.metadata.topic_tier_config(topic.topic_id)
+        own = tier.state.topic_tier_config(topic.topic_id)
         is_named = managed_rule(topic.name, rules, own) is not None or exclusion(topic.name, rules, own) is not None
         if is_named and not topic.is_internal:
             by_topic.setdefault(TopicIdPartition(topic.topic_id, 0, topic.name), [])
@@ -143,11 +143,11 @@ def _line(
     segments = [
         each
         for partition in partitions
-        for each in tier.metadata.list_remote_log_segments(partition)
+        for each in tier.state.list_remote_log_segments(partition)
         if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     ]
     rule = next((rule for rule in rules if rule.matches(topic.topic)), None)
-    own = tier.metadata.topic_tier_config(topic.topic_id)
+    own = tier.state.topic_tier_config(topic.topic_id)
     values = tier_values(rule, own)
     settings = {key: Setting(each.value, _source(each)) for key, each in values.items()}
     if known is not None:
@@ -157,7 +157,7 @@ def _line(
             if key.startswith("retention.")
         }
     now_ms = time.time_ns() // 1_000_000
-    since_ms = (RemoteLog(tier.metadata, partition).copy_failing_since_ms(now_ms) for partition in partitions)
+    since_ms = (RemoteLog(tier.state, partition).copy_failing_since_ms(now_ms) for partition in partitions)
     failing = [each for each in since_ms if each is not None and known is not None]
     times = [each.max_timestamp_ms for each in segments if each.max_timestamp_ms >= 0]
     return TieredTopic(
@@ -173,7 +173,7 @@ def _line(
         paused=tuple(sorted(paused_work(own))),
         settings=settings,
         exists=known is not None,
-        deletion_proved=known is None and topic.topic_id in deleted_topics(tier.metadata),
+        deletion_proved=known is None and topic.topic_id in deleted_topics(tier.state),
     )
 
 

@@ -19,7 +19,7 @@ from proxy.config import load_config
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.bounded_gather import bounded_gather
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, progress_bar, show_json, show_table
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.texts import size_text
@@ -106,7 +106,7 @@ def verify(
 async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: Path | None) -> Verification:
     partitions = partitions_of(tier, target)
     segments = [each for partition in partitions for each in readable_segments(tier, partition)]
-    done = Verification([each for partition in partitions for each in hole_findings(tier.metadata, partition)])
+    done = Verification([each for partition in partitions for each in hole_findings(tier.state, partition)])
     ring = tier.key_ring if tier.key_ring.keys else None
     with ExitStack() as stack:
         whole = noted_segments(resume)
@@ -128,7 +128,7 @@ async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: 
     return done
 
 
-def hole_findings(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> Iterator[Finding]:
+def hole_findings(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> Iterator[Finding]:
     what = "no segment has these offsets"
     for first, last in holes(metadata, partition):
         yield Finding(partition.topic, partition.partition, None, first, last, None, what)

@@ -102,7 +102,7 @@ class LocalAnswers:
         False too while the metadata cannot be read: then the broker's log start offset stays unchanged."""
         partition = self.known_partition(topic, 0)
         try:
-            return partition is not None and self._tools.log.metadata.is_tiered(partition.topic_id)
+            return partition is not None and self._tools.metadata.state.is_tiered(partition.topic_id)
         except RemoteLogError:
             return False
 

@@ -24,7 +24,7 @@ from proxy.process.admin.process_report import CountedParts, process_report
 from proxy.process.admin.recent_events import RecentEvents
 from proxy.process.live_settings import LiveSettings
 from proxy.process.member_settings import compare_members
-from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal
 from tiers.errors import RemoteLogError
@@ -34,7 +34,7 @@ from tiers.explain.facts import LocalFacts, OwnerFacts, facts_of
 from tiers.fitness import Fitness
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.reader.remote_log_reader import RemoteLogReader
@@ -91,21 +91,21 @@ class ProcessView:
             return list(raised_alarms(running, metadata, fitness))
 
         def metadata_partition(partition: TopicIdPartition) -> int | None:
-            if isinstance(metadata, TopicBasedRemoteLogMetadataManager):
-                return metadata.metadata_partition(partition)
+            if isinstance(metadata.log, TopicBasedMetadataLog):
+                return metadata.log.metadata_partition(partition)
             return None
 
         self._counted.backlog_bytes = lambda: manager.backlog_bytes
         view = TierView(
             TierParts(
                 cluster=client,
-                metadata=metadata,
+                metadata=metadata.state,
                 topics=topics,
                 bounds=BrokerLogSource(client, lane=_LANE),
                 configs=BrokerConfigs(client),
                 rules=live.rules,
                 report=manager.report,
-                owns=metadata.owns,
+                owns=metadata.log.owns,
                 metadata_partition=metadata_partition,
                 explained=partial(explained, client, metadata, running, config.remote_log.visible_after_ms),
             ),
@@ -113,7 +113,7 @@ class ProcessView:
             wall_clock_ms=wall_clock_ms,
         )
         topic = config.remote_log.metadata_topic
-        is_topic_based = isinstance(metadata, TopicBasedRemoteLogMetadataManager)
+        is_topic_based = isinstance(metadata.log, TopicBasedMetadataLog)
         if is_topic_based:
             differing: list[str] = []
             self.alarms.watch(ProcessAlarm.SETTINGS_DIFFER, lambda: differing)
@@ -122,7 +122,7 @@ class ProcessView:
         self.parts.tier = await stack.enter_async_context(view)
         self.parts.cluster = ClusterView(
             client,
-            metadata.status,
+            metadata.log.status,
             topic if is_topic_based else None,
             alarms,
             clock_ms=monotonic_ms,
@@ -156,11 +156,12 @@ async def explained(
             uncopied_bytes=0 if report is None else report.uncopied_bytes,
         )
     seen = (
-        (each.segment_id, metadata.seen_at_ms(each.segment_id)) for each in metadata.list_remote_log_segments(partition)
+        (each.segment_id, metadata.state.seen_at_ms(each.segment_id))
+        for each in metadata.state.list_remote_log_segments(partition)
     )
     mono_ms = monotonic_ms()
     owner = OwnerFacts(
-        name="this proxy" if metadata.owns(partition) else None,
+        name="this proxy" if metadata.log.owns(partition) else None,
         visible_for_ms={segment_id: mono_ms - seen_ms for segment_id, seen_ms in seen if seen_ms is not None},
         copy_hold=None if report is None else report.copy_hold,
         troubles={} if report is None else {each.name: each.error for each in report.stages if each.failures},
@@ -169,7 +170,7 @@ async def explained(
     )
     return explain(
         facts_of(
-            metadata,
+            metadata.state,
             partition,
             policy if refused is None else Refusal(partition.topic, refused),
             now_ms,
@@ -184,7 +185,7 @@ async def explained(
 
 def raised_alarms(running: RunningTasks, metadata: RemoteLogMetadataManager, fitness: Fitness) -> Iterator[RaisedAlarm]:
     """Yields the alarms about the remote tier that are raised now, those about the whole process first."""
-    if (alarm := metadata.status().alarm) is not None:
+    if (alarm := metadata.log.status().alarm) is not None:
         yield RaisedAlarm("metadata", "the remote log metadata", alarm)
     if fitness.reason is not None:
         yield RaisedAlarm("unfit", THIS_PROCESS, fitness.reason)

@@ -13,7 +13,7 @@ from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.tls import TlsError
 from tiers.config.manager_settings import METADATA_MANAGER
-from tiers.config.metadata_registry import metadata_manager_factory
+from tiers.config.metadata_registry import create_record_log
 from tiers.config.storage_registry import create_storage
 from tiers.config.tier_config import ConfigError
 from tiers.config.upstream_config import upstream_tls
@@ -31,7 +31,10 @@ def settings_mistakes(config: TidegateConfig) -> Iterator[str]:
     if config.is_tiered and config.storage is not None:
         store = partial(create_storage, config.storage, "unknown")
         tried += [("", partial(open_key_ring, config)), (f"[storage] {config.storage.implementation}: ", store)]
-        tried.append((f"{METADATA_MANAGER}: ", partial(metadata_manager_factory, config.remote_log.metadata_manager)))
+        if not config.remote_log.is_topic_based:
+            known = config.remote_log
+            record_log = partial(create_record_log, known.metadata_manager, known.plain_metadata_settings())
+            tried.append((f"{METADATA_MANAGER}: ", record_log))
         tried.append(("", partial(_require_own_folder, config)))
     for place, read in tried:
         try:

@@ -58,8 +58,8 @@ async def test_removed_records_are_a_gap_unless_their_deletion_is_recorded(bench
     offload.committer = replace(offload.committer, sleep=pause)
     await offload.commit(await offload.copied(300))
     assert bench.finished == [(0, 99), (120, 299)]
-    assert bench.metadata.log_start_offset(PARTITION) == (120 if recorded else 0)
-    assert bench.metadata.gaps(PARTITION) == ([] if recorded else [LogGap(100, 120)])
+    assert bench.state.log_start_offset(PARTITION) == (120 if recorded else 0)
+    assert bench.state.gaps(PARTITION) == ([] if recorded else [LogGap(100, 120)])
     assert bench.now_ms == began_ms + (gap_alarm_ms // 2 if recorded else gap_alarm_ms)
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="gap") == (not recorded)
 
@@ -76,7 +76,7 @@ async def test_the_second_of_two_attempts_is_deleted_by_its_name_in_the_plan(
     await offload.collect()
     assert [one.segment_id for one in bench.segments] == [one.segment.segment_id for one in result.copied]
     assert len(await offload.objects()) == 4
-    assert bench.metadata.copy_plans(PARTITION) == []
+    assert bench.state.copy_plans(PARTITION) == []
 
 
 async def test_speculative_attempts_that_did_not_answer_are_deleted(bench: Workbench) -> None:
@@ -100,7 +100,7 @@ async def test_the_next_owner_deletes_the_leftovers_of_a_dead_driver(
     bench.restart()
     assert await bench.copy()
     assert len(await offload.objects()) == 2 * len(bench.segments) == 2 * len(bench.finished)
-    assert bench.metadata.copy_plans(PARTITION) == []
+    assert bench.state.copy_plans(PARTITION) == []
 
 
 async def test_while_the_store_deletes_nothing_the_plan_keeps_the_names(
@@ -113,10 +113,11 @@ async def test_while_the_store_deletes_nothing_the_plan_keeps_the_names(
         await offload.commit(result)
     assert bench.finished == [(0, 99)]
     assert len(await offload.objects()) == 4
-    assert bench.metadata.copy_plans(PARTITION) == [offload.plan]
+    [kept] = bench.state.copy_plans(PARTITION)
+    assert replace(kept, writer="") == offload.plan
     await offload.collect()
     assert len(await offload.objects()) == 2
-    assert bench.metadata.copy_plans(PARTITION) == []
+    assert bench.state.copy_plans(PARTITION) == []
 
 
 async def no_time(seconds: float) -> None:
@@ -137,7 +138,7 @@ async def test_copies_that_could_not_be_committed_are_finished_later(
     bench.metadata.fail_writes = None
     await offload.collect()
     assert bench.finished == [(0, 99), (100, 149)]
-    assert (len(bench.segments), bench.metadata.copy_plans(PARTITION)) == (2, [])
+    assert (len(bench.segments), bench.state.copy_plans(PARTITION)) == (2, [])
 
 
 async def test_a_commit_without_an_answer_stays(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +179,7 @@ async def test_a_plan_ends_though_its_end_is_not_written_at_once(
 
     monkeypatch.setattr(bench.metadata, "end_copy_plan", lost_at_first)
     await offload.commit(result)
-    assert bench.metadata.copy_plans(PARTITION) == []
+    assert bench.state.copy_plans(PARTITION) == []
     assert len(bench.segments) == len(bench.finished) == 1
 
 
@@ -200,7 +201,7 @@ async def test_an_ended_run_finishes_its_copies_after_a_lost_ownership(
     monkeypatch.setattr(bench.metadata, "update_remote_log_segment_metadata", lost_at_first)
     await offload.committer.abandon([offload.one])
     assert bench.finished == [(0, 99), (100, 149)]
-    assert (len(bench.segments), bench.metadata.copy_plans(PARTITION)) == (2, [])
+    assert (len(bench.segments), bench.state.copy_plans(PARTITION)) == (2, [])
 
 
 async def refused(segment: object) -> bool:
@@ -261,8 +262,8 @@ async def test_a_commit_that_is_seen_after_a_lost_ownership_is_not_deleted(
         is_owned = True
         await bench.services.write_state(result.copied[0].segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 
-    monkeypatch.setattr(bench.metadata, "ensure_fresh", lost)
-    monkeypatch.setattr(bench.metadata, "owns", lambda partition: is_owned)
+    monkeypatch.setattr(bench.metadata.log, "ensure_fresh", lost)
+    monkeypatch.setattr(bench.metadata.log, "owns", lambda partition: is_owned)
     offload.committer = OffloadCommitter(bench.services, sleep=owned_again)
     await offload.commit(result)
     assert bench.finished == [(0, 99)]
@@ -299,7 +300,7 @@ async def test_segments_that_a_new_leader_does_not_confirm_do_not_count(bench: W
     bench.log.append(*(batch_of(end_offset + 10 * number, 10, leader_epoch=1) for number in range(40)))
     await offload.commit(result)
     await offload.collect()
-    assert bench.metadata.remote_end_offset(PARTITION) in (None, end_offset - 1)
+    assert bench.state.remote_end_offset(PARTITION) in (None, end_offset - 1)
     await copied_by_the_next_owner(bench)
     assert len(await offload.objects()) == 2 * len(bench.segments) == 2 * len(bench.finished)
     assert offload.one.is_over
@@ -320,7 +321,7 @@ async def test_the_log_is_looked_at_again_before_a_write_is_tried_again(
     monkeypatch.setattr(bench.metadata, "add_remote_log_segment_metadata", failing)
     await offload.commit(result)
     await offload.collect()
-    assert bench.metadata.remote_end_offset(PARTITION) in (None, 49)
+    assert bench.state.remote_end_offset(PARTITION) in (None, 49)
     await copied_by_the_next_owner(bench)
     assert len(await offload.objects()) == 2 * len(bench.segments) == 2 * len(bench.finished)
 

@@ -43,7 +43,8 @@ def driver_of(
     bench: Workbench, client: Client, options: OffloadOptions, segment_bytes: int = POLICY.segment_bytes
 ) -> OffloadDriver:
     cluster = SimpleNamespace(cluster_id="cluster")
-    tier: Any = SimpleNamespace(client=client, metadata=bench.metadata, cluster=cluster)
+    known = bench.metadata
+    tier: Any = SimpleNamespace(client=client, metadata=known, log=known.log, state=known.state, cluster=cluster)
     policies = [replace(POLICY, partition_count=2, segment_bytes=segment_bytes)]
 
     async def pause(seconds: float) -> None:
@@ -70,7 +71,7 @@ async def test_a_leaderless_partition_is_not_announced_while_reads_are_limited(b
     client.is_silent = True
     [task] = await driver.next_wave()
     assert (task.partition, task.bytes_per_second) == (PARTITION, 1000)
-    assert bench.metadata.copy_plans(SILENT) == []
+    assert bench.state.copy_plans(SILENT) == []
     assert [(one.partition, one.error) for one in driver.report(1.0).troubles] == [(1, "no leader")]
 
 

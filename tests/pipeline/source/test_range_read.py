@@ -60,7 +60,10 @@ class MovingLog:
         self, partition: TopicIdPartition, bounds: LogBounds, first: int, last: int
     ) -> list[ReadRange | MissingOffsets]:
         view = LogView(
-            partition, bounds.log_start, bounds.local_start, lambda at: self.tier.rlmm.answering_segments(partition, at)
+            partition,
+            bounds.log_start,
+            bounds.local_start,
+            lambda at: self.tier.state.answering_segments(partition, at),
         )
         return list(cover(view, first, last))
 

@@ -32,7 +32,7 @@ def tier(tmp_path: Path) -> RemoteTier:
 async def segment_of(tier: RemoteTier, batches: int = 40) -> tuple[RemoteLogSegmentMetadata, list[bytes]]:
     """Batches of ten records; a chunk holds two or three of them."""
     made = await tier.fill(ORDERS, segments=1, batches=batches)
-    return next(iter(tier.rlmm.list_remote_log_segments(ORDERS))), made
+    return next(iter(tier.state.list_remote_log_segments(ORDERS))), made
 
 
 async def read(

@@ -30,7 +30,7 @@ async def test_times_that_no_python_has_end_no_query(tmp_path: Path, monkeypatch
 
     @asynccontextmanager
     async def opened(config: object) -> AsyncIterator[SimpleNamespace]:
-        yield SimpleNamespace(metadata=tier.rlmm, cluster=SimpleNamespace(topics_by_id={}))
+        yield SimpleNamespace(state=tier.state, cluster=SimpleNamespace(topics_by_id={}))
 
     monkeypatch.setattr(segments_relation, "open_tier", opened)
     config = parse_pipeline_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
@@ -45,7 +45,7 @@ async def test_topics_that_the_tier_lacks_are_refused(tmp_path: Path, monkeypatc
 
     @asynccontextmanager
     async def opened(config: object) -> AsyncIterator[SimpleNamespace]:
-        yield SimpleNamespace(metadata=tier.rlmm, cluster=SimpleNamespace(topics_by_id={}))
+        yield SimpleNamespace(state=tier.state, cluster=SimpleNamespace(topics_by_id={}))
 
     monkeypatch.setattr(segments_relation, "open_tier", opened)
     config = parse_pipeline_config('[upstream]\nbootstrap.servers = "localhost:1"\n')

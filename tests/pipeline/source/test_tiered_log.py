@@ -66,6 +66,8 @@ def file_of_tier(tier: RemoteTier, cluster_id: str, folder: Path, monkeypatch: p
         cluster = SimpleNamespace(cluster_id=cluster_id)
         yield SimpleNamespace(
             metadata=tier.rlmm,
+            log=tier.rlmm.log,
+            state=tier.state,
             storage=tier.storage,
             key_ring=KeyRing(),
             cluster_id="renamed",
@@ -253,6 +255,6 @@ async def test_the_remote_tier_alone_never_goes_back(
     assert await remote() == LogBounds(40, 50, 50)
     await tier.rlmm.put_log_start(ORDERS, user_log_start(50))
     assert await remote() == LogBounds(50, 50, 50)
-    for segment in list(tier.rlmm.list_remote_log_segments(ORDERS)):
+    for segment in list(tier.state.list_remote_log_segments(ORDERS)):
         await tier.move(segment, segment.state.DELETE_SEGMENT_STARTED)
     assert await remote() == LogBounds(50, 50, 50)

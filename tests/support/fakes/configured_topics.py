@@ -33,4 +33,4 @@ class FakeConfigs:
 def configured_topics(
     tier: RemoteTier, cluster: FakeCluster, *rules: TopicConfig, configs: FakeConfigs | None = None
 ) -> ConfiguredTopics:
-    return ConfiguredTopics(lambda: rules, tier.rlmm, cluster, configs or FakeConfigs(), monotonic_ms, 5_000)
+    return ConfiguredTopics(lambda: rules, tier.rlmm.log, cluster, configs or FakeConfigs(), monotonic_ms, 5_000)

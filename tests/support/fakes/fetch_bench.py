@@ -127,15 +127,15 @@ async def bench_of(
     store = tier.storage if tracer is None else TracedStore(tier.storage, tracer)
     settings = settings or FetchSettings(local_poll_ms=20, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
     async with (
-        RemoteLogReader(tier.rlmm, store, reader_settings, jitter=lambda: 0.0) as reader,
+        RemoteLogReader(tier.rlmm.log, store, reader_settings, jitter=lambda: 0.0) as reader,
         asyncio.TaskGroup() as group,
     ):
         tools = HandlerTools(
             topology=cluster,
-            metadata=tier.rlmm,
+            metadata=tier.rlmm.log,
             bounds=LocalLogBoundsCache(cluster, monotonic_ms),
             source=cluster,
-            reader=reader if tracer is None else TracedReads(reader, tracer, tier.rlmm),
+            reader=reader if tracer is None else TracedReads(reader, tracer, tier.state),
             settings=settings,
             clock_ms=monotonic_ms,
             spawn=group.create_task,

@@ -1,50 +1,71 @@
-"""`InMemoryRemoteLogMetadataManager`: a model of a metadata manager over dictionaries, without records and state.
+"""`InMemoryRemoteLogMetadataManager`: the product's manager over a model of a metadata log.
 
-It computes every answer from the list of all segments, in the obvious way, and shares only values with the product. So
-tests compare the product's managers and their state with it. Unit tests of one process use it too, and set `fresh`,
-`owned` and `fail_writes`. `metadata_topic.py` has the product's own manager, for tests of several processes.
+The model keeps what the records say in dictionaries. It computes every answer from the list of all segments, in the
+obvious way. So tests compare the product's logs and their state with it. Unit tests of one process use it too, and set
+`fresh`, `owned` and `fail_writes`. `metadata_topic.py` has a log with the product's state, for tests of several
+processes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from uuid import UUID
 
-from tests.support.fakes.log_starts import makes_needless, replaces
 from tests.support.fakes.stored_segments import stored
 from tests.support.tiers.segment_metadata import with_update
-from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataNotReadyError
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition, MetadataStatus
+from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
+from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus
+from tiers.metadata.records.serde import (
+    TOPIC_TIER_CONFIG_API_KEY,
+    MetadataRecord,
+    RecordKey,
+    cut_key,
+    decode_key,
+    decode_value,
+    key_of,
+    local_log_start_key,
+    log_gap_key,
+    log_start_key,
+    nothing_key,
+    segment_keys,
+    topic_deletion_key,
+    topic_missing_key,
+)
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.tenure import Tenure
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     Cut,
+    CutUpdate,
+    LocalLogStartUpdate,
+    LogGapUpdate,
+    LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
     TierMarkerUpdate,
     TopicDeletionUpdate,
+    TopicMissingUpdate,
+    TopicTierConfigUpdate,
     leader_epoch_at,
 )
-from tiers.model.segment_state import (
-    RemoteLogSegmentState,
-    RemotePartitionDeleteState,
-    is_valid_partition_transition,
-    is_valid_transition,
-)
+from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment
 
 IN_MEMORY_TOPIC_ID = UUID(int=9)
 """The topic id of the metadata topic, which does not exist here."""
 
 
-@dataclass
-class InMemoryRemoteLogMetadataManager:
+@dataclass(eq=False, repr=False)
+class InMemoryRemoteLogMetadataManager(RemoteLogMetadataManager):
+    """A manager over an `InMemoryLog`. Tests set its fields."""
+
     clock_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000
     wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     fresh: bool = True
@@ -79,25 +100,168 @@ class InMemoryRemoteLogMetadataManager:
     knows_all_partitions: bool = True
     """False: another metadata partition was not read to its end."""
 
+    def __post_init__(self) -> None:
+        super().__init__(InMemoryLog(self), lambda: self.wall_clock_ms())
+
+
+class InMemoryLog:
+    """Implements `MetadataLog`. Every record changes the fields of the manager at once."""
+
+    writer = "in-memory"
+
+    def __init__(self, manager: InMemoryRemoteLogMetadataManager) -> None:
+        self._of = manager
+        self.state = InMemoryState(manager)
+
+    async def open(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    @property
+    def topic_id(self) -> UUID | None:
+        return self._of.topic_id
+
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
-        if not self.fresh:
+        if not self._of.fresh:
             raise RemoteLogMetadataNotReadyError(f"metadata of {partition} is not fresh")
 
     def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
-        return self.fresh
+        return self._of.fresh
+
+    async def append(
+        self, partition: TopicIdPartition, records: MakeRecords, by: Append, timeout_ms: int | None = None
+    ) -> None:
+        if self._of.fail_writes is not None:
+            raise self._of.fail_writes
+        if by is Append.AS_OWNER and not self._of.owned:
+            raise OwnershipLostError(f"{partition} is owned by another member")
+        made = records()
+        self._of.written += bool(made)
+        for key, value in made:
+            record = None if value is None else decode_value(value)
+            if record is None:
+                self._end(decode_key(key))
+            else:
+                self._put(record)
+
+    def _put(self, record: MetadataRecord) -> None:
+        known = self._of
+        match record:
+            case RemoteLogSegmentMetadata():
+                known.begin_order[record.segment_id] = known.written
+                known.deleted.pop(record.segment_id, None)
+                known.segments[record.segment_id] = replace(record, event_timestamp_ms=known.wall_clock_ms())
+            case RemoteLogSegmentMetadataUpdate():
+                at_ms, segment_id = known.wall_clock_ms(), record.segment_id
+                moved = with_update(known.segments[segment_id], replace(record, event_timestamp_ms=at_ms))
+                known.segments[segment_id] = moved
+                if record.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
+                    known.deleted[segment_id] = known.segments.pop(segment_id)
+                elif record.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+                    known.seen.setdefault(segment_id, known.clock_ms())
+            case CopyPlan():
+                known.plans.setdefault(record.plan_id, record)
+                for each in record.announced():
+                    known.begin_order.setdefault(each.segment_id, known.written)
+                    announced = replace(each, event_timestamp_ms=known.wall_clock_ms())
+                    known.segments.setdefault(each.segment_id, announced)
+            case RemotePartitionDeleteMetadata():
+                known.deletions[record.topic_id_partition] = record.state
+                if record.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+                    known.recorded_gaps.pop(record.topic_id_partition, None)
+            case CutUpdate(partition, _, _, epoch, offset, is_proved):
+                known.recorded_cuts[partition, epoch, offset] = Cut(epoch, offset, known.wall_clock_ms(), is_proved)
+            case LocalLogStartUpdate():
+                known.local_log_starts[record.topic_id_partition] = record.local_log_start
+            case LogStartOffsetUpdate():
+                self._end(key_of(record))
+                known.all_log_starts.setdefault(record.topic_id_partition, []).append(record.log_start)
+            case LogGapUpdate():
+                known.recorded_gaps.setdefault(record.topic_id_partition, {})[record.gap.first_offset] = record.gap
+            case TierMarkerUpdate():
+                known.markers[record.location] = record
+            case TopicTierConfigUpdate():
+                known.tier_configs[record.topic_id_partition] = record.config
+            case TopicDeletionUpdate():
+                at_ms, topic_id = known.wall_clock_ms(), record.topic_id_partition.topic_id
+                known.topic_deletion_records[topic_id] = replace(record, event_timestamp_ms=at_ms)
+            case TopicMissingUpdate():
+                known.missing.setdefault(record.topic_id_partition.topic_id, known.wall_clock_ms())
+
+    def _end(self, key: RecordKey) -> None:
+        """Removes what has the key."""
+        known, partition = self._of, key.topic_id_partition
+        for segment_id in [*known.segments, *known.deleted]:
+            if key in segment_keys(segment_id):
+                known.segments.pop(segment_id, None)
+                known.deleted.pop(segment_id, None)
+        for plan in [each for each in known.plans.values() if key == key_of(each)]:
+            del known.plans[plan.plan_id]
+            for segment_id in plan.segment_ids():
+                one = known.segments.get(segment_id)
+                if one and one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED and one.segment_size_bytes == 0:
+                    del known.segments[segment_id]
+        for cut in [each for each in known.recorded_cuts if key == cut_key(*each)]:
+            del known.recorded_cuts[cut]
+        starts = [one for one in known.all_log_starts.pop(partition, []) if key != log_start_key(partition, one)]
+        if starts:
+            known.all_log_starts[partition] = starts
+        gaps = known.recorded_gaps.get(partition, {})
+        for first_offset in [each for each in gaps if key == log_gap_key(partition, each)]:
+            del gaps[first_offset]
+        if key == local_log_start_key(partition):
+            known.local_log_starts.pop(partition, None)
+        elif key == nothing_key(partition):
+            known.skew_ms = known.skew_ms if known.true_skew_ms is None else known.true_skew_ms
+        elif key.api_key == TOPIC_TIER_CONFIG_API_KEY:
+            known.tier_configs.pop(partition, None)
+        elif key == topic_deletion_key(partition):
+            known.topic_deletion_records.pop(partition.topic_id, None)
+        elif key == topic_missing_key(partition):
+            known.missing.pop(partition.topic_id, None)
+
+    def owns(self, partition: TopicIdPartition) -> bool:
+        return self._of.owned
+
+    def tenure(self, partition: TopicIdPartition) -> Tenure | None:
+        """A fake that is not the owner waits to be it again, if a test says so."""
+        return Tenure(0, self._of.tenures) if self._of.owned or self._of.is_awaiting else None
+
+    def position(self, partition: TopicIdPartition) -> MetadataPosition:
+        return MetadataPosition(IN_MEMORY_TOPIC_ID, 0, self._of.written)
+
+    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
+        is_confirmed = self._of.is_position_confirmed and partition not in self._of.unconfirmed
+        reached = self.position(partition)
+        return is_confirmed and position.topic_id == reached.topic_id and position.next_offset <= reached.next_offset
+
+    def status(self) -> MetadataStatus:
+        age_ms = 0 if self._of.knows_all_partitions else None
+        owned = frozenset({0}) if self._of.owned else frozenset[int]()
+        return MetadataStatus(None, age_ms, owned, clock_skew_ms=self._of.skew_ms)
+
+
+class InMemoryState(RemoteLogMetadataState):
+    """Computes every answer from the fields of the manager."""
+
+    def __init__(self, manager: InMemoryRemoteLogMetadataManager) -> None:
+        super().__init__()
+        self._log = manager
 
     def is_final(self) -> bool:
-        return self.final
+        return self._log.final
 
     def _readable(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
         finished = [
-            self._cut(segment)
-            for segment in self.segments.values()
+            self._after_cuts(segment)
+            for segment in self._log.segments.values()
             if segment.topic_id_partition == partition and segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         ]
         return [segment for segment in finished if not segment.is_cut_off]
 
-    def _cut(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+    def _after_cuts(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
         void_from = [
             cut.offset
             for cut in self.cuts(segment.topic_id_partition)
@@ -111,7 +275,7 @@ class InMemoryRemoteLogMetadataManager:
             for segment in self._readable(partition)
             if segment.start_offset <= offset <= segment.valid_end_offset
         ]
-        return max(holders, key=lambda segment: self.begin_order.get(segment.segment_id, 0), default=None)
+        return max(holders, key=lambda segment: self._log.begin_order.get(segment.segment_id, 0), default=None)
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
         later = [segment.start_offset for segment in self._readable(partition) if segment.valid_end_offset >= offset]
@@ -120,15 +284,15 @@ class InMemoryRemoteLogMetadataManager:
         return self.remote_log_segment_metadata(partition, max(offset, min(later)))
 
     def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
-        known = self.segments.get(segment_id)
-        return None if known is None else self._cut(known)
+        known = self._log.segments.get(segment_id)
+        return None if known is None else self._after_cuts(known)
 
     def list_remote_log_segments(
         self, partition: TopicIdPartition, min_offset: int = 0
     ) -> Iterator[RemoteLogSegmentMetadata]:
         found = [
-            self._cut(segment)
-            for segment in self.segments.values()
+            self._after_cuts(segment)
+            for segment in self._log.segments.values()
             if segment.topic_id_partition == partition and segment.end_offset >= min_offset
         ]
         return iter(sorted(found, key=lambda segment: (segment.start_offset, segment.segment_id.id.bytes)))
@@ -160,7 +324,7 @@ class InMemoryRemoteLogMetadataManager:
         return CoverSize(len(whole), sum(each.segment_size_bytes for each in whole), offsets)
 
     def _is_whole(self, segment: RemoteLogSegmentMetadata) -> bool:
-        readable, orders = self._readable(segment.topic_id_partition), self.begin_order
+        readable, orders = self._readable(segment.topic_id_partition), self._log.begin_order
         later = [each for each in readable if orders.get(each.segment_id, 0) > orders.get(segment.segment_id, 0)]
         first, last = segment.start_offset, segment.end_offset
         is_alone = all(each.start_offset > last or each.valid_end_offset < first for each in later)
@@ -173,7 +337,7 @@ class InMemoryRemoteLogMetadataManager:
         return max((segment.valid_end_offset for segment in self._readable(partition)), default=None)
 
     def cuts(self, partition: TopicIdPartition) -> list[Cut]:
-        return sorted(cut for (known, *_), cut in self.recorded_cuts.items() if known == partition)
+        return sorted(cut for (known, *_), cut in self._log.recorded_cuts.items() if known == partition)
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         starts = self.log_starts(partition)
@@ -182,13 +346,13 @@ class InMemoryRemoteLogMetadataManager:
     def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
         standing = [
             start
-            for start in self.all_log_starts.get(partition, ())
+            for start in self._log.all_log_starts.get(partition, ())
             if start.deletes and self._stands(partition, start)
         ]
         return sorted(standing, key=lambda start: (start.position, start.reason, start.last_epoch), reverse=True)
 
     def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
-        return list(self.all_log_starts.get(partition, ()))
+        return list(self._log.all_log_starts.get(partition, ()))
 
     def _stands(self, partition: TopicIdPartition, start: LogStart) -> bool:
         below = [each for each in self._readable(partition) if each.start_offset < start.offset]
@@ -197,294 +361,59 @@ class InMemoryRemoteLogMetadataManager:
         return one is None or start.may_follow(last, leader_epoch_at(one.segment_leader_epochs, last))
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
-        return self.local_log_starts.get(partition)
+        return self._log.local_log_starts.get(partition)
 
     def gaps(self, partition: TopicIdPartition) -> list[LogGap]:
-        return sorted(self.recorded_gaps.get(partition, {}).values())
+        return sorted(self._log.recorded_gaps.get(partition, {}).values())
 
     def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
         return next((gap for gap in self.gaps(partition) if gap.holds(offset)), None)
 
-    def topic_deletions(self) -> Mapping[UUID, TopicDeletionUpdate]:
-        return self.topic_deletion_records
+    def topic_deletions(self) -> dict[UUID, TopicDeletionUpdate]:
+        return self._log.topic_deletion_records
 
-    def missing_topics(self) -> Mapping[UUID, int]:
-        return self.missing
+    def missing_topics(self) -> dict[UUID, int]:
+        return self._log.missing
 
     def is_known(self, partition: TopicIdPartition) -> bool:
         return partition in self.partitions()
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
-        return self.deletions.get(partition)
+        return self._log.deletions.get(partition)
 
     def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
-        return self.tier_configs.get(TopicIdPartition(topic_id, 0), {})
+        return self._log.tier_configs.get(TopicIdPartition(topic_id, 0), {})
 
     def topics_with_tier_config(self) -> list[TopicIdPartition]:
-        return list(self.tier_configs)
+        return list(self._log.tier_configs)
 
     def is_tiered(self, topic_id: UUID) -> bool:
         return any(partition.topic_id == topic_id for partition in self.partitions())
 
     def partitions(self) -> list[TopicIdPartition]:
-        known = {segment.topic_id_partition for segment in self.segments.values()}
-        known |= set(self.all_log_starts) | set(self.local_log_starts) | set(self.recorded_gaps)
+        known = {segment.topic_id_partition for segment in self._log.segments.values()}
+        known |= set(self._log.all_log_starts) | set(self._log.local_log_starts) | set(self._log.recorded_gaps)
         known |= {
             partition
-            for partition, state in self.deletions.items()
+            for partition, state in self._log.deletions.items()
             if state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
         }
         return sorted(known, key=lambda partition: (partition.topic_id.bytes, partition.partition))
-
-    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
-        if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-            raise InvalidTransitionError(f"a new segment cannot be {metadata.state.name}")
-        known = self.segments.get(metadata.segment_id)
-        if known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-            raise InvalidTransitionError(f"the segment is {known.state.name} already")
-        self._write(metadata.topic_id_partition)
-        self.begin_order[metadata.segment_id] = self.written
-        self.deleted.pop(metadata.segment_id, None)
-        self.segments[metadata.segment_id] = replace(metadata, event_timestamp_ms=self.wall_clock_ms())
-
-    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
-        known = self.segments.get(update.segment_id)
-        if (
-            update.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
-            or known is None
-            or not is_valid_transition(known.state, update.state)
-        ):
-            source = None if known is None else known.state.name
-            raise InvalidTransitionError(f"from {source} to {update.state.name}")
-        self._write(update.segment_id.topic_id_partition)
-        moved = with_update(known, replace(update, event_timestamp_ms=self.wall_clock_ms()))
-        if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-            del self.segments[update.segment_id]
-            self.deleted[update.segment_id] = moved
-            return
-        self.segments[update.segment_id] = moved
-        if update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            self.seen.setdefault(update.segment_id, self.clock_ms())
 
     def deleted_segments(
         self, partition: TopicIdPartition | None = None, until_ms: int | None = None
     ) -> list[RemoteLogSegmentMetadata]:
         return [
             one
-            for one in self.deleted.values()
+            for one in self._log.deleted.values()
             if partition in (None, one.topic_id_partition) and (until_ms is None or one.event_timestamp_ms <= until_ms)
         ]
 
-    async def forget_deleted_segments(self, segments: Sequence[RemoteLogSegmentId]) -> None:
-        for segment_id in segments:
-            self._write(segment_id.topic_id_partition)
-            if self.deleted.pop(segment_id, None) is None:
-                raise InvalidTransitionError(f"{segment_id.id} is no deleted segment that is kept")
-
-    async def put_copy_plan(self, plan: CopyPlan) -> None:
-        self._write(plan.topic_id_partition)
-        self.plans.setdefault(plan.plan_id, plan)
-        for announced in plan.announced():
-            self.begin_order.setdefault(announced.segment_id, self.written)
-            self.segments.setdefault(announced.segment_id, replace(announced, event_timestamp_ms=self.wall_clock_ms()))
-
-    async def end_copy_plan(self, plan: CopyPlan) -> None:
-        planned = [self.segments[one] for one in plan.segment_ids() if one in self.segments]
-        if any(one.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED for one in planned):
-            raise InvalidTransitionError("a deletion has not ended")
-        self._write(plan.topic_id_partition)
-        self.plans.pop(plan.plan_id, None)
-        for one in planned:
-            if one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED and one.segment_size_bytes == 0:
-                del self.segments[one.segment_id]
-
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
-        return [plan for plan in self.plans.values() if plan.topic_id_partition == partition]
-
-    async def put_named_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
-        self._write_anybodys()
-        self._record_cut(partition, Cut(leader_epoch, offset, self.wall_clock_ms()))
-        for known in list(self.all_log_starts.get(partition, [])):
-            if known.deletes and known.offset > offset and known.leader_epoch < leader_epoch:
-                self._end_log_start(partition, known)
-
-    async def put_cut(
-        self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, is_proved: bool = True
-    ) -> None:
-        self._write(partition)
-        self._record_cut(partition, Cut(leader_epoch, offset, self.wall_clock_ms(), is_proved))
-
-    def _record_cut(self, partition: TopicIdPartition, cut: Cut) -> None:
-        self.recorded_cuts[partition, cut.leader_epoch, cut.offset] = cut
-        trim = self.local_log_starts.get(partition)
-        if trim is not None and trim.offset > cut.offset and trim.leader_epoch < cut.leader_epoch:
-            del self.local_log_starts[partition]
-
-    async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
-        partition = metadata.topic_id_partition
-        known = self.deletions.get(partition)
-        if not is_valid_partition_transition(known, metadata.state):
-            raise InvalidTransitionError(f"from {known} to {metadata.state.name}")
-        self._write(partition)
-        self.deletions[partition] = metadata.state
-        if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
-            self.segments = {
-                key: segment for key, segment in self.segments.items() if segment.topic_id_partition != partition
-            }
-            self.recorded_cuts = {key: cut for key, cut in self.recorded_cuts.items() if key[0] != partition}
-            self.all_log_starts.pop(partition, None)
-            self.local_log_starts.pop(partition, None)
-            self.recorded_gaps.pop(partition, None)
-            self.plans = {key: one for key, one in self.plans.items() if one.topic_id_partition != partition}
-
-    async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
-        self._write(partition)
-        self.local_log_starts[partition] = start
-
-    async def put_log_start(
-        self,
-        partition: TopicIdPartition,
-        start: LogStart,
-        timeout_ms: int | None = None,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        check()
-        self._write_anybodys()
-        known = self.all_log_starts.setdefault(partition, [])
-        if start.deletes:
-            covering = [one for one in self.log_starts(partition) if makes_needless(one, start)]
-            if not covering:
-                known[:] = [one for one in known if not replaces(start, one)]
-                known.append(start)
-        elif not known:
-            known.append(start)
-
-    async def end_log_start(self, partition: TopicIdPartition, start: LogStart) -> None:
-        self._write(partition)
-        self._end_log_start(partition, start)
-
-    def _end_log_start(self, partition: TopicIdPartition, start: LogStart) -> None:
-        known = [one for one in self.all_log_starts.pop(partition, []) if one != start]
-        if known:
-            self.all_log_starts[partition] = known
-        trim = self.local_log_starts.get(partition)
-        if trim is not None and start.offset >= trim.offset and start.leader_epoch >= trim.leader_epoch:
-            del self.local_log_starts[partition]
-
-    async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
-        self._write(partition)
-        self.recorded_gaps.setdefault(partition, {})[gap.first_offset] = gap
-
-    async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
-        self._write(partition)
-        self.recorded_gaps.get(partition, {}).pop(gap.first_offset, None)
-
-    async def restore(
-        self,
-        partition: TopicIdPartition,
-        *,
-        segments: Sequence[RemoteLogSegmentMetadata] = (),
-        cuts: Sequence[Cut] = (),
-        gaps: Sequence[LogGap] = (),
-        log_starts: Sequence[LogStart] = (),
-        local_log_start: OffsetAndEpoch | None = None,
-    ) -> None:
-        for cut in cuts:
-            await self.put_cut(partition, cut.leader_epoch, cut.offset, is_proved=cut.is_proved)
-        for gap in gaps:
-            await self.put_log_gap(partition, gap, -1)
-        for start in log_starts:
-            await self.put_log_start(partition, start)
-        if local_log_start is not None:
-            await self.put_local_log_start(partition, local_log_start)
-        for segment in segments:
-            if self.remote_log_segment_metadata_by_id(segment.segment_id) is None:
-                await self.add_remote_log_segment_metadata(segment)
+        return [plan for plan in self._log.plans.values() if plan.topic_id_partition == partition]
 
     def tier_marker(self, location: str) -> TierMarkerUpdate | None:
-        return self.markers.get(location)
-
-    async def put_tier_marker(self, location: str, marker_id: UUID, *, is_confirmed: bool) -> None:
-        self._write_anybodys()
-        known = self.markers.get(location)
-        if known is None or known.marker_id == marker_id:
-            self.markers[location] = TierMarkerUpdate(TIER_PARTITION, "", 0, location, marker_id, is_confirmed)
-
-    async def put_topic_deletion(self, topic_id: UUID, topic: str, *, is_confirmed: bool) -> None:
-        self._write_anybodys()
-        partition = TopicIdPartition(topic_id, 0, topic)
-        self.topic_deletion_records[topic_id] = TopicDeletionUpdate(partition, "", self.wall_clock_ms(), is_confirmed)
-
-    async def end_topic_deletion(self, topic_id: UUID) -> None:
-        self._write(TopicIdPartition(topic_id, 0))
-        self.topic_deletion_records.pop(topic_id, None)
-
-    async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
-        self._write(TopicIdPartition(topic_id, 0, topic))
-        if is_missing:
-            self.missing.setdefault(topic_id, self.wall_clock_ms())
-        else:
-            self.missing.pop(topic_id, None)
-
-    def metadata_topic_id(self) -> UUID | None:
-        return self.topic_id
-
-    def position(self, partition: TopicIdPartition) -> MetadataPosition:
-        return MetadataPosition(IN_MEMORY_TOPIC_ID, 0, self.written)
-
-    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
-        is_confirmed = self.is_position_confirmed and partition not in self.unconfirmed
-        reached = self.position(partition)
-        return is_confirmed and position.topic_id == reached.topic_id and position.next_offset <= reached.next_offset
-
-    async def change_topic_tier_config(
-        self,
-        topic_id: UUID,
-        topic: str,
-        changes: Mapping[str, str | None],
-        check: Callable[[Mapping[str, str]], None] = lambda before: None,
-    ) -> None:
-        if self.fail_writes is not None:
-            raise self.fail_writes
-        check(self.topic_tier_config(topic_id))
-        self.written += 1
-        partition = TopicIdPartition(topic_id, 0, topic)
-        merged = {**self.tier_configs.pop(partition, {}), **changes}
-        config = {key: value for key, value in merged.items() if value is not None}
-        if config:
-            self.tier_configs[partition] = config
-
-    def owns(self, partition: TopicIdPartition) -> bool:
-        return self.owned
-
-    def tenure(self, partition: TopicIdPartition) -> Tenure | None:
-        """A fake that is not the owner waits to be it again, if a test says so."""
-        return Tenure(0, self.tenures) if self.owned or self.is_awaiting else None
+        return self._log.markers.get(location)
 
     def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
-        return self.seen.get(segment_id)
-
-    async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
-        if anew and self.true_skew_ms is not None:
-            self.skew_ms = self.true_skew_ms
-        return self.skew_ms
-
-    def status(self) -> MetadataStatus:
-        age_ms = 0 if self.knows_all_partitions else None
-        return MetadataStatus(None, age_ms, frozenset({0}) if self.owned else frozenset(), 0, 0, self.skew_ms)
-
-    async def open(self) -> None:
-        return
-
-    async def close(self) -> None:
-        return
-
-    def _write_anybodys(self) -> None:
-        if self.fail_writes is not None:
-            raise self.fail_writes
-        self.written += 1
-
-    def _write(self, partition: TopicIdPartition) -> None:
-        if self.fail_writes is None and not self.owned:
-            raise OwnershipLostError(f"{partition} is owned by another member")
-        self._write_anybodys()
+        return self._log.seen.get(segment_id)

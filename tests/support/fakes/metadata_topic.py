@@ -1,10 +1,10 @@
-"""`FakeTopicMetadataManager`: the product's metadata manager over a list of records in place of the metadata topic.
+"""`FakeTopicMetadataManager`: the product's manager and state over a list of records in place of the metadata topic.
 
 Several processes share a `FakeMetadataTopic`, which has one partition and one owner at a time. Each process follows it
 into its own LMDB file. A process reads on only when `follow` is called. With a journal, the processes may be real ones,
 and a record survives the process that wrote it, also after SIGKILL.
 
-`in_memory_rlmm.py` is another thing: a model of a metadata manager, which shares only values with the product.
+`in_memory_rlmm.py` is another thing: a model of a metadata log and its state.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from pathlib import Path
 from uuid import UUID
 
 from tiers.errors import OwnershipLostError
-from tiers.metadata.record_backed_manager import MakeRecords, RecordBackedMetadataManager
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.records.serde import decode_key, decode_value, key_of
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition, MetadataStatus
+from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus
+from tiers.metadata.records.serde import KeyAndValue, decode_key, decode_value, key_of
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
@@ -87,32 +86,41 @@ class FakeMetadataTopic:
         return events
 
 
-class FakeTopicMetadataManager(RecordBackedMetadataManager):
+class FakeTopicLog:
+    """Implements `MetadataLog` for one process."""
+
     def __init__(self, log: FakeMetadataTopic, name: str, folder: Path, clock_ms: Callable[[], int]) -> None:
-        super().__init__(name, clock_ms, log.wall_clock_ms)
-        self._log, self._name, self._folder = log, name, folder
-        self._state_writer: RemoteLogMetadataStateWriter | None = None
+        self._log, self.writer, self._folder, self._clock_ms = log, name, folder, clock_ms
+        self._state: RemoteLogMetadataStateWriter | None = None
+        self.topic_id = _IDENTITY.topic_id
         self.fresh_at_ms = 0
         """The time at which the log was last read to its end."""
 
+    @property
+    def state(self) -> RemoteLogMetadataStateWriter:
+        assert self._state is not None
+        return self._state
+
     async def open(self) -> None:
-        self._state_writer = self._opened_state = RemoteLogMetadataStateWriter.open(
-            self._folder, _IDENTITY, wall_clock_ms=self._log.wall_clock_ms, map_size_bytes=1 << 22
+        self._state = RemoteLogMetadataStateWriter.open(
+            self._folder,
+            _IDENTITY,
+            wall_clock_ms=self._log.wall_clock_ms,
+            clock_ms=self._clock_ms,
+            map_size_bytes=1 << 22,
         )
-        self._seen.opened_at_ms = self._clock_ms()
         self.follow()
 
     async def close(self) -> None:
-        if self._state_writer is not None:
-            self._state_writer.close()
-            self._state_writer = self._opened_state = None
+        if self._state is not None:
+            self._state.close()
+            self._state = None
 
     def follow(self) -> None:
-        assert self._state_writer is not None
-        events = self._log.events_from(self._state_writer.next_offset(0))
+        events = self._log.events_from(self.state.next_offset(0))
         now_ms = self._clock_ms()
         if events:
-            self._seen.finished(self._state_writer.apply([PartitionRead(0, events, self._log.next_offset)]))
+            self.state.apply([PartitionRead(0, events, self._log.next_offset)])
         self.fresh_at_ms = now_ms
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
@@ -123,47 +131,54 @@ class FakeTopicMetadataManager(RecordBackedMetadataManager):
         return max_age_ms > 0 and self._clock_ms() - self.fresh_at_ms < max_age_ms
 
     def owns(self, partition: TopicIdPartition) -> bool:
-        return self._log.owner == self._name
+        return self._log.owner == self.writer
 
     def tenure(self, partition: TopicIdPartition) -> Tenure | None:
         return Tenure(0, 0) if self.owns(partition) else None
 
     def status(self) -> MetadataStatus:
-        return MetadataStatus(None, self._clock_ms() - self.fresh_at_ms, frozenset(), 0, 0, 0)
-
-    async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
-        return 0
-
-    def metadata_topic_id(self) -> UUID:
-        return _IDENTITY.topic_id
+        return MetadataStatus(None, self._clock_ms() - self.fresh_at_ms, clock_skew_ms=0)
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
-        return MetadataPosition(_IDENTITY.topic_id, 0, self._state.next_offset(0))
+        return MetadataPosition(_IDENTITY.topic_id, 0, self.state.next_offset(0))
 
     async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
         return position.topic_id == _IDENTITY.topic_id and self._log.confirms(position)
 
-    async def _append(self, partition: TopicIdPartition, records: Sequence[KeyAndValue]) -> None:
-        self._send(records)
-
-    async def _append_as_owner(self, partition: TopicIdPartition, records: MakeRecords) -> None:
-        self._write(records)
-
-    def _write(self, records: MakeRecords) -> None:
-        """Writes records as the owner's transaction does: fenced, based on the known state, and read back."""
-        if self._log.owner != self._name:
-            raise OwnershipLostError(f"{self._name} does not own the metadata partition")
-        self._send(records())
-
-    def _send(self, records: Sequence[KeyAndValue]) -> None:
-        self._log.append(records)
-        self.follow()
-
-    async def _append_when_fresh(
-        self, partition: TopicIdPartition, records: MakeRecords, timeout_ms: int | None
+    async def append(
+        self, partition: TopicIdPartition, records: MakeRecords, by: Append, timeout_ms: int | None = None
     ) -> None:
+        """Appends as the owner's transaction does: fenced, based on the known state, and read back."""
+        if by is Append.AS_OWNER and not self.owns(partition):
+            raise OwnershipLostError(f"{self.writer} does not own the metadata partition")
+        if by in (Append.WHEN_FRESH, Append.IN_TURN):
+            self.follow()
+        self._log.append(records())
         self.follow()
-        self._send(records())
 
-    async def _append_in_turn(self, partition: TopicIdPartition, records: MakeRecords) -> None:
-        await self._append_when_fresh(partition, records, None)
+
+class FakeTopicMetadataManager(RemoteLogMetadataManager):
+    """The product's manager of one process over the shared log."""
+
+    log: FakeTopicLog
+
+    def __init__(
+        self,
+        log: FakeMetadataTopic,
+        name: str,
+        folder: Path,
+        clock_ms: Callable[[], int],
+        wrap: Callable[[FakeTopicLog], FakeTopicLog] = lambda log: log,
+    ) -> None:
+        """The manager's own calls of its log go through what `wrap` returns."""
+        self._own = FakeTopicLog(log, name, folder, clock_ms)
+        super().__init__(wrap(self._own), log.wall_clock_ms)
+
+    async def open(self) -> None:
+        await self._own.open()
+
+    async def close(self) -> None:
+        await self._own.close()
+
+    def follow(self) -> None:
+        self._own.follow()

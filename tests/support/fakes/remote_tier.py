@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.fakes.record_batches import batch_of
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import (
@@ -37,6 +38,10 @@ class RemoteTier:
         self._chunk_bytes = chunk_bytes
         self._leader_epochs: dict[TopicIdPartition, tuple[LeaderEpochEntry, ...]] = {}
         self._open_transactions: dict[TopicIdPartition, OpenTransactions] = {}
+
+    @property
+    def state(self) -> RemoteLogMetadataState:
+        return self.rlmm.state
 
     async def add(
         self,

@@ -16,6 +16,7 @@ from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetad
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.local import LocalRemoteStorageManager
@@ -116,7 +117,13 @@ class TierProcess:
         """The store is `folder/remote`, which must exist. The process's own files in `folder` have its name."""
         self.name = name
         self.calls = IoCalls()
-        self.metadata = FakeTopicMetadataManager(metadata_log, name, folder / f"{name}-state", lambda: clock.now_ms)
+        self.metadata = FakeTopicMetadataManager(
+            metadata_log,
+            name,
+            folder / f"{name}-state",
+            lambda: clock.now_ms,
+            lambda log: self.calls.of(log, "metadata", lambda: RemoteLogMetadataNotReadyError("no answer")),
+        )
         local = LocalRemoteStorageManager({"path": str(folder / "remote"), "cluster.id": "cluster"})
         self.store = wrap_store(local)
         settings = RemoteLogManagerSettings(
@@ -131,7 +138,7 @@ class TierProcess:
             source=self.calls.of(log, "broker", lambda: BrokerError("no answer", retriable=True)),
             share_groups=_NoShareGroups(),
             storage=self.calls.of(self.store, "store", lambda: RetriableRemoteStorageError("no answer")),
-            metadata=self.calls.of(self.metadata, "metadata", lambda: RemoteLogMetadataNotReadyError("no answer")),
+            metadata=self.metadata,
             settings=settings,
             metrics=RemoteLogManagerMetrics(CollectorRegistry()),
             spool=self._spool,
@@ -140,6 +147,10 @@ class TierProcess:
             cluster_id="cluster",
         )
         self.manager = SteppedManager(self.services, topics)
+
+    @property
+    def state(self) -> RemoteLogMetadataState:
+        return self.metadata.state
 
     async def open(self) -> None:
         await self.store.open()
@@ -166,5 +177,5 @@ class TierProcess:
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[RemoteLogReader]:
         """Yields a reader with empty caches."""
-        async with RemoteLogReader(self.metadata, self.store, jitter=lambda: 0.0) as reader:
+        async with RemoteLogReader(self.metadata._own, self.store, jitter=lambda: 0.0) as reader:
             yield reader

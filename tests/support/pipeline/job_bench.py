@@ -20,7 +20,8 @@ from tests.support.fakes.segments import metadata_of
 from tests.support.tiers.workbench import FakeFailedDeletionLog, FakeShareGroups
 from tiers.config.topic_policy import TopicPolicy
 from tiers.metadata.log_history import kept_log_start
-from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.records.serde import KeyAndValue
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -102,6 +103,10 @@ class JobBench:
             checkpoint=lambda name: self.checkpoint(name),
         )
 
+    @property
+    def state(self) -> RemoteLogMetadataState:
+        return self.metadata.state
+
     def toml(self, more: str = "") -> str:
         return (
             f'[upstream]\nbootstrap.servers = "localhost:1"\n'
@@ -126,13 +131,13 @@ class JobBench:
             )
         await self.storage.copy_log_segment_data(metadata, built.log_segment_data(metadata))
         await self.services.write_state(metadata, FINISHED)
-        found = self.metadata.remote_log_segment_metadata_by_id(metadata.segment_id)
+        found = self.metadata.state.remote_log_segment_metadata_by_id(metadata.segment_id)
         assert found is not None
         return found
 
     @property
     def segments(self) -> list[RemoteLogSegmentMetadata]:
-        return list(self.metadata.list_remote_log_segments(self.partition))
+        return list(self.metadata.state.list_remote_log_segments(self.partition))
 
     @property
     def finished(self) -> list[tuple[int, int]]:
@@ -148,7 +153,7 @@ class JobBench:
     async def owners_round(self, policy: TopicPolicy) -> None:
         """The rounds of an owner of the partition, much later."""
         bounds = await self.broker.bounds(self.partition, 1000)
-        log_start = await kept_log_start(self.broker, self.metadata, self.partition, 1000)
+        log_start = await kept_log_start(self.broker, self.metadata.state, self.partition, 1000)
         attempts = CopyAttempts(self.services, self.partition)
         for _ in range(2):
             self.now_ms += 60_000
@@ -156,5 +161,5 @@ class JobBench:
         needless = await attempts.give_up(bounds, log_start or 0)
         await delete_attempts(self.services, self.partition, needless)
         task = RLMExpirationTask(self.services, self.partition)
-        remote_end = self.services.metadata.remote_end_offset(self.partition)
+        remote_end = self.services.metadata.state.remote_end_offset(self.partition)
         await task.delete(policy, await task.run(policy, bounds, log_start, 0, remote_end))

@@ -46,16 +46,16 @@ async def merged(bench: JobBench, limits: MergeLimits = LIMITS, runner: InlineRu
     async def no_time(seconds: float) -> None:
         bench.now_ms += int(seconds * 1000)
 
-    groups = plan_merges(bench.metadata, bench.partition, limits)
+    groups = plan_merges(bench.state, bench.partition, limits)
     return await merge_groups(bench.services, bench.config, runner or InlineRunner(), groups, 60_000, no_time)
 
 
 async def log_bytes(bench: JobBench) -> bytes:
     """All of it, as a reader finds it."""
-    offset, end, found = 0, bench.metadata.remote_end_offset(bench.partition), b""
+    offset, end, found = 0, bench.state.remote_end_offset(bench.partition), b""
     assert end is not None
     while offset <= end:
-        segment = bench.metadata.remote_log_segment_metadata(bench.partition, offset)
+        segment = bench.state.remote_log_segment_metadata(bench.partition, offset)
         assert segment is not None, f"nobody answers for {offset}"
         runs = read_remote_range(bench.storage, segment, bench.key_ring, segment.start_offset, segment.end_offset)
         found += b"".join([bytes(each.data) async for each in runs])

@@ -23,7 +23,8 @@ from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -94,7 +95,7 @@ class OffloadRig:
     async def _look(self, tier: OpenTier, number: int) -> Looked:
         partition = await topic_id_partition(tier.client, self.topic, number)
         segments = readable_segments(tier, partition)
-        all_of_it = list(tier.metadata.list_remote_log_segments(partition))
+        all_of_it = list(tier.state.list_remote_log_segments(partition))
         remote = [bytes(await tier.storage.fetch_log_segment(one, 0, one.segment_size_bytes)) for one in segments]
         for one in segments:
             assert await verify_segment(tier.storage, one, tier.key_ring) == []
@@ -169,6 +170,6 @@ async def _make_metadata_topic(kafka: KafkaCluster, folder: Path, name: str) -> 
         client = BrokerClient([kafka.address()], client_id="test")
         stack.push_async_callback(client.close)
         settings = TopicBasedSettings(folder / "maker", topic=MetadataTopicSettings(name, 4), is_member=False)
-        manager = TopicBasedRemoteLogMetadataManager(client, settings)
+        manager = TopicBasedMetadataLog(client, settings)
         stack.push_async_callback(manager.close)
         await manager.open()

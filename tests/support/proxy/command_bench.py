@@ -17,6 +17,7 @@ from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import OpenTier
 from tiers.broker.cluster_metadata import ClusterMetadata, TopicMetadata
 from tiers.metadata.partition_facts import facts_of
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing, seal_segment
@@ -44,13 +45,17 @@ class CommandBench:
         """The ids of the topics that the cluster has."""
         self._made = 0
 
+    @property
+    def state(self) -> RemoteLogMetadataState:
+        return self.rlmm.state
+
     def tier(self) -> OpenTier:
         config: TidegateConfig = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
         none: Any = None
-        metadata = cast(Any, self.rlmm)
+        log = cast(Any, self.rlmm.log)
         topics = {each: TopicMetadata(str(each), each, {}) for each in self.topics}
         cluster = ClusterMetadata(CLUSTER_ID, 1, {}, {}, 0, topics)
-        return Tier(config, none, cluster, metadata, storage=self.storage, cluster_id=CLUSTER_ID, key_ring=self.ring)
+        return Tier(config, none, cluster, log, storage=self.storage, cluster_id=CLUSTER_ID, key_ring=self.ring)
 
     async def stored(self, start: int) -> RemoteLogSegmentMetadata:
         """Objects without a record."""
@@ -72,7 +77,7 @@ class CommandBench:
         return replace(metadata, state=state)
 
     async def put_facts(self) -> str:
-        return await put_facts(self.storage, facts_of(self.rlmm, CLUSTER_ID, PARTITION))
+        return await put_facts(self.storage, facts_of(self.rlmm.log, CLUSTER_ID, PARTITION))
 
     def files(self) -> list[Path]:
         return sorted(path for path in self.root.rglob("*") if path.is_file())

@@ -110,13 +110,13 @@ async def bench_of(
     cluster = FakeCluster(
         topics={"orders": TOPIC_ID}, logs={P0: LocalLog([build_batch(4, [record(4, 150), record(5, 260)])], 4)}
     )
-    async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader, asyncio.TaskGroup() as group:
         yield Bench(
             tier,
             cluster,
             HandlerTools(
                 cluster,
-                tier.rlmm,
+                tier.rlmm.log,
                 LocalLogBoundsCache(cluster, monotonic_ms),
                 cluster,
                 reader,

@@ -169,7 +169,7 @@ class Scenario:
 async def _reader(
     stack: contextlib.AsyncExitStack, tier: RemoteTier, share: Callable[[Extent], Extent] = lambda extent: extent
 ) -> RemoteReads:
-    reader = RemoteLogReader(tier.rlmm, tier.storage, jitter=lambda: 0.0, share=share)
+    reader = RemoteLogReader(tier.rlmm.log, tier.storage, jitter=lambda: 0.0, share=share)
     return await stack.enter_async_context(reader)
 
 
@@ -220,7 +220,7 @@ async def scenario(
         await stack.enter_async_context(server)
         tools = HandlerTools(
             topology=topology.topics,
-            metadata=tier.rlmm,
+            metadata=tier.rlmm.log,
             bounds=LocalLogBoundsCache(BrokerLogSource(client), monotonic_ms),
             source=BrokerLogSource(client),
             reader=reader,
@@ -235,7 +235,7 @@ async def scenario(
             ApiKey.DELETE_RECORDS: DeleteRecordsHandler(
                 tools,
                 tier.rlmm,
-                partial(require_aligned, BrokerLogSource(client), tier.rlmm),
+                partial(require_aligned, BrokerLogSource(client), tier.state),
                 ["__remote_log_metadata"],
             ),
         }

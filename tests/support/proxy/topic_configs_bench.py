@@ -102,7 +102,7 @@ class Bench:
         return seen, response_class.decode(out[response_body_position(api_key, version, out) :], version=version)
 
     def own(self, topic_id: UUID = ORDERS) -> Mapping[str, str]:
-        return self.metadata.topic_tier_config(topic_id)
+        return self.metadata.state.topic_tier_config(topic_id)
 
 
 def incremental(topics: Mapping[str, Sequence[tuple[str, int, str | None]]], *, validate_only: bool = False) -> Any:

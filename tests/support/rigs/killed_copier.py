@@ -50,11 +50,11 @@ class Tiers:
         self.next_offset = verify_batches(self.original)[-1].next_offset
 
     async def metadata(self) -> RemoteLogMetadataManager:
-        await self._reader.ensure_fresh(self.partition, 0, TIMEOUT_MS)
+        await self._reader.log.ensure_fresh(self.partition, 0, TIMEOUT_MS)
         return self._reader
 
     async def segments(self) -> list[RemoteLogSegmentMetadata]:
-        return list((await self.metadata()).list_remote_log_segments(self.partition))
+        return list((await self.metadata()).state.list_remote_log_segments(self.partition))
 
     async def remote_bytes(self) -> bytes:
         store = self.options.store()
@@ -98,9 +98,9 @@ class Tiers:
     async def is_settled(self) -> bool:
         """Whether every record is remote, and all but the newest segment is trimmed."""
         metadata = await self.metadata()
-        if metadata.remote_end_offset(self.partition) != self.next_offset - 1:
+        if metadata.state.remote_end_offset(self.partition) != self.next_offset - 1:
             return False
-        newest = metadata.remote_log_segment_metadata(self.partition, self.next_offset - 1)
+        newest = metadata.state.remote_log_segment_metadata(self.partition, self.next_offset - 1)
         return newest is not None and await self.log_start() == newest.start_offset
 
 

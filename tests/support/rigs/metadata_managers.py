@@ -14,11 +14,13 @@ import pytest
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import TRANSACTION_TIMEOUT_MS
 from tiers.broker.client import BrokerClient
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic import metadata_producer, topic_based
 from tiers.metadata.topic.group import ownership
 from tiers.metadata.topic.group.membership import MembershipSettings
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
 
 TIMEOUT_MS = 60_000
@@ -30,6 +32,15 @@ def bear_standstills(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", TIMEOUT_MS)
     monkeypatch.setattr(topic_based, "MembershipSettings", partial(MembershipSettings, session_timeout_ms=TIMEOUT_MS))
     monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", TRANSACTION_TIMEOUT_MS)
+
+
+class TopicBasedManager(RemoteLogMetadataManager):
+    """The product's manager over the metadata topic."""
+
+    log: TopicBasedMetadataLog
+
+    def __init__(self, client: BrokerClient, settings: TopicBasedSettings) -> None:
+        super().__init__(TopicBasedMetadataLog(client, settings))
 
 
 class Cluster:
@@ -54,15 +65,15 @@ class Cluster:
             await client.close()
 
     @contextlib.asynccontextmanager
-    async def manager(self, name: str, *, is_member: bool = True) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
+    async def manager(self, name: str, *, is_member: bool = True) -> AsyncIterator[TopicBasedManager]:
         async with self.client() as client:
             settings = replace(self.settings(name), is_member=is_member)
-            manager = TopicBasedRemoteLogMetadataManager(client, settings)
+            manager = TopicBasedManager(client, settings)
             try:
-                await manager.open()
+                await manager.log.open()
                 yield manager
             finally:
-                await manager.close()
+                await manager.log.close()
 
 
 def user_partition() -> TopicIdPartition:

@@ -94,10 +94,10 @@ class TwoTiers:
         async with asyncio.timeout(120):
             while True:
                 bounds = await self.source.bounds(partition, TIMEOUT_MS)
-                end = self.rlmm.remote_end_offset(partition)
+                end = self.rlmm.state.remote_end_offset(partition)
                 decided = bounds.high_watermark if is_decided else bounds.last_stable_offset
                 if end is not None and end + 1 == decided == bounds.last_stable_offset:
-                    newest = self.rlmm.remote_log_segment_metadata(partition, end)
+                    newest = self.rlmm.state.remote_log_segment_metadata(partition, end)
                     if newest is not None and bounds.log_start_offset == newest.start_offset > 0:
                         return bounds.log_start_offset
                 await asyncio.sleep(0.1)
@@ -147,12 +147,12 @@ base.port = {port}
         await storage.open()
         stack.push_async_callback(storage.close)
         proxy = Proxy(config, CollectorRegistry())
-        reader = await stack.enter_async_context(RemoteLogReader(rlmm, storage, reader_settings))
+        reader = await stack.enter_async_context(RemoteLogReader(rlmm.log, storage, reader_settings))
         await proxy.open(stack)
         source = BrokerLogSource(proxy.client)
         tools = HandlerTools(
             topology=proxy.topology.topics,
-            metadata=rlmm,
+            metadata=rlmm.log,
             bounds=LocalLogBoundsCache(source, monotonic_ms),
             source=source,
             reader=reader,
@@ -165,7 +165,7 @@ base.port = {port}
         proxy.handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(tools)
         proxy.handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(tools)
         proxy.handlers[ApiKey.DELETE_RECORDS] = DeleteRecordsHandler(
-            tools, rlmm, partial(require_aligned, source, rlmm)
+            tools, rlmm, partial(require_aligned, source, rlmm.state)
         )
         guard = MetadataTopicGuard([], proxy.topology.topics.topic_name)
         proxy.handlers[ApiKey.DELETE_TOPICS] = DeleteTopicsHandler(guard, rlmm)

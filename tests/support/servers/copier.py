@@ -23,6 +23,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetadataManager
+from tests.support.rigs.metadata_managers import TopicBasedManager
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.settings import RemoteLogConfig
@@ -30,7 +31,7 @@ from tiers.config.topic_policy import TopicConfig
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.metrics import RemoteLogManagerMetrics
@@ -92,7 +93,7 @@ class CopierOptions:
         settings = TopicBasedSettings(
             self.state_folder, prefix=self.metadata_topic, topic=topic, open_timeout_ms=OPEN_TIMEOUT_MS
         )
-        return TopicBasedRemoteLogMetadataManager(client, settings)
+        return TopicBasedManager(client, settings)
 
 
 def killer(options: CopierOptions) -> Callable[[str], None]:
@@ -113,7 +114,7 @@ async def run(options: CopierOptions) -> None:
     store, metadata = options.store(), options.metadata(client)
     await client.open()
     await store.open()
-    await metadata.open()
+    await metadata.log.open()
     settings = RemoteLogManagerSettings(
         spool_dir=options.spool_folder,
         fetch_bytes=20_000,
@@ -145,7 +146,7 @@ async def run(options: CopierOptions) -> None:
     try:
         await manager.run()
     finally:
-        await metadata.close()
+        await metadata.log.close()
         await store.close()
         await client.close()
 

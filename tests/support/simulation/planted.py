@@ -18,7 +18,8 @@ from tiers.fitness import Fitness
 from tiers.log import broker_log
 from tiers.metadata import log_history
 from tiers.metadata.partition_facts import facts_of
-from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic import follower
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.group.membership import GroupMembership
@@ -71,9 +72,9 @@ async def _yes(*arguments: Any, **options: Any) -> bool:
 
 
 def _trims_at_once(stack: ExitStack) -> None:
-    original = RecordBackedMetadataManager.seen_at_ms
+    original = RemoteLogMetadataStateWriter.seen_at_ms
     _replace(
-        stack, RecordBackedMetadataManager, "seen_at_ms",
+        stack, RemoteLogMetadataStateWriter, "seen_at_ms",
         lambda self, segment_id: None if original(self, segment_id) is None else -(10**9),
     )  # fmt: skip
 
@@ -110,14 +111,14 @@ def _deletes_unnamed(stack: ExitStack) -> None:
 
 
 def _writes_before_the_record(stack: ExitStack) -> None:
-    original = RecordBackedMetadataManager.add_remote_log_segment_metadata
+    original = RemoteLogMetadataManager.add_remote_log_segment_metadata
 
     async def add(self: Any, segment: Any) -> None:
         adding = asyncio.create_task(original(self, segment))
         adding.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         self.adding = adding
 
-    _replace(stack, RecordBackedMetadataManager, "add_remote_log_segment_metadata", add)
+    _replace(stack, RemoteLogMetadataManager, "add_remote_log_segment_metadata", add)
 
 
 def _trims_the_newest(stack: ExitStack) -> None:
@@ -178,11 +179,11 @@ def _forgets_lost_metadata(stack: ExitStack) -> None:
 def _buries_copies(stack: ExitStack) -> None:
     original = facts_of
 
-    def facts(metadata: Any, cluster_id: str, partition: Any, *arguments: Any, **options: Any) -> Any:
-        made = original(metadata, cluster_id, partition, *arguments, **options)
+    def facts(log: Any, cluster_id: str, partition: Any, *arguments: Any, **options: Any) -> Any:
+        made = original(log, cluster_id, partition, *arguments, **options)
         started = {
             one.segment_id.id
-            for one in metadata.list_remote_log_segments(partition)
+            for one in log.state.list_remote_log_segments(partition)
             if one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
         }
         return replace(made, dead=tuple(sorted(started.union(made.dead))))
@@ -224,7 +225,7 @@ def _missing_means_deleted(stack: ExitStack) -> None:
         try:
             await self._fetcher.index(segment, request.connection_id)
         except RemoteResourceNotFoundError:
-            following = self._rlmm.remote_log_segment_metadata(request.partition, segment.valid_end_offset + 1)
+            following = self._rlmm.state.remote_log_segment_metadata(request.partition, segment.valid_end_offset + 1)
             if following is not None:
                 request = replace(request, offset=following.start_offset)
         return await original(self, request)

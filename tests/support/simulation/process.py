@@ -40,8 +40,8 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.topic_policy import TopicConfig
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import STATE_FILE
-from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.storage.blocking_calls import BlockingCalls
 
 _RESTART_S = 2.0
@@ -104,7 +104,7 @@ class SimProcess:
         self.context.run(current_process.set, self)
         self.stop = asyncio.Event()
         self.release = machine.release
-        self.metadata: TopicBasedRemoteLogMetadataManager | None = None
+        self.metadata: TopicBasedMetadataLog | None = None
         self.spawned: list[asyncio.Task[Any]] = []
 
     @property
@@ -306,7 +306,7 @@ class SimMachine:
             return 0
         shutil.copytree(self._folder / "metadata", copied)
         try:
-            state = RemoteLogMetadataState.open_shared(copied)
+            state = RemoteLogMetadataState(StateFiles.open_shared(copied))
         except RemoteLogMetadataNotReadyError:
             return 0
         else:

@@ -99,7 +99,7 @@ def _compare_states(sim: Simulation) -> None:
             place = TopicIdPartition(partition.topic.topic_id, partition.index, partition.topic.name)
             if not process.metadata.is_fresh(place, _READ_WITHIN_MS):
                 continue
-            known = {one.segment_id.id for one in process.metadata.list_remote_log_segments(place)}
+            known = {one.segment_id.id for one in process.metadata.state.list_remote_log_segments(place)}
             if known & deleted:
                 sim.oracle.fail(
                     f"{machine.name} has read the metadata of {partition} to its end, and still knows"

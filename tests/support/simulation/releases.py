@@ -11,13 +11,13 @@ from unittest.mock import patch
 from protocol.primitives import write_uvarint
 from tests.support.simulation.loop import current_process
 from tiers.errors import RemoteLogError
+from tiers.metadata.metadata_log import Append
 from tiers.metadata.records import serde
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.records.serde import RecordKey, RecordType, encode_key
+from tiers.metadata.records.serde import KeyAndValue, RecordKey, RecordType, encode_key
 from tiers.metadata.state import writer
 from tiers.metadata.topic import committed_records
 from tiers.metadata.topic.group import membership
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
 
 NEW_TYPE = RecordType(1900, 0)
@@ -32,7 +32,7 @@ def _is_new() -> bool:
 @contextmanager
 def several_releases() -> Iterator[None]:
     """Within it, a process knows the record types of its release."""
-    known, decode, opened = serde.known_record_types, serde.decode_value, TopicBasedRemoteLogMetadataManager.open
+    known, decode, opened = serde.known_record_types, serde.decode_value, TopicBasedMetadataLog.open
 
     def known_record_types() -> frozenset[RecordType]:
         return known() | {NEW_TYPE} if _is_new() else known()
@@ -43,7 +43,7 @@ def several_releases() -> Iterator[None]:
             return None  # what it says does not matter here
         return decode(buf)
 
-    async def open_manager(self: TopicBasedRemoteLogMetadataManager) -> None:
+    async def open_manager(self: TopicBasedMetadataLog) -> None:
         process: Any = current_process.get()
         process.metadata = self
         await opened(self)
@@ -52,7 +52,7 @@ def several_releases() -> Iterator[None]:
         (membership, "known_record_types", known_record_types),
         (writer, "known_record_types", known_record_types),
         (committed_records, "decode_value", decode_value),
-        (TopicBasedRemoteLogMetadataManager, "open", open_manager),
+        (TopicBasedMetadataLog, "open", open_manager),
     ]
     with ExitStack() as stack:
         for owner, name, value in patches:
@@ -60,10 +60,10 @@ def several_releases() -> Iterator[None]:
         yield
 
 
-async def write_new_record(metadata: TopicBasedRemoteLogMetadataManager, partition: TopicIdPartition) -> bool:
+async def write_new_record(metadata: TopicBasedMetadataLog, partition: TopicIdPartition) -> bool:
     """Writes a record of the later release as the partition's owner. Returns whether it was written."""
     record: KeyAndValue = encode_key(RecordKey(NEW_TYPE.api_key, partition, b"new")), _VALUE
     with contextlib.suppress(RemoteLogError):
-        await metadata._append_as_owner(partition, lambda: [record])
+        await metadata.append(partition, lambda: [record], Append.AS_OWNER)
         return True
     return False

@@ -304,7 +304,7 @@ _CHECKS = (
     ),
     _without(
         "deletion/deleted_segments:DeletedSegmentsTask._forget.<locals>.delete_again",
-        "if services.metadata.remote_log_segment_metadata_by_id(segment.segment_id) is not None:", "if False:",
+        "if services.state.remote_log_segment_metadata_by_id(segment.segment_id) is not None:", "if False:",
         "no announced segment is deleted again", _OTHER_OWNERS,
     ),
     _without(

@@ -38,7 +38,6 @@ from tests.support.simulation.transactions import TransactionCoordinator
 from tests.support.simulation.workload import Producer
 from tests.support.simulation.world import World
 
-_METADATA_MANAGER = "tiers.metadata.topic.topic_based:TopicBasedRemoteLogMetadataManager"
 """The name of its entry point would be looked for at each start of a process."""
 VISIBLE_AFTER_MS = 3_000
 RECOVERY_S = 120.0
@@ -126,7 +125,6 @@ class Simulation(World):
             "remote.log.manager.task.retry.backoff.ms": 300,
             "remote.log.deleted.segment.retention.ms": DELETED_SEGMENT_RETENTION_MS,
             "remote.log.visible.after.ms": VISIBLE_AFTER_MS,
-            "remote.log.metadata.manager.class.name": _METADATA_MANAGER,
             "remote.log.metadata.topic.num.partitions": 2,
             "remote.log.index.file.cache.total.size.bytes": 0,
             "remote.log.chunk.file.cache.total.size.bytes": 0,

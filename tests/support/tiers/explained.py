@@ -12,9 +12,9 @@ from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
 
 async def facts_for(bench: Workbench, policy: TopicPolicy | Refusal | None) -> PartitionFacts:
     metadata = bench.metadata
-    seen = {each.segment_id: metadata.seen_at_ms(each.segment_id) for each in bench.segments}
+    seen = {each.segment_id: metadata.state.seen_at_ms(each.segment_id) for each in bench.segments}
     return facts_of(
-        metadata,
+        metadata.state,
         PARTITION,
         policy,
         bench.wall_ms,

@@ -18,12 +18,11 @@ from tests.support.tiers.metadata_state import IDENTITY, NOW_MS, Record, segment
 from tiers.broker.client import Leader
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata
 from tiers.broker.fetch import FetchedPartition
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.records.serde import encode_key, encode_value, key_of
+from tiers.metadata.records.serde import KeyAndValue, encode_key, encode_value, key_of
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
@@ -170,14 +169,12 @@ class Following:
         self.state = state
         self.now_ms = 1_000
         self.wall_ms = NOW_MS
-        self.seen: list[RemoteLogSegmentId] = []
         self.follower = MetadataFollower(
             cluster,  # type: ignore[arg-type]  # a client as far as the follower uses it
             TOPIC,
             state,
             clock_ms=self._tick,
             wall_clock_ms=lambda: self.wall_ms,
-            on_finished=self.seen.extend,
             home_of=home_of,
             jitter=lambda: 0.01,
         )

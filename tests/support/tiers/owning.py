@@ -12,12 +12,13 @@ import pytest
 
 from tests.support.tiers.waiting import until
 from tiers.errors import OwnershipLostError
-from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.records.serde import KeyAndValue
 from tiers.metadata.topic.group import ownership as ownership_module
 from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.metadata_producer import GroupMember
 from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.model.log_start import OffsetAndEpoch
 
 TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 4, 86_400_000)
 
@@ -59,13 +60,10 @@ class _Follower:
     def fresh_at_ms(self, number: int) -> int | None:
         return 0
 
-    def position(self, number: int) -> int:
-        return 0
+    def known(self, number: int) -> OffsetAndEpoch:
+        return OffsetAndEpoch(0, 0)
 
-    def leader_epoch(self, number: int) -> int:
-        return 0
-
-    async def read_past(self, number: int, offset: int, timeout_ms: int, *, position: int, leader_epoch: int) -> None:
+    async def read_past(self, number: int, offset: int, before: OffsetAndEpoch, timeout_ms: int) -> None:
         return
 
     async def ensure_fresh(self, number: int, max_age_ms: int, timeout_ms: int) -> None:

@@ -61,7 +61,7 @@ class Life:
     async def check_what_is_readable(self) -> None:
         self.process.metadata.follow()
         metadata = self.process.metadata
-        start = metadata.log_start_offset(PARTITION) or 0
+        start = metadata.state.log_start_offset(PARTITION) or 0
         async with self.process.reader() as reader:
             await self.model.read_all(reader, start, max(start, self.log.log_start_offset))
 
@@ -71,9 +71,9 @@ class Life:
         All segments are finished and have their objects. No other objects exist, except `strangers`, which are
         unchanged."""
         metadata = self.process.metadata
-        start = metadata.log_start_offset(PARTITION)
+        start = metadata.state.log_start_offset(PARTITION)
         assert start is not None
-        segments = list(metadata.list_remote_log_segments(PARTITION))
+        segments = list(metadata.state.list_remote_log_segments(PARTITION))
         assert {one.state for one in segments} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
         async with self.process.reader() as reader:
             end = segments[-1].end_offset

@@ -72,7 +72,7 @@ class Running:
         self.manager = RemoteLogManager(bench.services, self.topics)
 
     def remote_end(self, partition: TopicIdPartition) -> int | None:
-        return self.bench.metadata.remote_end_offset(partition)
+        return self.bench.state.remote_end_offset(partition)
 
     def is_stopped(self, partition: TopicIdPartition) -> bool:
         return self.bench.metric("remote_copy_stopped", topic="orders", partition=str(partition.partition)) == 1

@@ -171,7 +171,7 @@ class Tier(RuleBasedStateMachine):
         """Every replica that may lead has the trimmed records and one more, unless it was emptied or restored.
 
         It takes records at once."""
-        trimmed = self.owner_metadata().local_log_start(PARTITION)
+        trimmed = self.owner_metadata().state.local_log_start(PARTITION)
         trimmed_to = 0 if trimmed is None else trimmed.offset
         ends = self.model.cuts(max(1, self.log.log_start_offset + 1, self.log_start, trimmed_to))
         if not ends:
@@ -214,7 +214,7 @@ class Tier(RuleBasedStateMachine):
 
     def has_what_was_cut(self) -> bool:
         """Whether the remote tier has records that an unclean election took from the leader's log."""
-        remote_end = self.owner_metadata().remote_end_offset(PARTITION)
+        remote_end = self.owner_metadata().state.remote_end_offset(PARTITION)
         return self.is_diverged and remote_end is not None and remote_end >= self.cut_at
 
     def broker_removes(self, end: int) -> None:
@@ -222,7 +222,7 @@ class Tier(RuleBasedStateMachine):
         end = min(end, self.log.lso)
         if end <= self.log.log_start_offset or self.has_what_was_cut():
             return
-        remote_end = self.owner_metadata().remote_end_offset(PARTITION)
+        remote_end = self.owner_metadata().state.remote_end_offset(PARTITION)
         first = max(self.log.log_start_offset, -1 if remote_end is None else remote_end + 1)
         if first < end:
             self.removed.append((first, end))
@@ -382,11 +382,14 @@ class Tier(RuleBasedStateMachine):
     def check_trim(self, before: int) -> None:
         """The newest segment always stays local, and nothing above the last stable offset goes."""
         if self.log.log_start_offset > max(
-            before, self.deleted_to, self.broker_removed_to, self.owner_metadata().log_start_offset(PARTITION) or 0
+            before,
+            self.deleted_to,
+            self.broker_removed_to,
+            self.owner_metadata().state.log_start_offset(PARTITION) or 0,
         ):
-            end = self.owner_metadata().remote_end_offset(PARTITION)
+            end = self.owner_metadata().state.remote_end_offset(PARTITION)
             assert end is not None
-            newest = self.owner_metadata().remote_log_segment_metadata(PARTITION, end)
+            newest = self.owner_metadata().state.remote_log_segment_metadata(PARTITION, end)
             assert newest is not None
             assert self.log.log_start_offset <= min(newest.start_offset, self.log.lso)
 
@@ -397,16 +400,16 @@ class Tier(RuleBasedStateMachine):
 
     async def check(self) -> None:
         metadata = self.owner_metadata()
-        self.check_log_start(metadata.log_start_offset(PARTITION))
+        self.check_log_start(metadata.state.log_start_offset(PARTITION))
         local = LocalLogBounds(self.log.log_start_offset, self.log.lso, self.log.end_offset, self.log.leader_epoch)
-        remote_end = metadata.remote_end_offset(PARTITION)
+        remote_end = metadata.state.remote_end_offset(PARTITION)
         if not self.is_diverged:
-            assert violated_bounds(local, metadata.earliest_offset(PARTITION), remote_end) == []
+            assert violated_bounds(local, metadata.state.earliest_offset(PARTITION), remote_end) == []
         for name, process in self.processes.items():
             if name in self.frozen:
                 continue
             is_owner = process is self.owner
-            if not process.metadata.is_fresh(PARTITION, VISIBLE_AFTER_MS // 2):
+            if not process.metadata.log.is_fresh(PARTITION, VISIBLE_AFTER_MS // 2):
                 process.metadata.follow()
             end = self.log.log_start_offset
             if is_owner and not self.is_diverged and remote_end is not None:
@@ -415,7 +418,9 @@ class Tier(RuleBasedStateMachine):
                 for first, last in self.kept(self.log_start, end):
                     await self.model.read_all(reader, first, last)
                 if is_owner:
-                    await self.model.find_nothing_outside(reader, metadata.log_start_offset(PARTITION), remote_end)
+                    await self.model.find_nothing_outside(
+                        reader, metadata.state.log_start_offset(PARTITION), remote_end
+                    )
 
     def kept(self, first: int, end: int) -> list[tuple[int, int]]:
         """The runs of offsets in [first, end) that the broker did not remove before they were copied."""
@@ -461,16 +466,16 @@ class Tier(RuleBasedStateMachine):
         self.is_diverged = False
         await self.check()
         metadata = self.owner_metadata()
-        known: list[RemoteLogSegmentMetadata] = list(metadata.list_remote_log_segments(PARTITION))
+        known: list[RemoteLogSegmentMetadata] = list(metadata.state.list_remote_log_segments(PARTITION))
         segments = [one for one in known if one.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
         others = [one for one in known if one not in segments]
         assert all(one.is_cut_off for one in others), "an attempt has not ended"
-        end = metadata.remote_end_offset(PARTITION)
+        end = metadata.state.remote_end_offset(PARTITION)
         # Without a readable remote segment the log begins where the leader's log does, whatever lower log start is
         # recorded. A void segment may lie below the log start.
         copied_to = self.log.log_start_offset if end is None or end < self.log_start else end + 1
         # The log may end with a gap, whose records the broker removed before they were copied.
-        gap_ends = [gap.next_offset for gap in metadata.gaps(PARTITION) if gap.first_offset == copied_to]
+        gap_ends = [gap.next_offset for gap in metadata.state.gaps(PARTITION) if gap.first_offset == copied_to]
         assert max(copied_to, self.log_start, *gap_ends) == self.log.end_offset
         named = {key("cluster", one) for one in segments for key in (log_key, indexes_key)}
         paths = [str(path.relative_to(self.root / "remote")) for path in (self.root / "remote").rglob("*.*")]
@@ -480,8 +485,8 @@ class Tier(RuleBasedStateMachine):
             stored_facts = await read_stored_facts(self.processes[NAMES[0]].store, "cluster", PARTITION)
             facts = stored_facts.joined(None)
             assert facts is not None
-            assert set(metadata.cuts(PARTITION)) <= set(facts.cuts)
-            assert set(metadata.gaps(PARTITION)) <= set(facts.gaps)
+            assert set(metadata.state.cuts(PARTITION)) <= set(facts.cuts)
+            assert set(metadata.state.gaps(PARTITION)) <= set(facts.gaps)
         cut_off = {key("cluster", one) for one in others for key in (log_key, indexes_key)}
         assert stored - cut_off == named or self.may_have_orphans
         await self.follower.store_kept()

@@ -16,6 +16,7 @@ from tests.support.fakes.record_batches import batch_of
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import kept_log_start
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
@@ -84,6 +85,10 @@ class Workbench:
         )
         self._start()
 
+    @property
+    def state(self) -> RemoteLogMetadataState:
+        return self.metadata.state
+
     def _checkpoint(self, name: str) -> None:
         self.steps.append(name)
         if name == self.end_after:
@@ -117,10 +122,10 @@ class Workbench:
         bounds, log_start = await self.log.bounds(PARTITION, 1000), await self.log_start()
         has_announced = await self.attempts.announce_kept(log_start)
         start = await self.gap_task.copy_start(bounds, log_start)
-        remote_end = self.metadata.remote_end_offset(PARTITION)
+        remote_end = self.metadata.state.remote_end_offset(PARTITION)
         await self.attempts.run(bounds, log_start)
         await delete_attempts(self.services, PARTITION, await self.attempts.give_up(bounds, log_start))
-        if self.metadata.remote_end_offset(PARTITION) != remote_end:
+        if self.metadata.state.remote_end_offset(PARTITION) != remote_end:
             return True
         if has_announced or start is None:
             return has_announced
@@ -139,7 +144,7 @@ class Workbench:
         )
 
     async def log_start(self) -> int:
-        return await kept_log_start(self.log, self.metadata, PARTITION, 1000)
+        return await kept_log_start(self.log, self.metadata.state, PARTITION, 1000)
 
     async def record_log_start(
         self, offset: int, leader_epoch: int = 0, reason: LogStartReason = LogStartReason.USER
@@ -157,7 +162,7 @@ class Workbench:
     async def expire(self, policy: TopicPolicy) -> int:
         bounds = await self.log.bounds(PARTITION, 1000)
         log_start = await self.log_start()
-        remote_end = self.metadata.remote_end_offset(PARTITION)
+        remote_end = self.metadata.state.remote_end_offset(PARTITION)
         log_start = await self.expiration_task.run(
             policy, bounds, log_start, self.copy_task.uncopied.at_least(), remote_end
         )
@@ -165,7 +170,7 @@ class Workbench:
 
     @property
     def segments(self) -> list[RemoteLogSegmentMetadata]:
-        return list(self.metadata.list_remote_log_segments(PARTITION))
+        return list(self.metadata.state.list_remote_log_segments(PARTITION))
 
     @property
     def finished(self) -> list[tuple[int, int]]:

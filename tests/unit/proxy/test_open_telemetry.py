@@ -82,7 +82,7 @@ async def test_a_fetch_over_both_tiers_is_one_trace(
             13, ask(13, 60, max_bytes=1), ask_local(13, 0), min_bytes=1_000, max_wait_ms=60_000
         )
         assert codes(response) == [0, 0]
-        segment = bench.tier.rlmm.remote_log_segment_metadata(P0, 60)
+        segment = bench.tier.state.remote_log_segment_metadata(P0, 60)
     assert segment is not None
     segment_id = str(segment.segment_id.id)
     spans = by_name(memory)

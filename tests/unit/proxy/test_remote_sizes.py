@@ -31,7 +31,7 @@ class Rig:
         self.reads = 0
         self.trouble: Exception | None = None
         self.before_answer: Callable[[], Awaitable[object]] | None = None
-        self.sizes = RemoteSizes(self.metadata, cast(BrokerClient, self), lambda: self.now_ms, group.create_task)
+        self.sizes = RemoteSizes(self.metadata.state, cast(BrokerClient, self), lambda: self.now_ms, group.create_task)
 
     async def named(self, names: Collection[str], ids: Collection[UUID], timeout_ms: int) -> ClusterMetadata:
         self.reads += 1

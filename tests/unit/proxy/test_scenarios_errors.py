@@ -138,10 +138,10 @@ async def test_records_that_the_broker_did_not_delete_stay_in_the_remote_tier(ca
             cast.broker.script(ApiKey.DELETE_RECORDS, delete_records.with_error(error_code), times=2)
             refused = (await client.ask(delete_request(50), 2)).topics[0].partitions[0]
             assert (refused.error_code, refused.low_watermark) == (error_code, -1)
-            assert cast.tier.rlmm.log_start_offset(P0) == 0
+            assert cast.tier.state.log_start_offset(P0) == 0
         deleted = (await client.ask(delete_request(50), 2)).topics[0].partitions[0]
     assert (deleted.error_code, deleted.low_watermark) == (0, 50)
-    assert cast.tier.rlmm.log_start_offset(P0) == 50
+    assert cast.tier.state.log_start_offset(P0) == 50
 
 
 LARGE = 300_000

@@ -7,8 +7,7 @@ no member, or that joins later, may find such a record. Then that metadata parti
 the process is upgraded (`committed_records`).
 
 The rule applies to the records that owners write in the generation of their assignment. A record that is written
-without ownership (`MetadataProducer`, `TierConfigWriter`) must have a type that is read by every release that declares
-record types.
+without ownership (`TopicLog`) must have a type that is read by every release that declares record types.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ from collections.abc import Iterable, Sequence
 from protocol.errors import TruncatedError
 from protocol.primitives import Buffer, read_array_length
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.records.serde import RecordType, decode_key, is_ignorable, read_record_type
+from tiers.metadata.records.serde import KeyAndValue, RecordType, decode_key, is_ignorable, read_record_type
 
 FIRST_RECORD_TYPES = frozenset(RecordType(api_key, 0) for api_key in (0, 1, 2, *range(1000, 1006)))
 """The record types that a member without declared record types reads."""
-KeyAndValue = tuple[bytes, bytes | None]
-"""An encoded record. A value of None is a tombstone: it removes the record with this key."""
 
 _TYPE = struct.Struct(">ii")
 _COUNT = struct.Struct(">i")

@@ -122,6 +122,9 @@ MetadataRecord = (
     | TopicMissingUpdate
 )
 
+KeyAndValue = tuple[bytes, bytes | None]
+"""An encoded record. A value of None is a tombstone: it removes the record with this key."""
+
 
 class UnknownRecordError(RemoteLogMetadataError):
     """An error about a record that this release does not know and may not ignore: a later release wrote it.
@@ -232,6 +235,14 @@ def topic_deletion_key(partition: TopicIdPartition) -> RecordKey:
 
 def topic_missing_key(partition: TopicIdPartition) -> RecordKey:
     return RecordKey(TOPIC_MISSING_API_KEY, partition)
+
+
+def key_and_value(record: MetadataRecord) -> KeyAndValue:
+    return encode_key(key_of(record)), encode_value(record)
+
+
+def tombstone(key: RecordKey) -> KeyAndValue:
+    return encode_key(key), None
 
 
 def message_version(api_key: int) -> int:

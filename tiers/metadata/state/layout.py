@@ -41,8 +41,11 @@ the offset sought.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
+from typing import cast
 from uuid import UUID
 
 import lmdb
@@ -177,6 +180,15 @@ def offset_key(partition: TopicIdPartition, offset: int) -> bytes:
 
 def partition_of(key: bytes, topic: str) -> TopicIdPartition:
     return TopicIdPartition(UUID(bytes=key[:16]), I32.unpack_from(key, 16)[0], topic)
+
+
+def entries(txn: lmdb.Transaction, database: lmdb._Database, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the keys that begin with `prefix`, in order, each with its value. `txn` must not end before the iterator.
+
+    The keys and values are bytes, since no transaction was begun with `buffers`."""
+    cursor = txn.cursor(db=database)
+    found = cast("Iterator[tuple[bytes, bytes]]", cursor.iternext()) if cursor.set_range(prefix) else iter(())
+    return takewhile(lambda entry: entry[0].startswith(prefix), found)
 
 
 def delete_prefix(txn: lmdb.Transaction, database: lmdb._Database, prefix: bytes) -> None:

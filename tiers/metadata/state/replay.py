@@ -39,7 +39,6 @@ from tiers.metadata.state.layout import (
     I32,
     I64,
     OFFSET_AND_EPOCH,
-    PARTITION_KEY_BYTES,
     U64,
     Databases,
     decode_copy_plan,
@@ -47,6 +46,7 @@ from tiers.metadata.state.layout import (
     delete_prefix,
     encode_log_start,
     encode_partition,
+    entries,
     partition_key,
     start_key,
 )
@@ -244,10 +244,8 @@ class Replay:
 
     def _forget_if_empty(self, key: bytes) -> None:
         kept = self._db.starts, self._db.log_starts, self._db.local_log_starts, self._db.copy_plans, self._db.gaps
-        for database in kept:
-            cursor = self._txn.cursor(db=database)
-            if cursor.set_range(key) and cursor.key()[:PARTITION_KEY_BYTES] == key:
-                return
+        if any(True for database in kept for _ in entries(self._txn, database, key)):
+            return
         if self._deletion(key) in (None, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED):
             self._txn.delete(key, db=self._db.partitions)
             self._known.pop(key, None)

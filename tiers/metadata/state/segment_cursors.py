@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, repeat
+from struct import Struct
 from typing import cast
 
 import lmdb
@@ -16,12 +17,11 @@ import lmdb
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import (
     CUT,
-    I32,
-    I64,
     PARTITION_KEY_BYTES,
     U64,
     Databases,
     decode_partition,
+    entries,
     start_key,
 )
 from tiers.model.segment_metadata import Cut, first_void
@@ -36,6 +36,7 @@ from tiers.model.stored_segment import (
 
 _FIRST_PIECE, _PIECE = 4, 256
 """Most callers need the first few segments alone."""
+_EPOCH_AND_OFFSET = Struct(">iq")
 _UUID_OFFSET = PARTITION_KEY_BYTES + U64.size
 
 Entry = tuple[bytes, bytes]
@@ -49,15 +50,10 @@ def valid_end_offset(cuts: Sequence[Cut], raw: bytes, end_offset: int) -> int:
 
 def cuts_of(txn: lmdb.Transaction, db: Databases, key: bytes) -> list[Cut]:
     """Returns the CUTs of a partition, by leader epoch and offset."""
-    found = []
-    cursor = txn.cursor(db=db.cuts)
-    more = cursor.set_range(key)
-    while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
-        leader_epoch = I32.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
-        offset = I64.unpack_from(cursor.key(), PARTITION_KEY_BYTES + I32.size)[0]
-        found.append(Cut(leader_epoch, offset, *CUT.unpack(cursor.value())))
-        more = cursor.next()
-    return found
+    return [
+        Cut(*_EPOCH_AND_OFFSET.unpack_from(entry, PARTITION_KEY_BYTES), *CUT.unpack(value))
+        for entry, value in entries(txn, db.cuts, key)
+    ]
 
 
 def answering(env: lmdb.Environment, db: Databases, key: bytes, offset: int) -> Iterator[StoredSegment]:
@@ -134,12 +130,7 @@ def listed(env: lmdb.Environment, db: Databases, key: bytes, min_offset: int) ->
 def apart(env: lmdb.Environment, db: Databases, key: bytes) -> list[StoredSegment]:
     """Returns every listable segment that is not whole, by start offset."""
     with _begin(env) as txn:
-        cursor = txn.cursor(db.apart)
-        found: list[bytes] = []
-        more = cursor.set_range(key)
-        while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
-            found.append(bytes(cursor.key()[PARTITION_KEY_BYTES:]))
-            more = cursor.next()
+        found = [entry[PARTITION_KEY_BYTES:] for entry, _ in entries(txn, db.apart, key)]
         cuts = cuts_of(txn, db, key) if found else []
         segments = [_stored(txn, db, key, uuid, cuts) for uuid in found]
     return sorted(segments, key=lambda each: (each.start_offset, each.id))

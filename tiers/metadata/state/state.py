@@ -34,6 +34,7 @@ from tiers.metadata.state.layout import (
     decode_partition,
     decode_position,
     decode_tier_config,
+    entries,
     offset_key,
     partition_key,
     partition_of,
@@ -66,17 +67,20 @@ class SegmentRun(NamedTuple):
     uuid: bytes
 
 
-class RemoteLogMetadataState:
-    """The look-ups of `RemoteLogMetadataReader`, and the positions from which a follower continues."""
+class StateFiles(NamedTuple):
+    """The open files of a state."""
 
-    def __init__(self, env: lmdb.Environment, freshness: lmdb.Environment) -> None:
-        self._env = env
-        self._freshness = freshness
-        self._db = Databases.open(env)
+    env: lmdb.Environment
+    freshness: lmdb.Environment
+    db: Databases
 
     @classmethod
-    def open_shared(cls, folder: Path) -> RemoteLogMetadataState:
-        """Opens the state in another process than the writer's.
+    def open(cls, env: lmdb.Environment, freshness: lmdb.Environment) -> StateFiles:
+        return cls(env, freshness, Databases.open(env))
+
+    @classmethod
+    def open_shared(cls, folder: Path) -> StateFiles:
+        """Opens the files in another process than the writer's.
 
         Raises `RemoteLogMetadataNotReadyError` while there is no state to read."""
         opened: list[lmdb.Environment] = []
@@ -88,15 +92,49 @@ class RemoteLogMetadataState:
                         path, subdir=False, readonly=True, create=False, max_dbs=MAX_DATABASES, max_readers=MAX_READERS
                     )
                 )
-            return cls(*opened)
+            return cls.open(*opened)
         except lmdb.Error as error:
             for env in opened:
                 env.close()
             raise RemoteLogMetadataNotReadyError(f"the state in {folder} cannot be read yet: {error}") from error
 
+
+class RemoteLogMetadataState:
+    """Reads the state. Every method raises `RemoteLogMetadataNotReadyError` while no state is open.
+
+    * `start_offset` and `end_offset` are inclusive. Only COPY_SEGMENT_FINISHED segments answer offset look-ups.
+    * A CUT voids, from its offset on, the segments that were copied in an earlier leader epoch, wherever their records
+      stand. A void offset is answered by another segment or by none. `valid_end_offset` says how far a segment may be
+      read.
+    * Every process has the metadata of every partition."""
+
+    def __init__(self, files: StateFiles | None = None) -> None:
+        self._files = files
+
+    @property
+    def _opened(self) -> StateFiles:
+        if self._files is None:
+            raise RemoteLogMetadataNotReadyError("the saved state of the remote log metadata is not open yet")
+        return self._files
+
+    @property
+    def _env(self) -> lmdb.Environment:
+        return self._opened.env
+
+    @property
+    def _freshness(self) -> lmdb.Environment:
+        return self._opened.freshness
+
+    @property
+    def _db(self) -> Databases:
+        return self._opened.db
+
     def close(self) -> None:
-        self._env.close()
-        self._freshness.close()
+        """Closes the files. It may be called twice."""
+        files, self._files = self._files, None
+        if files is not None:
+            files.env.close()
+            files.freshness.close()
 
     def identity(self) -> StateIdentity | None:
         with self._env.begin() as txn:
@@ -157,15 +195,21 @@ class RemoteLogMetadataState:
         return None if raw is None else int(I64.unpack(raw)[0])
 
     def is_final(self) -> bool:
+        """Returns whether the metadata topic is gone, so that the known metadata is the last and nothing gets fresh.
+
+        The last records may be missing. So a caller may rely only on what the metadata contains, not on what it
+        lacks."""
         with self._freshness.begin() as txn:
             return txn.get(FINAL) is not None
 
     def remote_log_segment_metadata(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
+        """Returns the readable segment that holds `offset`; None without one."""
         with self._env.begin() as txn:
             segment = self._covering(txn, partition, offset)
         return None if segment is None or segment.start_offset > offset else segment
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
+        """Returns the readable segment that holds `offset`, else the first one above it, else None."""
         with self._env.begin() as txn:
             return self._covering(txn, partition, offset)
 
@@ -198,34 +242,28 @@ class RemoteLogMetadataState:
         return cuts_of(txn, self._db, key)
 
     def cuts(self, partition: TopicIdPartition) -> list[Cut]:
+        """Returns the CUTs, by leader epoch and offset."""
         with self._env.begin() as txn:
             return self.cuts_of(txn, partition_key(partition))
 
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
-        key = partition_key(partition)
-        found = []
+        """Returns the copy plans that have not ended."""
         with self._env.begin() as txn:
-            cursor = txn.cursor(db=self._db.copy_plans)
-            more = cursor.set_range(key)
-            while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
-                found.append(decode_copy_plan(bytes(cursor.value())))
-                more = cursor.next()
-        return found
+            return [decode_copy_plan(value) for _, value in entries(txn, self._db.copy_plans, partition_key(partition))]
 
     def deleted_segments(
         self, partition: TopicIdPartition | None = None, until_ms: int | None = None
     ) -> list[RemoteLogSegmentMetadata]:
+        """Returns the segments that are DELETE_SEGMENT_FINISHED and not forgotten yet, of one partition or of all.
+
+        `event_timestamp_ms` is the time (by the brokers' clock) of that record, at most `until_ms` if it is given."""
         prefix = b"" if partition is None else partition_key(partition)
-        found = []
         with self._env.begin() as txn:
-            cursor = txn.cursor(db=self._db.deleted_segments)
-            more = cursor.set_range(prefix)
-            while more and cursor.key()[: len(prefix)] == prefix:
-                raw = bytes(cursor.value())
-                if until_ms is None or stored_fields(raw).event_timestamp_ms <= until_ms:
-                    found.append(decode_stored_segment(bytes(cursor.key()), raw))
-                more = cursor.next()
-        return found
+            return [
+                decode_stored_segment(key, raw)
+                for key, raw in entries(txn, self._db.deleted_segments, prefix)
+                if until_ms is None or stored_fields(raw).event_timestamp_ms <= until_ms
+            ]
 
     def overlapping(self, txn: lmdb.Transaction, key: bytes, first: int, last: int) -> Iterator[SegmentRun]:
         """Yields every listable segment that has an offset in [first, last]."""
@@ -246,6 +284,7 @@ class RemoteLogMetadataState:
             found = cursor.next()
 
     def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+        """Returns the segment in any state; None when it is unknown or DELETE_SEGMENT_FINISHED."""
         key = partition_key(segment_id.topic_id_partition)
         segment_key = key + segment_id.id.bytes
         with self._env.begin() as txn:
@@ -255,26 +294,42 @@ class RemoteLogMetadataState:
     def list_remote_log_segments(
         self, partition: TopicIdPartition, min_offset: int = 0
     ) -> Iterator[RemoteLogSegmentMetadata]:
+        """Yields segments in the states 0, 1 and 2 with `end_offset` >= `min_offset`, by ascending start offset."""
         return (each.metadata for each in self.stored_segments(partition, min_offset))
 
     def stored_segments(self, partition: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
+        """Yields the same segments as `list_remote_log_segments`, for callers that need few fields of many segments."""
         return listed(self._env, self._db, partition_key(partition), min_offset)
 
     def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
+        """Yields `next_segment` of `offset`, then of the offset after its valid end, and so on to the remote end.
+
+        The iterator may or may not show changes that happen meanwhile. A caller that needs two segments of the same
+        state must not await anything between them."""
         return answering(self._env, self._db, partition_key(partition), offset)
 
     def answered_offsets(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
+        """Yields the runs of offsets that readable segments have, each as its first and its next offset, in order.
+
+        The first run has `offset`, or lies above it. It takes a quarter of the time of `answering_segments`. The
+        iterator may or may not show changes that happen meanwhile."""
         return answered(self._env, self._db, partition_key(partition), offset)
 
     def segments_apart(self, partition: TopicIdPartition) -> list[StoredSegment]:
+        """Returns the segments in the states 0, 1 and 2 that are not whole, by ascending start offset.
+
+        A readable segment is *whole* if it answers alone for all of its offsets. So these are the attempts, the begun
+        deletions, and what CUTs and later copies have replaced, wholly or in part."""
         return apart(self._env, self._db, partition_key(partition))
 
     def cover_size(self, partition: TopicIdPartition) -> CoverSize:
+        """Returns the sums over the readable segments, without a look at each of them."""
         with self._env.begin() as txn:
             raw = txn.get(partition_key(partition), db=self._db.cover_sizes)
         return CoverSize(0, 0, 0) if raw is None else CoverSize(*COVER_SIZE.unpack(raw))
 
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
+        """Returns the start offset of the first readable segment; None when there is none."""
         with self._env.begin() as txn:
             return self._earliest_offset(txn, partition_key(partition))
 
@@ -285,6 +340,7 @@ class RemoteLogMetadataState:
         return int(U64.unpack_from(cursor.value())[0])
 
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
+        """Returns the inclusive end of the last readable segment (Ry); None when there is none."""
         key = partition_key(partition)
         with self._env.begin() as txn:
             cursor = txn.cursor(db=self._db.cover)
@@ -294,12 +350,17 @@ class RemoteLogMetadataState:
             return int(U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0])
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        """Returns the highest offset of `log_starts`, or `earliest_offset` without any."""
         key = partition_key(partition)
         with self._env.begin() as txn:
             starts = self._standing_log_starts(txn, partition)
             return starts[0].offset if starts else self._earliest_offset(txn, key)
 
     def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        """Returns every recorded log start whose reason deletes records, the highest first.
+
+        The list leaves out a log start of another history than the segments: the last readable record below it cannot
+        be of its history (`LogStart.may_follow`)."""
         with self._env.begin() as txn:
             return self._standing_log_starts(txn, partition)
 
@@ -329,81 +390,92 @@ class RemoteLogMetadataState:
         return OffsetAndEpoch(end, leader_epoch_at(segment.segment_leader_epochs, end))
 
     def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        """Returns every recorded log start: also those that an owner only saw, and those of other histories."""
         with self._env.begin() as txn:
             return self._recorded_log_starts(txn, partition_key(partition))
 
     def _recorded_log_starts(self, txn: lmdb.Transaction, key: bytes) -> list[LogStart]:
-        recorded = []
-        cursor = txn.cursor(self._db.log_starts)
-        found = cursor.set_range(key)
-        while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
-            recorded.append(decode_log_start(cursor.value()))
-            found = cursor.next()
-        return recorded
+        return [decode_log_start(value) for _, value in entries(txn, self._db.log_starts, key)]
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
+        """Returns the end of the last trim that began; None before the first. The local log may start below it."""
         with self._env.begin() as txn:
             raw = txn.get(partition_key(partition), db=self._db.local_log_starts)
         return None if raw is None else OffsetAndEpoch(*OFFSET_AND_EPOCH.unpack(raw))
 
     def gaps(self, partition: TopicIdPartition) -> list[LogGap]:
-        key = partition_key(partition)
-        found = []
+        """Returns the recorded gaps, by ascending offset. They do not overlap."""
         with self._env.begin() as txn:
-            cursor = txn.cursor(db=self._db.gaps)
-            more = cursor.set_range(key)
-            while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
-                first_offset = U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
-                found.append(LogGap(first_offset, I64.unpack(cursor.value())[0]))
-                more = cursor.next()
-        return found
+            return [
+                LogGap(U64.unpack_from(key, PARTITION_KEY_BYTES)[0], I64.unpack(value)[0])
+                for key, value in entries(txn, self._db.gaps, partition_key(partition))
+            ]
 
     def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
         """Returns the recorded gap that holds `offset`; None without one."""
         return next((gap for gap in self.gaps(partition) if gap.holds(offset)), None)
 
     def tier_marker(self, location: str) -> TierMarkerUpdate | None:
+        """Returns the recorded marker of a location of the store; None without one.
+
+        It is as fresh as the metadata of `TIER_PARTITION`."""
         with self._env.begin() as txn:
             raw = txn.get(partition_key(TIER_PARTITION) + location.encode(), db=self._db.tier_markers)
         found = None if raw is None else decode_value(bytes(raw))
         return found if isinstance(found, TierMarkerUpdate) else None
 
     def topic_deletions(self) -> dict[UUID, TopicDeletionUpdate]:
+        """Returns the last recorded deletion of each topic that has one, with the time (ms) of the brokers' clock."""
         with self._env.begin() as txn:
             found = [decode_value(bytes(value)) for _, value in txn.cursor(self._db.topic_deletions)]
         return {each.topic_id_partition.topic_id: each for each in found if isinstance(each, TopicDeletionUpdate)}
 
     def missing_topics(self) -> dict[UUID, int]:
+        """Returns the topics recorded as missing, each with the time (ms, by the brokers' clock) of its record."""
         with self._env.begin() as txn:
             return {
                 UUID(bytes=bytes(key[:16])): I64.unpack(value)[0] for key, value in txn.cursor(self._db.missing_topics)
             }
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
+        """Returns the state of the deletion of the whole partition; None when no deletion was requested."""
         with self._env.begin() as txn:
             raw = txn.get(partition_key(partition), db=self._db.deletions)
         return None if raw is None else RemotePartitionDeleteState(raw[0])
 
     def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
+        """Returns the tier settings that were set for the topic through a proxy, by Kafka's names, or an empty mapping.
+
+        They are as fresh as the metadata of the topic's partition 0."""
         with self._env.begin() as txn:
             raw = txn.get(partition_key(TopicIdPartition(topic_id, 0)), db=self._db.tier_configs)
         return {} if raw is None else decode_tier_config(bytes(raw)).config
 
     def topics_with_tier_config(self) -> list[TopicIdPartition]:
+        """Returns partition 0 of every topic with tier settings of its own."""
         with self._env.begin() as txn:
             return [
                 decode_tier_config(bytes(value)).topic_id_partition for _, value in txn.cursor(db=self._db.tier_configs)
             ]
 
+    def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
+        """Returns when (monotonic clock, ms) this process saw the segment become COPY_SEGMENT_FINISHED; None: not yet.
+
+        A segment in the saved state counts as seen when the state was opened. Only the process that keeps the state
+        knows it."""
+        return None
+
     def is_known(self, partition: TopicIdPartition) -> bool:
+        """Returns whether any metadata of this partition is known."""
         with self._env.begin() as txn:
             return txn.get(partition_key(partition), db=self._db.partitions) is not None
 
     def is_tiered(self, topic_id: UUID) -> bool:
+        """Returns whether any metadata of this topic is known."""
         with self._env.begin() as txn:
-            cursor = txn.cursor(db=self._db.partitions)
-            return bool(cursor.set_range(topic_id.bytes)) and cursor.key()[:16] == topic_id.bytes
+            return any(True for _ in entries(txn, self._db.partitions, topic_id.bytes))
 
     def partitions(self) -> list[TopicIdPartition]:
+        """Returns every user partition with metadata."""
         with self._env.begin() as txn:
             return [partition_of(key, decode_partition(value)[1]) for key, value in txn.cursor(db=self._db.partitions)]

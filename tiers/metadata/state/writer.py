@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import fcntl
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
 
 import lmdb
 
+from tiers.broker.client import monotonic_ms
 from tiers.durable_folders import sync_folder
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.records.record_types import encode_record_types
@@ -40,9 +41,10 @@ from tiers.metadata.state.layout import (
     partition_key,
 )
 from tiers.metadata.state.replay import PartitionRead, Replay
-from tiers.metadata.state.state import MAX_READERS, RemoteLogMetadataState
+from tiers.metadata.state.state import MAX_READERS, RemoteLogMetadataState, StateFiles
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import OffsetAndEpoch
+from tiers.model.segment_state import RemoteLogSegmentState
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +52,38 @@ _CLOCK_STEP_MS = 60_000
 TOO_OLD = "they were not read to their ends for so long that the topic may have removed tombstones since"
 DEFAULT_MAP_SIZE_BYTES = 16 << 30
 """The size of the address space, not of memory or disk: the file grows with its contents."""
+_SEEN_KEPT = 100_000
+
+
+class SegmentsSeen:
+    """Remembers when this process saw segments become COPY_SEGMENT_FINISHED."""
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._clock_ms = clock_ms
+        self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
+        self._opened_at_ms = clock_ms()
+        """When the state was opened, or a forgotten segment was seen, if that is later.
+
+        Every segment without an entry counts as seen then."""
+
+    def finished(self, segment_ids: Sequence[RemoteLogSegmentId]) -> None:
+        now_ms = self._clock_ms()
+        for segment_id in segment_ids:
+            self._seen_at_ms.setdefault(segment_id, now_ms)
+        # A process that reads a whole topic forgets segments within a second, also one that has just become readable.
+        while len(self._seen_at_ms) > _SEEN_KEPT:
+            forgotten_ms = self._seen_at_ms.pop(next(iter(self._seen_at_ms)))
+            self._opened_at_ms = max(self._opened_at_ms, forgotten_ms)
+
+    def at_ms(self, segment_id: RemoteLogSegmentId) -> int:
+        return self._seen_at_ms.get(segment_id, self._opened_at_ms)
 
 
 class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
-    def __init__(self, env: lmdb.Environment, freshness: lmdb.Environment, lock: IO[bytes]) -> None:
-        super().__init__(env, freshness)
+    def __init__(self, files: StateFiles, lock: IO[bytes], clock_ms: Callable[[], int]) -> None:
+        super().__init__(files)
         self._lock = lock
+        self._seen = SegmentsSeen(clock_ms)
 
     @classmethod
     def open(
@@ -64,6 +92,7 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         identity: StateIdentity,
         *,
         wall_clock_ms: Callable[[], int],
+        clock_ms: Callable[[], int] = monotonic_ms,
         max_age_ms: int | None = None,
         is_kept: bool = False,
         map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
@@ -77,7 +106,7 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         folder.mkdir(parents=True, exist_ok=True)
         lock = _lock(folder)
         try:
-            writer = cls._open_files(folder, lock, map_size_bytes)
+            writer = cls(_open_files(folder, map_size_bytes), lock, clock_ms)
             reason = writer._reason_to_start_over(identity, is_kept)
             if reason is not None:
                 writer.start_over(reason, is_same_topic=writer._is_topic_of(identity))
@@ -94,31 +123,6 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             lock.close()
             raise
         return writer
-
-    @classmethod
-    def _open_files(cls, folder: Path, lock: IO[bytes], map_size_bytes: int) -> RemoteLogMetadataStateWriter:
-        # Freshness has no meaning for the next process, so it is never synced and never kept. It is dropped first.
-        # Otherwise, while the state is built again, a process that shares it might take an incomplete state for fresh.
-        freshness = _open_env(folder / FRESHNESS_FILE, 1 << 20, sync=False)
-        with freshness.begin(write=True) as txn:
-            txn.drop(freshness.open_db(None, txn), delete=False)
-        path = folder / STATE_FILE
-        env: lmdb.Environment | None = None
-        try:
-            env = _open_env(path, map_size_bytes, sync=True)
-            _check_whole(env, path)
-            return cls(env, freshness, lock)
-        except (lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError):
-            # The file is whole, but the disk, the map or the memory is full.
-            if env is not None:
-                env.close()
-            raise
-        except lmdb.Error as error:
-            logger.warning("the saved remote log metadata is torn", extra={"error": str(error)})
-            if env is not None:
-                env.close()
-            _remove(path)
-            return cls(_open_env(path, map_size_bytes, sync=True), freshness, lock)
 
     def _reason_to_start_over(self, identity: StateIdentity, is_kept: bool) -> str | None:
         with self._env.begin() as txn:
@@ -262,7 +266,10 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
                         delete_prefix(txn, getattr(self._db, name), key)
 
     def apply(self, reads: Iterable[PartitionRead]) -> list[RemoteLogSegmentId]:
-        """Replays `reads` in one transaction. Returns the segments that became readable."""
+        """Replays `reads` in one transaction. Returns the segments that became readable.
+
+        They count as seen before the commit. Otherwise a caller between the two steps would find a finished segment
+        that was not seen just now, and would take it for one that was seen long ago."""
         finished: list[RemoteLogSegmentId] = []
         with self._env.begin(write=True) as txn:
             replay = Replay(self, self._db, txn, finished)
@@ -276,7 +283,14 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
                 if raw is not None and leader_epoch < 0:
                     leader_epoch = OFFSET_AND_EPOCH.unpack(raw)[1]
                 txn.put(number, OFFSET_AND_EPOCH.pack(read.next_offset, leader_epoch), db=self._db.consumed)
+            self._seen.finished(finished)
         return finished
+
+    def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
+        metadata = self.remote_log_segment_metadata_by_id(segment_id)
+        if metadata is None or metadata.state < RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            return None
+        return self._seen.at_ms(segment_id)
 
 
 def age_since(at_ms: int | None, now_ms: int) -> int | None:
@@ -326,6 +340,31 @@ def forget_freshness(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
         _remove(folder / FRESHNESS_FILE)
+
+
+def _open_files(folder: Path, map_size_bytes: int) -> StateFiles:
+    # Freshness has no meaning for the next process, so it is never synced and never kept. It is dropped first.
+    # Otherwise, while the state is built again, a process that shares it might take an incomplete state for fresh.
+    freshness = _open_env(folder / FRESHNESS_FILE, 1 << 20, sync=False)
+    with freshness.begin(write=True) as txn:
+        txn.drop(freshness.open_db(None, txn), delete=False)
+    path = folder / STATE_FILE
+    env: lmdb.Environment | None = None
+    try:
+        env = _open_env(path, map_size_bytes, sync=True)
+        _check_whole(env, path)
+        return StateFiles.open(env, freshness)
+    except (lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError):
+        # The file is whole, but the disk, the map or the memory is full.
+        if env is not None:
+            env.close()
+        raise
+    except lmdb.Error as error:
+        logger.warning("the saved remote log metadata is torn", extra={"error": str(error)})
+        if env is not None:
+            env.close()
+        _remove(path)
+        return StateFiles.open(_open_env(path, map_size_bytes, sync=True), freshness)
 
 
 def _open_env(path: Path, map_size_bytes: int, *, sync: bool) -> lmdb.Environment:

@@ -20,10 +20,7 @@ from tiers.metadata.state.replay import PartitionRead
 from tiers.metadata.state.writer import TOO_OLD, RemoteLogMetadataStateWriter
 from tiers.metadata.topic.tombstone_age import Moment, TombstoneAge
 from tiers.metadata.topic.unreadable_partitions import UnreadablePartitions
-from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -32,9 +29,7 @@ _READ_TO_END_MARK_MS = 60_000
 
 
 class FollowedState:
-    """`on_finished` is called with the segments that become readable, before they do.
-
-    `is_stopped` tells whether the follower reads a metadata partition no more until an operator decides.
+    """`is_stopped` tells whether the follower reads a metadata partition no more until an operator decides.
     `on_forgotten` is called before the position of a metadata partition is set back."""
 
     def __init__(
@@ -45,14 +40,12 @@ class FollowedState:
         *,
         clock_ms: Callable[[], int],
         wall_clock_ms: Callable[[], int],
-        on_finished: Callable[[list[RemoteLogSegmentId]], None],
         is_stopped: Callable[[int], bool],
         on_forgotten: Callable[[int], None],
     ) -> None:
         self._state = state
         self._unreadable = unreadable
         self._clock_ms = clock_ms
-        self._on_finished = on_finished
         self._is_stopped = is_stopped
         self._on_forgotten = on_forgotten
         self._positions = {number: state.consumed(number) for number in numbers}
@@ -142,9 +135,6 @@ class FollowedState:
             await self._clear()
             with_events = applied = [read for read in reads if read.events]
             if with_events:
-                # The segments count as seen before the commit. Otherwise a caller between the two steps would find a
-                # finished segment that was not seen just now, and would take it for one that was seen long ago.
-                self._on_finished([each for read in with_events for each in _finished(read)])
                 applied = await self._apply(with_events)
                 self.events_read += sum(len(read.events) for read in applied)
                 self._see_unfinished(self._state.unfinished_rebuilds())
@@ -267,12 +257,3 @@ class FollowedState:
 
     def in_state_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         return asyncio.get_running_loop().run_in_executor(self._state_thread, work)
-
-
-def _finished(read: PartitionRead) -> list[RemoteLogSegmentId]:
-    return [
-        event.record.segment_id
-        for event in read.events
-        if isinstance(event.record, RemoteLogSegmentMetadataUpdate)
-        and event.record.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-    ]

@@ -37,7 +37,6 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError, RemoteLogMetadataNotReadyError
 from tiers.lasting_trouble import LastingTrouble
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.state.replay import PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.committed_records import read_committed
@@ -48,7 +47,7 @@ from tiers.metadata.topic.metadata_topic import REBUILD_AFTER_GROWTH, MetadataTo
 from tiers.metadata.topic.settings import MAX_AGE_MS
 from tiers.metadata.topic.tombstone_age import ASK_AFTER_MS
 from tiers.metadata.topic.unreadable_partitions import UnreadablePartitions
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
 
 logger = logging.getLogger(__name__)
@@ -87,7 +86,6 @@ class MetadataFollower:
         *,
         clock_ms: Callable[[], int],
         wall_clock_ms: Callable[[], int],
-        on_finished: Callable[[list[RemoteLogSegmentId]], None],
         home_of: Callable[[TopicIdPartition], int] | None = None,
         jitter: Callable[[], float] = random.random,
         max_age_ms: int = MAX_AGE_MS,
@@ -118,7 +116,6 @@ class MetadataFollower:
             self._unreadable,
             clock_ms=clock_ms,
             wall_clock_ms=wall_clock_ms,
-            on_finished=on_finished,
             is_stopped=lambda number: self._stopped(number) is not None,
             on_forgotten=lambda number: self._lineage.remember(number),
         )
@@ -155,9 +152,13 @@ class MetadataFollower:
     def position(self, metadata_partition: int) -> int:
         return self._followed.position(metadata_partition).offset
 
-    def metadata_position(self, metadata_partition: int) -> MetadataPosition:
-        position = self._followed.position(metadata_partition)
-        return MetadataPosition(self._topic.topic_id, position.leader_epoch, position.offset)
+    def read_to(self, metadata_partition: int) -> OffsetAndEpoch:
+        """Returns the next offset to read, and the leader epoch of the last batch before it."""
+        return self._followed.position(metadata_partition)
+
+    def known(self, metadata_partition: int) -> OffsetAndEpoch:
+        """Returns the next offset to read, and the leader epoch that is known now; -1: none is."""
+        return OffsetAndEpoch(self.position(metadata_partition), self._leadership.epoch(metadata_partition))
 
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
         return self._followed.fresh_at_ms.get(metadata_partition)
@@ -226,23 +227,18 @@ class MetadataFollower:
             )
         self._followed.mark_fresh({metadata_partition: as_of_ms}, asked_at)
 
-    def leader_epoch(self, metadata_partition: int) -> int:
-        return self._leadership.epoch(metadata_partition)
+    async def read_past(self, metadata_partition: int, offset: int, before: OffsetAndEpoch, timeout_ms: int) -> None:
+        """Waits until the record at `offset` is replayed. `before` was `known` before the record was written.
 
-    async def read_past(
-        self, metadata_partition: int, offset: int, timeout_ms: int, *, position: int, leader_epoch: int
-    ) -> None:
-        """Waits until the record at `offset` is replayed, which was written when the position was `position` or higher.
-
-        Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`, and at once when the offset lies below `position`:
-        the log lost the records there, so this process has read other records, and does not read the written one. An
-        unclean election may also have put another record at the offset. So the error comes, too, if `leader_epoch`, the
-        last one known before the write, is not the last one known now. -1: none was known, so it cannot tell."""
-        if offset < position:
+        Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`, and at once when the offset lies below `before`: the
+        log lost the records there, so this process has read other records, and does not read the written one. An
+        unclean election may also have put another record at the offset. So the error comes, too, if the leader epoch
+        that was known before the write is not the one that is known now. -1: none was known, so it cannot tell."""
+        if offset < before.offset:
             self._followed.doubt(metadata_partition)
             raise RemoteLogMetadataNotReadyError(
                 f"a record was written at offset {offset} of metadata partition {metadata_partition}, which was read to"
-                f" {position}: the topic lost records"
+                f" {before.offset}: the topic lost records"
             )
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -251,7 +247,7 @@ class MetadataFollower:
             raise RemoteLogMetadataNotReadyError(
                 f"offset {offset} of metadata partition {metadata_partition} was not read in {timeout_ms} ms"
             ) from error
-        if leader_epoch >= 0 and self.leader_epoch(metadata_partition) != leader_epoch:
+        if before.leader_epoch >= 0 and self._leadership.epoch(metadata_partition) != before.leader_epoch:
             self._followed.doubt(metadata_partition)
             raise RemoteLogMetadataNotReadyError(
                 f"the leader of metadata partition {metadata_partition} changed during a write at offset {offset}: the"

@@ -36,7 +36,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from protocol.errors import ErrorCode
 from tiers.broker.client import DEFAULT_METADATA_MAX_AGE_MS, BrokerClient
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError
-from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.records.serde import KeyAndValue
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.model.ids import TopicIdPartition
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -24,6 +23,7 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.record_log import RefusalToCreate
 from tiers.metadata.state.layout import StateIdentity
 from tiers.model.ids import TopicIdPartition
 
@@ -47,8 +47,6 @@ REBUILD_AFTER_GROWTH = (
     "the number of partitions must not change after the first record, since later records of a user partition would be"
     f" in another metadata partition than the earlier ones. Rebuild the metadata into a new topic: {_STEPS}"
 )
-
-RefusalToCreate = Callable[[], Awaitable[str | None]]
 
 
 class MetadataTopicUnfitError(RemoteLogMetadataError):

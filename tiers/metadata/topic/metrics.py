@@ -1,13 +1,13 @@
-"""The Prometheus metrics of the metadata manager. A scrape reads its status."""
+"""The Prometheus metrics of the metadata log. A scrape reads its status."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.metadata_log import MetadataStatus
 from tiers.metric_spec import CounterSpec, GaugeSpec
 
 _PREFIX = "tidegate_remote_log_metadata"
@@ -37,11 +37,11 @@ CLOCK_SKEW = GaugeSpec(
 
 
 class RemoteLogMetadataMetrics(Collector):
-    def __init__(self, manager: RemoteLogMetadataManager) -> None:
-        self._manager = manager
+    def __init__(self, status: Callable[[], MetadataStatus]) -> None:
+        self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        status = self._manager.status()
+        status = self._status()
         yield ALARM.family(float(status.alarm is not None))
         if status.freshness_age_ms is not None:
             yield FRESHNESS_AGE.family(status.freshness_age_ms / 1000)

@@ -1,12 +1,13 @@
-"""The settings of a `TopicBasedRemoteLogMetadataManager`."""
+"""The settings of a `TopicBasedMetadataLog`."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tiers.fitness import Fitness
+from tiers.metadata.record_log import RefusalToCreate
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
 
@@ -22,7 +23,7 @@ def metadata_group_id(topic_name: str, prefix: str = DEFAULT_PREFIX) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TopicBasedSettings:
-    """The manager's settings. `state_folder` belongs to one process at a time.
+    """The log's settings. `state_folder` belongs to one process at a time.
 
     `prefix` is the beginning of group and transactional ids, and must be the same in the whole cluster."""
 
@@ -39,14 +40,13 @@ class TopicBasedSettings:
     check_interval_ms: int = 30_000
     """How often the topic is checked. A problem with it is found within a minute."""
     max_age_ms: int = MAX_AGE_MS
-    """The age up to which metadata is fresh. The manager follows the topic so often that its state stays fresh."""
+    """The age up to which metadata is fresh. The log follows the topic so often that its state stays fresh."""
 
     fitness: Fitness | None = None
     """Whether this process can work as an owner. None: it always can."""
     declares: Callable[[], str] = str
     """Returns digests of the settings that all members of the group need the same."""
-    refusal_to_create: Callable[[], Awaitable[str | None]] | None = None
-    """Called before a missing topic is created. It returns why that must not happen, for an operator, or None."""
+    refusal_to_create: RefusalToCreate | None = None
 
     @property
     def group_id(self) -> str:

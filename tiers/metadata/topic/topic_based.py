@@ -1,7 +1,7 @@
-"""`TopicBasedRemoteLogMetadataManager`: KIP-405's default manager, with the metadata in a topic of the cluster itself.
+"""`TopicBasedMetadataLog`: KIP-405's default, with the metadata in a topic of the cluster itself.
 
-Reads use the materialised state, which a follower of the topic keeps. Writes are transactions of the owner of a
-metadata partition. The parts are `follower`, `ownership`, `metadata_producer`, `state` and `serde`.
+A follower of the topic keeps the state. Appends as the owner are transactions of the owner of a metadata partition. The
+parts are `follower`, `ownership`, `metadata_producer`, `state` and `serde`.
 """
 
 from __future__ import annotations
@@ -9,32 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
-from uuid import UUID
 
 from protocol.errors import ErrorCode
-from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
 from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.fitness import Probe
 from tiers.lasting_trouble import LastingTrouble
-from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.record_backed_manager import MakeRecords, RecordBackedMetadataManager
-from tiers.metadata.record_log import MetadataManagerContext
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.records.serde import nothing_key
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition, MetadataStatus
+from tiers.metadata.metadata_log import MakeRecords, MetadataStatus
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.metadata.state.state_backed_reader import in_turn
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, saved_identity
 from tiers.metadata.tenure import Tenure
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.group.membership import MembershipSettings
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
-from tiers.metadata.topic.metadata_producer import ClockSkew, MetadataProducer
 from tiers.metadata.topic.metadata_topic import (
     MetadataTopic,
     MetadataTopicLostError,
@@ -43,24 +33,17 @@ from tiers.metadata.topic.metadata_topic import (
     open_metadata_topic,
 )
 from tiers.metadata.topic.settings import TopicBasedSettings
-from tiers.metadata.topic.tier_config_writer import TierConfigWriter
-from tiers.metadata.written_records import tombstone
+from tiers.metadata.topic.topic_log import TopicLog
 from tiers.model.ids import TopicIdPartition
-from tiers.storage.settings import read_settings
-
-__all__ = ["TopicBasedRemoteLogMetadataManager", "TopicBasedSettings", "wall_clock_ms"]
+from tiers.model.log_start import OffsetAndEpoch
 
 logger = logging.getLogger(__name__)
 
 _CHECK_AGAIN_MS = 2_000
 
 
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
-    """Implements `RemoteLogMetadataManager`.
+class TopicBasedMetadataLog(TopicLog):
+    """Implements `MetadataLog`.
 
     The caller keeps and closes the client. It calls `open` and `close` once, in one event loop."""
 
@@ -72,40 +55,35 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         clock_ms: Callable[[], int] = monotonic_ms,
         wall_clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        super().__init__(settings.writer or "", clock_ms, wall_clock_ms)
-        self._client = client
+        super().__init__(
+            client, settings.group_id, settings.partitioner, settings.write_timeout_ms, clock_ms, wall_clock_ms
+        )
         self._settings = settings
-        self._writing_log_start: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._tier_configs = TierConfigWriter(client, settings.group_id, clock_ms=clock_ms)
-        self._topic: MetadataTopic | None = None
+        self._wall_clock_ms = wall_clock_ms
+        self._writer = settings.writer or ""
+        self._state: RemoteLogMetadataStateWriter | None = None
         self._follower: MetadataFollower | None = None
         self._ownership: MetadataPartitionOwnership | None = None
-        self._producer: MetadataProducer | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
-        self._clock_skew = ClockSkew(clock_ms, wall_clock_ms)
         self._topic_alarm: str | None = None
         self._ended: str | None = None
 
-    @classmethod
-    def create(cls, settings: Mapping[str, str], context: MetadataManagerContext) -> TopicBasedRemoteLogMetadataManager:
-        """Returns a manager that is not yet open. It has no settings but `remote.log.metadata.topic.*`."""
-        read_settings("topic-based", settings, {}, kind="metadata manager")
-        topic_settings = TopicBasedSettings(
-            context.state_folder,
-            topic=context.topic,
-            max_age_ms=context.max_age_ms,
-            fitness=context.fitness,
-            declares=context.declares,
-            refusal_to_create=context.refusal_to_create,
-        )
-        return cls(context.client, topic_settings)
+    @property
+    def state(self) -> RemoteLogMetadataStateWriter:
+        if self._state is None:
+            raise RemoteLogMetadataNotReadyError("the saved state of the remote log metadata is not open yet")
+        return self._state
+
+    @property
+    def writer(self) -> str:
+        return self._writer
 
     async def open(self) -> None:
         """Creates or checks the topic, opens the state, and starts to follow the topic.
 
         If the topic of a saved state is gone, that state is the last place that knows the segments. It is then opened
-        unchanged, final and never fresh, and `alarm` says so. Raises `MetadataTopicUnfitError` when an operator must
+        unchanged, final and never fresh, and `status` says so. Raises `MetadataTopicUnfitError` when an operator must
         act, and `BrokerError` when the cluster cannot be reached."""
         settings = self._settings
         saved, lost = await asyncio.to_thread(saved_identity, settings.state_folder), None
@@ -122,21 +100,20 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             settings.state_folder,
             StateIdentity(topic.cluster_id, topic.topic_id, topic.partition_count),
             wall_clock_ms=self._wall_clock_ms,
+            clock_ms=self._clock_ms,
             is_kept=lost is not None,
         )
-        self._topic, self._opened_state, self._seen.opened_at_ms = topic, state, self._clock_ms()
+        self._topic, self._state = topic, state
         self._topic_alarm = self._ended = None
         # A record names its writer for operators. The name stays the same over restarts.
         if not self._writer:
             self._writer = await asyncio.to_thread(state.writer_name, socket.gethostname())
-        self._producer = MetadataProducer(self._client, topic, clock_ms=self._clock_ms, clock_skew=self._clock_skew)
         self._follower = MetadataFollower(
             self._client,
             topic,
             state,
             clock_ms=self._clock_ms,
             wall_clock_ms=self._wall_clock_ms,
-            on_finished=self._seen.finished,
             home_of=self.metadata_partition,
             max_age_ms=settings.max_age_ms,
         )
@@ -195,48 +172,27 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
                 await tasks.__aexit__(None, None, None)
         finally:
             follower, self._follower = self._follower, None
-            state, self._opened_state = self._opened_state, None
-            self._ownership = self._producer = None
+            state, self._state = self._state, None
+            self._ownership = None
             # A cancellation must not leave the state open, since the next process needs the lock of its folder.
             await asyncio.shield(asyncio.to_thread(_close, follower, state))
 
-    @property
-    def alarm(self) -> str | None:
-        """Returns the trouble with the metadata topic or the saved state, as a text for an operator; None without any.
-
-        While there is trouble, nothing is written."""
-        follower = self._follower
-        return self._ended or self._topic_alarm or (None if follower is None else follower.trouble)
-
     def status(self) -> MetadataStatus:
-        """Returns the status. It may be called at any time, also before `open` and after `close`."""
-        follower = self._follower
+        follower, ownership = self._follower, self._ownership
         return MetadataStatus(
-            self.alarm,
+            self._ended or self._topic_alarm or (None if follower is None else follower.trouble),
             None if follower is None else follower.oldest_age_ms(),
-            self.owned_metadata_partitions(),
+            frozenset() if ownership is None else ownership.owned(),
             0 if follower is None else follower.events_read,
             0 if follower is None else follower.foreign_records_read,
             self._clock_skew.skew_ms(),
         )
 
     @property
-    def topic(self) -> MetadataTopic:
-        if self._topic is None:
-            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
-        return self._topic
-
-    @property
     def follower(self) -> MetadataFollower:
         if self._follower is None:
-            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+            raise RemoteLogMetadataNotReadyError("the remote log metadata is not open yet")
         return self._follower
-
-    def metadata_partition(self, partition: TopicIdPartition) -> int:
-        return self._settings.partitioner(partition, self.topic.partition_count)
-
-    def owned_metadata_partitions(self) -> frozenset[int]:
-        return frozenset() if self._ownership is None else self._ownership.owned()
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
         await self.follower.ensure_fresh(self.metadata_partition(partition), max_age_ms, timeout_ms)
@@ -252,88 +208,22 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
     def tenure(self, partition: TopicIdPartition) -> Tenure | None:
         return None if self._ownership is None else self._ownership.tenure(self.metadata_partition(partition))
 
-    async def _append_as_owner(self, partition: TopicIdPartition, records: MakeRecords) -> None:
+    async def _append_as_owner(self, number: int, records: MakeRecords, timeout_ms: int) -> None:
         if self._ownership is None:
             raise RemoteLogMetadataError("this process is not a member of the group that owns metadata partitions")
-        await self._ownership.write(self.metadata_partition(partition), records, self._settings.write_timeout_ms)
+        await self._ownership.write(number, records, timeout_ms)
 
-    async def _append(self, partition: TopicIdPartition, records: Sequence[KeyAndValue]) -> None:
-        if self._producer is None:
-            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
-        metadata_partition = self.metadata_partition(partition)
-        timeout_ms = self._settings.write_timeout_ms
-        position = self.follower.position(metadata_partition)
-        epoch = self.follower.leader_epoch(metadata_partition)
-        written = await self._producer.send(metadata_partition, records, timeout_ms)
-        await self.follower.read_past(metadata_partition, written, timeout_ms, position=position, leader_epoch=epoch)
+    def _read_to(self, number: int) -> OffsetAndEpoch:
+        return self.follower.read_to(number)
 
-    async def _append_when_fresh(
-        self, partition: TopicIdPartition, records: MakeRecords, timeout_ms: int | None
-    ) -> None:
-        metadata_partition = self.metadata_partition(partition)
-        timeout_ms = self._settings.write_timeout_ms if timeout_ms is None else timeout_ms
-        deadline_ms = self._clock_ms() + timeout_ms
-        if self._producer is None:
-            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
-        async with in_turn(self._writing_log_start[metadata_partition], timeout_ms):
-            # The state must contain what this process wrote before. Otherwise it would write the same record again.
-            await self.follower.ensure_fresh(metadata_partition, 0, deadline_ms - self._clock_ms())
-            to_write = records()
-            if not to_write:
-                return
-            position = self.follower.position(metadata_partition)
-            epoch = self.follower.leader_epoch(metadata_partition)
-            written = await self._producer.send(metadata_partition, to_write, deadline_ms - self._clock_ms())
-            left_ms = deadline_ms - self._clock_ms()
-            await self.follower.read_past(metadata_partition, written, left_ms, position=position, leader_epoch=epoch)
+    def _known(self, number: int) -> OffsetAndEpoch:
+        return self.follower.known(number)
 
-    async def _append_in_turn(self, partition: TopicIdPartition, records: MakeRecords) -> None:
-        metadata_partition = self.metadata_partition(partition)
-        timeout_ms = self._settings.write_timeout_ms
+    async def _read_to_end(self, partition: TopicIdPartition, timeout_ms: int) -> None:
+        await self.ensure_fresh(partition, 0, timeout_ms)
 
-        async def read_to_end(left_ms: int) -> None:
-            await self.follower.ensure_fresh(metadata_partition, 0, left_ms)
-
-        position = self.follower.position(metadata_partition)
-        epoch = self.follower.leader_epoch(metadata_partition)
-        written = await self._tier_configs.write(self.topic, metadata_partition, read_to_end, records, timeout_ms)
-        if written is not None:
-            await self.follower.read_past(
-                metadata_partition, written, timeout_ms, position=position, leader_epoch=epoch
-            )
-
-    def metadata_topic_id(self) -> UUID:
-        return self.topic.topic_id
-
-    def position(self, partition: TopicIdPartition) -> MetadataPosition:
-        return self.follower.metadata_position(self.metadata_partition(partition))
-
-    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
-        if position.topic_id != self.topic.topic_id:
-            return False
-        if position.next_offset == 0:
-            return True
-        number = self.metadata_partition(partition)
-        own = TopicIdPartition(self.topic.topic_id, number, self.topic.name)
-        answer = await BrokerLogSource(self._client).end_offset_for_epoch(own, position.leader_epoch, timeout_ms)
-        # A replica that copied the log after a compaction may answer with a lower epoch and the same end.
-        is_known = 0 <= answer.leader_epoch <= position.leader_epoch
-        return is_known and answer.end_offset >= position.next_offset
-
-    async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
-        """Returns how far the brokers' clock is ahead of this machine's clock.
-
-        If there is no measurement, or with `anew`, it writes a record without meaning to measure it."""
-        skew_ms = None if anew else self._clock_skew.skew_ms()
-        if skew_ms is None:
-            if self._producer is None:
-                raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
-            nothing = tombstone(nothing_key(partition))
-            await self._producer.send(self.metadata_partition(partition), [nothing], self._settings.write_timeout_ms)
-            skew_ms = self._clock_skew.skew_ms()
-        if skew_ms is None:
-            raise RemoteLogMetadataError("the brokers return no append time: the metadata topic has no LogAppendTime")
-        return skew_ms
+    async def _read_past(self, number: int, written: int, before: OffsetAndEpoch, timeout_ms: int) -> None:
+        await self.follower.read_past(number, written, before, timeout_ms)
 
     async def _check_topic(self) -> None:
         is_missing = False
@@ -374,9 +264,8 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
                 self._set_alarm(None)
 
     def _mark_final(self, is_final: bool) -> None:
-        state = self._opened_state
-        if isinstance(state, RemoteLogMetadataStateWriter) and state.is_final() != is_final:
-            state.mark_final(is_final)
+        if self._state is not None and self._state.is_final() != is_final:
+            self._state.mark_final(is_final)
 
     def _set_alarm(self, alarm: str | None) -> None:
         if alarm is not None and alarm != self._topic_alarm:

@@ -88,7 +88,7 @@ class CopyAttempts:
     def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
         self._services = services
         self._partition = topic_id_partition
-        self._remote = RemoteLog(services.metadata, topic_id_partition)
+        self._remote = RemoteLog(services.state, topic_id_partition)
         self._readings: dict[UUID, _Reading] = {}
         self._reading = asyncio.Lock()
         """Held while an attempt is read back and finished, or given up."""
@@ -107,7 +107,7 @@ class CopyAttempts:
         self._readings = {uuid: reading for uuid, reading in self._readings.items() if uuid in ids}
         failures, needs_survey = 0, False
         for attempt in known:
-            remote_end = services.metadata.remote_end_offset(self._partition)
+            remote_end = services.state.remote_end_offset(self._partition)
             next_offset = 0 if remote_end is None else remote_end + 1
             if attempt.start_offset > max(bounds.log_start_offset, log_start, next_offset):
                 break  # the records before it come first
@@ -238,7 +238,7 @@ class CopyAttempts:
         return given_up
 
     def _is_needless(self, attempt: RemoteLogSegmentMetadata, bounds: LocalLogBounds, log_start: int) -> bool:
-        known = self._services.metadata.remote_log_segment_metadata_by_id(attempt.segment_id)
+        known = self._services.state.remote_log_segment_metadata_by_id(attempt.segment_id)
         if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
             return False
         if self._adds_nothing(attempt, log_start):
@@ -263,7 +263,7 @@ class CopyAttempts:
         services, offset = self._services, max(attempt.start_offset, log_start)
         try:
             while offset <= attempt.end_offset:
-                segment = services.metadata.remote_log_segment_metadata(self._partition, offset)
+                segment = services.state.remote_log_segment_metadata(self._partition, offset)
                 if segment is None:
                     return False
                 await check_stored(services.storage, segment, services.key_ring)
@@ -280,10 +280,10 @@ class CopyAttempts:
         services, has_announced = self._services, False
         for kept in services.spool.kept_in(self._partition):
             segment_id = kept.metadata.segment_id
-            known = services.metadata.remote_log_segment_metadata_by_id(segment_id)
+            known = services.state.remote_log_segment_metadata_by_id(segment_id)
             if await removed_if_needless(services, kept, log_start) or (known and known.state == kept.metadata.state):
                 continue
-            deleted = services.metadata.deleted_segments(self._partition)
+            deleted = services.state.deleted_segments(self._partition)
             is_used_up = known is not None or any(each.segment_id == segment_id for each in deleted)
             announced = await self._renewed(kept) if is_used_up else kept
             if announced is not None:
@@ -296,7 +296,7 @@ class CopyAttempts:
         """Reads an attempt back. Returns whether it is whole and finished now."""
         async with self._reading:
             self._services.require_ownership(self._partition)
-            known = self._services.metadata.remote_log_segment_metadata_by_id(attempt.segment_id)
+            known = self._services.state.remote_log_segment_metadata_by_id(attempt.segment_id)
             if reading.is_given_up or known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
                 return False
             return await self._judge(known, reading, bounds)
@@ -463,10 +463,10 @@ class CopyAttempts:
 
     async def _end_filled_gaps(self) -> None:
         metadata = self._services.metadata
-        for gap in metadata.gaps(self._partition):
+        for gap in metadata.state.gaps(self._partition):
             offset = gap.first_offset
             while offset < gap.next_offset:
-                segment = metadata.remote_log_segment_metadata(self._partition, offset)
+                segment = metadata.state.remote_log_segment_metadata(self._partition, offset)
                 if segment is None:
                     break
                 offset = segment.valid_end_offset + 1
@@ -481,17 +481,17 @@ async def store_for_its_owner(services: TaskServices, kept: KeptSegment) -> None
     That owner reads it back and finishes it. The function asks the store each time, since the file system of the store
     may be another one by now. Raises the errors of the store, the spool and the metadata manager."""
     metadata, partition, settings = services.metadata, kept.partition, services.settings
-    await metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, settings.request_timeout_ms)
-    if metadata.remote_partition_delete_state(partition) is not None:
+    await metadata.log.ensure_fresh(partition, settings.remote_log.fresh_within_ms, settings.request_timeout_ms)
+    if metadata.state.remote_partition_delete_state(partition) is not None:
         await services.spool.remove(kept)
         return
-    known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id)
+    known = metadata.state.remote_log_segment_metadata_by_id(kept.metadata.segment_id)
     is_attempt = known is not None and known.state == kept.metadata.state
     log_start = 0
-    if not is_attempt and metadata.log_starts(partition):
+    if not is_attempt and metadata.state.log_starts(partition):
         # The owner may have to end a log start yet. The question about it names the topic, and this one the topic's id.
         await services.source.bounds(partition, settings.request_timeout_ms)
-        log_start = await kept_log_start(services.source, metadata, partition, settings.request_timeout_ms) or 0
+        log_start = await kept_log_start(services.source, metadata.state, partition, settings.request_timeout_ms) or 0
     # Only an owner announces a segment. So another one stays until this process owns the partition again.
     if await removed_if_needless(services, kept, log_start) or not is_attempt:
         return
@@ -505,7 +505,7 @@ async def removed_if_needless(services: TaskServices, kept: KeptSegment, log_sta
     """Removes the files of a kept segment whose copy is finished, or whose records are not needed any more.
 
     Returns whether it did. The metadata must have been read to its end."""
-    metadata = services.metadata
+    metadata = services.state
     known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id)
     is_finished = known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     is_cut_off = known is not None and known.is_cut_off

@@ -107,7 +107,7 @@ class RLMCopyTask:
             else:
                 await self._copy(kept)
             start = kept.metadata.end_offset + 1
-            if services.metadata.remote_log_segment_metadata(self._partition, start) is not None:
+            if services.state.remote_log_segment_metadata(self._partition, start) is not None:
                 break  # the copied records lay before others: the next round finds where copying continues
         return True
 
@@ -127,7 +127,7 @@ class RLMCopyTask:
 
     @property
     def _newest(self) -> RemoteLogSegmentMetadata | None:
-        metadata, remote_end = self._services.metadata, self._services.metadata.remote_end_offset(self._partition)
+        metadata, remote_end = self._services.state, self._services.state.remote_end_offset(self._partition)
         return None if remote_end is None else metadata.remote_log_segment_metadata(self._partition, remote_end)
 
     async def _make(
@@ -147,7 +147,7 @@ class RLMCopyTask:
             return None  # the next round finds where copying continues
         if read.leader_epoch != bounds.leader_epoch or not read.records:
             return None  # the next round compares the tier with the new leader's log
-        copy_epoch = epoch_of_copy(bounds.leader_epoch, services.metadata.cuts(self._partition))
+        copy_epoch = epoch_of_copy(bounds.leader_epoch, services.state.cuts(self._partition))
         async with self._builder(start) as builder:
             last = await self._fill(builder, read, min(policy.segment_bytes, await services.spool.room_bytes()), bounds)
             if last is None:
@@ -285,7 +285,7 @@ class RLMCopyTask:
     def observe(self, policy: TopicPolicy, bounds: LocalLogBounds) -> None:
         """Measures the lag, whether or not anything is copied."""
         services, lso = self._services, bounds.last_stable_offset
-        self._first = start = RemoteLog(services.metadata, self._partition).first_uncopied(bounds)
+        self._first = start = RemoteLog(services.state, self._partition).first_uncopied(bounds)
         self.heads.keep_from(start, bounds.leader_epoch)
         if start >= lso:
             self._behind_since_ms = None

@@ -39,7 +39,7 @@ async def continuation_at(services: TaskServices, partition: TopicIdPartition, s
     metadata has the leader epochs. The state of producers and transactions is unknown where a CUT cuts a segment, and
     after a gap. Leader epochs are kept over a gap, so the indexes of every segment have those of the whole log before.
     """
-    metadata, end = services.metadata, start
+    metadata, end = services.state, start
     for gap in reversed(metadata.gaps(partition)):
         if gap.next_offset == end:
             end = gap.first_offset

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from tiers.metadata.remote_log import RemoteLog
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -18,13 +18,13 @@ MIN_BATCH_BYTES: Final = 61
 _POINTS: Final = 64
 
 
-def estimated_bytes(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offsets: int) -> int | None:
+def estimated_bytes(metadata: RemoteLogMetadataState, partition: TopicIdPartition, offsets: int) -> int | None:
     """Returns the size of `offsets` offsets at the bytes per offset of the newest segment; None without a segment."""
     density = _bytes_per_offset(metadata, partition)
     return None if density is None else int(offsets * density)
 
 
-def _bytes_per_offset(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> float | None:
+def _bytes_per_offset(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> float | None:
     remote_end = metadata.remote_end_offset(partition)
     newest = None if remote_end is None else metadata.remote_log_segment_metadata(partition, remote_end)
     return None if newest is None else newest.segment_size_bytes / (newest.end_offset + 1 - newest.start_offset)
@@ -72,7 +72,7 @@ class UncopiedBytes:
         before, self._replica_bytes = self._replica_bytes, replica_bytes
         self._log_start = bounds.log_start_offset
         is_same_leader, self._leader_epoch = bounds.leader_epoch == self._leader_epoch, bounds.leader_epoch
-        first = RemoteLog(self._services.metadata, self._partition).first_uncopied(bounds)
+        first = RemoteLog(self._services.state, self._partition).first_uncopied(bounds)
         end = max(first, bounds.high_watermark)
         points = self._points
         if not (points and is_same_leader and points[0].offset <= first and points[-1].offset <= end):
@@ -91,7 +91,7 @@ class UncopiedBytes:
             del self._points[1:-1:2]
 
     def _begin(self, first: int, end: int) -> None:
-        is_all = self._services.metadata.remote_end_offset(self._partition) is None
+        is_all = self._services.state.remote_end_offset(self._partition) is None
         if is_all and self._replica_bytes is not None and end > first:
             self._bytes_per_offset = self._replica_bytes / (end - first)
         size_bytes = self._guess(end - first)
@@ -102,7 +102,7 @@ class UncopiedBytes:
 
     def _guess(self, offsets: int) -> float:
         if self._bytes_per_offset is None:
-            self._bytes_per_offset = _bytes_per_offset(self._services.metadata, self._partition)
+            self._bytes_per_offset = _bytes_per_offset(self._services.state, self._partition)
         return offsets * (self._bytes_per_offset or MIN_BATCH_BYTES)
 
     def measured(self, first: int, end: int, size_bytes: int) -> None:
@@ -141,7 +141,7 @@ class UncopiedBytes:
         A segment counts as nothing if another one has some of its records, or if some lie below the log start or above
         a CUT. The records that the replica has below its log start count."""
         rest_bytes, next_offset = self._replica_bytes or 0, self._log_start
-        for segment in self._services.metadata.answering_segments(self._partition, next_offset):
+        for segment in self._services.state.answering_segments(self._partition, next_offset):
             if segment.start_offset >= next_offset:
                 rest_bytes -= segment.retained_bytes
             next_offset = segment.valid_end_offset + 1
@@ -158,7 +158,7 @@ class UncopiedBytes:
         """The size of all records that are not remote."""
         if not self._points:
             return 0
-        return self.between(RemoteLog(self._services.metadata, self._partition).next_uncopied(self._points[0].offset))
+        return self.between(RemoteLog(self._services.state, self._partition).next_uncopied(self._points[0].offset))
 
     def at_least(self) -> int:
         """Returns a lower bound of the bytes that are not remote, by which segments may expire: those of one batch."""

@@ -37,8 +37,8 @@ class DeletedSegmentsTask:
         max_skew_ms = services.settings.max_clock_skew_ms
         latest_ms = services.wall_clock_ms() + max_skew_ms - retention_ms
         deleted: dict[TopicIdPartition, list[RemoteLogSegmentMetadata]] = defaultdict(list)
-        for segment in services.metadata.deleted_segments(until_ms=latest_ms):
-            if services.metadata.owns(segment.topic_id_partition):
+        for segment in services.state.deleted_segments(until_ms=latest_ms):
+            if services.log.owns(segment.topic_id_partition):
                 deleted[segment.topic_id_partition].append(segment)
         forgotten, troubles = 0, list[RemoteStorageError]()
         for partition, candidates in deleted.items():
@@ -65,7 +65,7 @@ class DeletedSegmentsTask:
 
         async def delete_again(segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentId | None:
             services.require_ownership(partition)
-            if services.metadata.remote_log_segment_metadata_by_id(segment.segment_id) is not None:
+            if services.state.remote_log_segment_metadata_by_id(segment.segment_id) is not None:
                 return None  # a job announced it again since the list was made, and decides about it
             if troubles and isinstance(troubles[-1], CircuitOpenError):
                 return None

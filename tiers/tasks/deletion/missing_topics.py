@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from uuid import UUID
 
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import TopicDeletionUpdate
 from tiers.tasks.alarms import AlarmReason
@@ -24,7 +24,7 @@ from tiers.tasks.task_services import TaskServices
 logger = logging.getLogger(__name__)
 
 
-def deleted_topics(metadata: RemoteLogMetadataReader) -> set[UUID]:
+def deleted_topics(metadata: RemoteLogMetadataState) -> set[UUID]:
     """Returns the ids of the topics whose deletion is proved.
 
     A client's request to delete the topic was recorded, and the topic was missing soon after it. Or an operator said
@@ -48,8 +48,8 @@ class MissingTopics:
 
     def see(self, missing: Collection[UUID]) -> None:
         """Takes the ids that no broker knows now, out of all ids that the caller asked about. Reads the records."""
-        self._recorded = self._services.metadata.missing_topics()
-        self._deletions = self._services.metadata.topic_deletions()
+        self._recorded = self._services.state.missing_topics()
+        self._deletions = self._services.state.topic_deletions()
         now_ms = self._services.clock_ms()
         self._missing_since_ms = {each: self._missing_since_ms.get(each, now_ms) for each in missing}
 
@@ -73,9 +73,9 @@ class MissingTopics:
 
     async def _end_records(self, topic: TopicIdPartition, deletion: TopicDeletionUpdate | None) -> None:
         metadata, topic_id = self._services.metadata, topic.topic_id
-        if topic_id in metadata.missing_topics():
+        if topic_id in metadata.state.missing_topics():
             await metadata.put_topic_missing(topic_id, topic.topic, is_missing=False)
-        if deletion is not None and metadata.topic_deletions().get(topic_id) == deletion:
+        if deletion is not None and metadata.state.topic_deletions().get(topic_id) == deletion:
             await metadata.end_topic_deletion(topic_id)
 
     def _was_missing_before(self, topic_id: UUID) -> bool:
@@ -104,13 +104,13 @@ class MissingTopics:
         missing_for_long = {
             each.topic_id for each in topics if now_ms - self._missing_since_ms.get(each.topic_id, now_ms) >= delay_ms
         }
-        return missing_for_long & deleted_topics(self._services.metadata)
+        return missing_for_long & deleted_topics(self._services.state)
 
     def watch(self, topics: Collection[TopicIdPartition]) -> None:
         """Raises an alarm, once per episode, for each of `topics` that is missing without a proof.
 
         This process owns partition 0 of `topics`."""
-        metadata, alarms = self._services.metadata, self._services.metrics.alarms
+        metadata, alarms = self._services.state, self._services.metrics.alarms
         missing = metadata.missing_topics()
         recorded = missing.keys() - deleted_topics(metadata)
         unproved = {each.topic_id: each for each in topics if each.topic_id in recorded}

@@ -38,8 +38,8 @@ class RemoteDisableTask:
         metadata = self._services.metadata
         deleted = 0
         troubles: list[RemoteLogError] = []
-        for partition in metadata.partitions():
-            if not metadata.owns(partition) or is_worked_on(partition) or not self._is_to_go(partition):
+        for partition in metadata.state.partitions():
+            if not metadata.log.owns(partition) or is_worked_on(partition) or not self._is_to_go(partition):
                 continue
             try:
                 deleted += await self._delete(partition)
@@ -50,21 +50,21 @@ class RemoteDisableTask:
         return deleted
 
     def _is_to_go(self, partition: TopicIdPartition) -> bool:
-        config = self._services.metadata.topic_tier_config(partition.topic_id)
+        config = self._services.state.topic_tier_config(partition.topic_id)
         return is_deletion_requested(config) and TierWork.EXPIRING not in paused_work(config)
 
     async def _delete(self, partition: TopicIdPartition) -> int:
         services, settings = self._services, self._services.settings
-        segments = list(services.metadata.list_remote_log_segments(partition))
+        segments = list(services.state.list_remote_log_segments(partition))
         if not segments:
             await end_copy_plans(services, partition)
             return 0
         timeout_ms = settings.request_timeout_ms
-        await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
+        await services.log.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        await require_aligned(services.source, services.metadata, partition, bounds, timeout_ms)
-        log_start = await kept_log_start(services.source, services.metadata, partition, timeout_ms)
-        require_no_open_cut(services.metadata, partition, log_start)
+        await require_aligned(services.source, services.state, partition, bounds, timeout_ms)
+        log_start = await kept_log_start(services.source, services.state, partition, timeout_ms)
+        require_no_open_cut(services.state, partition, log_start)
         # The user may have taken the request back, and this process may be behind with the topic's settings.
         await services.present_tier_settings(partition)
         # If the metadata lost records, the request to delete may be an old one that the user has taken back since.
@@ -73,7 +73,7 @@ class RemoteDisableTask:
         check = partial(self._check, partition)
         check()
         # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
-        last_epoch = RemoteLog(services.metadata, partition).epoch_at(bounds.log_start_offset - 1)
+        last_epoch = RemoteLog(services.state, partition).epoch_at(bounds.log_start_offset - 1)
         start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
         await services.metadata.put_log_start(partition, start, check=check)
         await services.metadata.put_local_log_start(partition, start.position)
@@ -92,7 +92,7 @@ class RemoteDisableTask:
         """Checks the ownership, and that the deletion is still asked for, as far as any proxy has recorded it."""
         services = self._services
         services.require_ownership(partition)
-        if not services.metadata.is_fresh(partition.of_settings, TIER_SETTINGS_MAX_AGE_MS):
+        if not services.log.is_fresh(partition.of_settings, TIER_SETTINGS_MAX_AGE_MS):
             raise RemoteLogMetadataNotReadyError(f"the tier settings of {partition.topic} are not read to their end")
         if not self._is_to_go(partition):
             raise RemoteLogError(f"{partition} is tiered again, or expiring is paused: its remote log is not deleted")

@@ -119,7 +119,7 @@ async def delete_attempts(
     deletes several at a time. Raises `RemoteStorageError` when the store is another place than that of the tier."""
     begun = [
         each.metadata
-        for each in services.metadata.segments_apart(partition)
+        for each in services.state.segments_apart(partition)
         if each.state == RemoteLogSegmentState.DELETE_SEGMENT_STARTED
     ]
     known = [*begun, *needless]
@@ -138,7 +138,7 @@ async def delete_attempts(
             services.require_ownership(partition)
             if not may_delete():
                 return None
-            known = services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
+            known = services.state.remote_log_segment_metadata_by_id(segment.segment_id)
             if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
                 return None
             return await try_to_delete(services, known)
@@ -163,10 +163,10 @@ async def delete_attempts(
 
 async def end_copy_plans(services: TaskServices, partition: TopicIdPartition) -> None:
     """Ends the copy plans without remaining segments to delete. No copy of them may be in progress."""
-    plans = services.metadata.copy_plans(partition)
+    plans = services.state.copy_plans(partition)
     if not plans:
         return
-    apart = services.metadata.segments_apart(partition)
+    apart = services.state.segments_apart(partition)
     left = {one.metadata.segment_id for one in apart if not one.is_finished}
     for plan in plans:
         if left.isdisjoint(plan.segment_ids()):

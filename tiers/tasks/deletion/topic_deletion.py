@@ -4,8 +4,7 @@
   topic that is only missing from a listing may be one that the proxy is not authorized to see any more.
 * A gone topic is deleted only if its deletion is proved (`MissingTopics`).
 * The owners delete nothing when no broker knows the metadata topic by the id under which it was read. The metadata then
-  belongs to another cluster than the brokers, or to another time. A metadata manager without a topic skips this
-  comparison.
+  belongs to another cluster than the brokers, or to another time. Metadata in another log needs no comparison.
 * The tier settings of the topic are removed too.
 * The stored facts call every segment dead before the first one is deleted, so that `rebuild` does not restore any.
   They are deleted last: as long as the store refuses a deletion, they stay.
@@ -93,9 +92,9 @@ class TopicDeletionTask:
 
         Raises the first error at the end of the round."""
         metadata = self._services.metadata
-        partitions, configured = metadata.partitions(), metadata.topics_with_tier_config()
+        partitions, configured = metadata.state.partitions(), metadata.state.topics_with_tier_config()
         names = {each.topic_id: each.topic for each in (*configured, *partitions)}
-        recorded = metadata.missing_topics().keys() | metadata.topic_deletions().keys()
+        recorded = metadata.state.missing_topics().keys() | metadata.state.topic_deletions().keys()
         topics = self._owned(TopicIdPartition(each, 0, names.get(each, "")) for each in names.keys() | recorded)
         partitions = self._owned(partitions)
         if not topics and not partitions:
@@ -117,19 +116,19 @@ class TopicDeletionTask:
         for topic in self._owned(configured):
             if topic.topic_id in deletable:
                 with _put_off(troubles):
-                    nothing = dict.fromkeys(metadata.topic_tier_config(topic.topic_id))
+                    nothing = dict.fromkeys(metadata.state.topic_tier_config(topic.topic_id))
                     await metadata.change_topic_tier_config(topic.topic_id, topic.topic, nothing)
         if troubles:
             raise troubles[0]
         return deleted
 
     def _owned(self, partitions: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
-        return [each for each in partitions if self._services.metadata.owns(each)]
+        return [each for each in partitions if self._services.log.owns(each)]
 
     async def _gone(self, partitions: Collection[TopicIdPartition]) -> set[UUID]:
         """Returns the ids of the topics that no broker knows."""
         services = self._services
-        metadata_topic_id = services.metadata.metadata_topic_id()
+        metadata_topic_id = services.log.topic_id
         asked = {each.topic_id for each in partitions}
         if metadata_topic_id is not None:
             asked.add(metadata_topic_id)
@@ -154,7 +153,7 @@ async def begin_partition_deletion(
 ) -> list[RemoteLogSegmentMetadata]:
     """Begins the deletion of a partition of a deleted topic, and returns its segments. May be repeated."""
     states = RemotePartitionDeleteState
-    reached = services.metadata.remote_partition_delete_state(partition)
+    reached = services.state.remote_partition_delete_state(partition)
     if reached is None:
         await _write(services, partition, states.DELETE_PARTITION_MARKED)
         services.checkpoint("partition-marked")
@@ -165,7 +164,7 @@ async def begin_partition_deletion(
     facts = FactsTask(services, partition)
     await facts.require_proved()
     await facts.store_dead()
-    return list(services.metadata.list_remote_log_segments(partition))
+    return list(services.state.list_remote_log_segments(partition))
 
 
 async def end_partition_deletion(services: TaskServices, partition: TopicIdPartition) -> None:

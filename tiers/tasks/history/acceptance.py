@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
 from tiers.config.total_retention import TotalRetention, longest_total, recorded_total
 from tiers.errors import LaterFormatError, RemoteLogMetadataError
+from tiers.metadata.metadata_log import MetadataLog
 from tiers.metadata.partition_facts import (
     PartitionFacts,
     decode_partition_facts,
@@ -23,6 +24,7 @@ from tiers.metadata.partition_facts import (
 )
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStartReason, OffsetAndEpoch
@@ -45,7 +47,7 @@ _SEGMENTS_PER_WRITE = 500
 
 async def may_be_in_doubt(
     storage: RemoteStorageManager,
-    metadata: RemoteLogMetadataManager,
+    log: MetadataLog,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
     log_start: int,
@@ -58,11 +60,11 @@ async def may_be_in_doubt(
 
     `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. Raises the errors of the
     brokers and of the store."""
-    if await RemoteLog(metadata, partition).holes(log_start, bounds.log_start_offset):
+    if await RemoteLog(log.state, partition).holes(log_start, bounds.log_start_offset):
         return True
-    if RemoteLog(metadata, partition).lost_trim(log_start) is not None:
+    if RemoteLog(log.state, partition).lost_trim(log_start) is not None:
         return True
-    return bool(await lost_reason(storage, metadata, partition, stored, timeout_ms))
+    return bool(await lost_reason(storage, log, partition, stored, timeout_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +81,19 @@ class KeptSettings:
 
 
 async def kept_settings(
-    metadata: RemoteLogMetadataManager, partition: TopicIdPartition, stored: StoredFacts, timeout_ms: int
+    log: MetadataLog, partition: TopicIdPartition, stored: StoredFacts, timeout_ms: int
 ) -> KeptSettings:
     """Returns the longest total retention and the pauses that the metadata has or may have lost.
 
     An acceptance is about the known records. It is no word for a shorter total or for the end of a pause. If the
     metadata lost records since the facts were stored, the settings that it has may be earlier ones, or none. Raises
     `BrokerError`."""
-    if not await lost_positions(metadata, partition, stored, timeout_ms):
+    if not await lost_positions(log, partition, stored, timeout_ms):
         return KeptSettings()
     facts = stored.all()
-    of_topic = newest_of(facts, metadata.position(partition).topic_id)
+    of_topic = newest_of(facts, log.position(partition).topic_id)
     configs = [each.tier_config for each in ([of_topic] if of_topic else newest_of_topics(facts))]
-    present = metadata.topic_tier_config(partition.topic_id)
+    present = log.state.topic_tier_config(partition.topic_id)
     known = recorded_total(present)
     kept = longest_total([*map(recorded_total, configs), known])
     paused = frozenset(work for each in configs for work in paused_work(each))
@@ -112,10 +114,11 @@ async def accept_what_is_left(
     `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. Raises the errors of the
     store, the brokers and the metadata manager."""
     stored = await read_stored_facts(storage, cluster_id, partition, is_strict=False)
-    await metadata.ensure_fresh(partition, 0, timeout_ms)
+    log, state = metadata.log, metadata.state
+    await log.ensure_fresh(partition, 0, timeout_ms)
     found: list[RemoteLogSegmentMetadata] = []
     not_restored: list[str] = []
-    async for each in unknown_segments(storage, metadata, partition, stored, LogGap(log_start, LAST_OFFSET)):
+    async for each in unknown_segments(storage, log, partition, stored, LogGap(log_start, LAST_OFFSET)):
         try:
             decoded = decode_indexes_object(await storage.fetch_indexes(each), each)
             found.append(decoded.metadata)
@@ -124,14 +127,14 @@ async def accept_what_is_left(
                     stored.objects[str(each.segment_id.id)] = decode_partition_facts(decoded.indexes.facts)
         except LaterFormatError as error:
             not_restored.append(f"segment {each.segment_id.id}: {error}")
-    lost = await lost_positions(metadata, partition, stored, timeout_ms)
-    settings = (await kept_settings(metadata, partition, stored, timeout_ms)).config()
+    lost = await lost_positions(log, partition, stored, timeout_ms)
+    settings = (await kept_settings(log, partition, stored, timeout_ms)).config()
     if settings:  # first: the owner may expire records as soon as its doubt ends
         await metadata.change_topic_tier_config(partition.topic_id, partition.topic, settings)
-    facts = stored.joined(metadata.position(partition).topic_id) or PartitionFacts(cluster_id, partition)
-    holes = await RemoteLog(metadata, partition).holes(log_start, bounds.log_start_offset)
-    known_cuts = {(cut.leader_epoch, cut.offset) for cut in metadata.cuts(partition)}
-    known_starts = metadata.recorded_log_starts(partition)
+    facts = stored.joined(log.position(partition).topic_id) or PartitionFacts(cluster_id, partition)
+    holes = await RemoteLog(state, partition).holes(log_start, bounds.log_start_offset)
+    known_cuts = {(cut.leader_epoch, cut.offset) for cut in state.cuts(partition)}
+    known_starts = state.recorded_log_starts(partition)
     await metadata.restore(
         partition,
         cuts=[cut for cut in facts.cuts if (cut.leader_epoch, cut.offset) not in known_cuts],
@@ -147,13 +150,13 @@ async def accept_what_is_left(
         log_starts=[
             start for start in facts.log_starts if start.reason is LogStartReason.USER and start not in known_starts
         ],
-        local_log_start=_trim_left(metadata, partition, holes, log_start, bounds.leader_epoch),
+        local_log_start=_trim_left(state, partition, holes, log_start, bounds.leader_epoch),
     )
     for first in range(0, len(found), _SEGMENTS_PER_WRITE):
         await metadata.restore(partition, segments=found[first : first + _SEGMENTS_PER_WRITE])
     accepted = {position for each in stored.all() for position in each.accepted}.union(lost)
     if not not_restored:
-        await put_facts(storage, facts_of(metadata, cluster_id, partition, sorted(accepted)))
+        await put_facts(storage, facts_of(log, cluster_id, partition, sorted(accepted)))
     return not_restored
 
 
@@ -162,18 +165,18 @@ def _overlap(segment: RemoteLogSegmentMetadata, gap: LogGap) -> bool:
 
 
 def _trim_left(
-    metadata: RemoteLogMetadataManager,
+    state: RemoteLogMetadataState,
     partition: TopicIdPartition,
     holes: Iterable[LogGap],
     log_start: int,
     leader_epoch: int,
 ) -> OffsetAndEpoch | None:
     """Returns the trim that takes the place of the recorded one, which shows lost segments. None: it stays."""
-    trim = RemoteLog(metadata, partition).last_trim()
+    trim = RemoteLog(state, partition).last_trim()
     if trim is None:
         return None
     for hole in holes:
         if hole.first_offset < trim.offset <= hole.next_offset:
             return OffsetAndEpoch(hole.first_offset, leader_epoch)
-    is_unexplained = RemoteLog(metadata, partition).lost_trim(log_start) is not None
+    is_unexplained = RemoteLog(state, partition).lost_trim(log_start) is not None
     return OffsetAndEpoch(log_start, leader_epoch) if is_unexplained else None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import kept_log_start
 from tiers.metadata.remote_log import RemoteLog, is_measured
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.model.log_start import UNKNOWN_EPOCH
@@ -57,7 +57,7 @@ async def check_lineage(
 
 async def align(
     source: LogSource,
-    metadata: RemoteLogMetadataReader,
+    metadata: RemoteLogMetadataState,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
     timeout_ms: int,
@@ -81,7 +81,7 @@ async def align(
 
 async def require_aligned(
     source: LogSource,
-    metadata: RemoteLogMetadataReader,
+    metadata: RemoteLogMetadataState,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
     timeout_ms: int,
@@ -97,7 +97,7 @@ async def require_aligned(
 
 async def find_parting(
     source: LogSource,
-    metadata: RemoteLogMetadataReader,
+    metadata: RemoteLogMetadataState,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
     timeout_ms: int,
@@ -119,7 +119,7 @@ async def find_parting(
 
 
 def _ends(
-    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, bounds: LocalLogBounds, log_start: int
+    metadata: RemoteLogMetadataState, partition: TopicIdPartition, bounds: LocalLogBounds, log_start: int
 ) -> list[tuple[int, int]]:
     """Returns the offset behind the last record, and behind the last one before each gap that the local log has.
 
@@ -169,7 +169,7 @@ async def _parting_below(
 
 async def _deleted_otherwise(
     source: LogSource,
-    metadata: RemoteLogMetadataReader,
+    metadata: RemoteLogMetadataState,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
     timeout_ms: int,
@@ -189,7 +189,7 @@ async def _deleted_otherwise(
     return found
 
 
-def _epoch_ranges(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> list[_EpochRange]:
+def _epoch_ranges(metadata: RemoteLogMetadataState, partition: TopicIdPartition, offset: int) -> list[_EpochRange]:
     """Returns the ranges from `offset` on that clients can read, and those of the attempts above them, ascending."""
     ranges: list[_EpochRange] = []
     while (segment := metadata.next_segment(partition, offset)) is not None:
@@ -210,7 +210,7 @@ def _ranges_of(segment: RemoteLogSegmentMetadata, offset: int) -> Iterator[_Epoc
             yield _EpochRange(first, last, entry.epoch)
 
 
-def cut_epoch(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int, leader_epoch: int) -> int:
+def cut_epoch(metadata: RemoteLogMetadataState, partition: TopicIdPartition, offset: int, leader_epoch: int) -> int:
     """Returns the leader epoch of a CUT that voids what the leader of `leader_epoch` disproves from `offset` on.
 
     It is another one only if records were copied in that epoch or a later one: restored controllers may count leader
@@ -226,7 +226,7 @@ def cut_epoch(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, of
     return leader_epoch if is_enough else latest + 1
 
 
-def unsettled_cuts(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> list[Cut]:
+def unsettled_cuts(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> list[Cut]:
     """Returns the CUTs that are not proved.
 
     A proved CUT at or below one of them, of the same leader epoch or a later one, settles it."""
@@ -240,7 +240,7 @@ def unsettled_cuts(metadata: RemoteLogMetadataReader, partition: TopicIdPartitio
     ]
 
 
-def open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int) -> Cut | None:
+def open_cut(metadata: RemoteLogMetadataState, partition: TopicIdPartition, log_start: int) -> Cut | None:
     """Returns the lowest unsettled CUT above a record of the tier; None without one.
 
     `log_start` is the recorded one. While there is such a CUT, nothing of the partition expires or is deleted."""
@@ -253,7 +253,7 @@ def open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log
     return next((each for each in cuts if begins_at is not None and begins_at < each.offset), None)
 
 
-def require_no_open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int) -> None:
+def require_no_open_cut(metadata: RemoteLogMetadataState, partition: TopicIdPartition, log_start: int) -> None:
     """Raises `LogDivergedError` if `open_cut` finds a CUT."""
     cut = open_cut(metadata, partition, log_start)
     if cut is not None:

@@ -38,7 +38,7 @@ class RLMCutTask:
     @property
     def log_start(self) -> int:
         """The highest recorded log start that the leader confirmed in the last run; 0 without one."""
-        recorded = self._services.metadata.log_starts(self._partition)
+        recorded = self._services.state.log_starts(self._partition)
         return next((start.offset for start in recorded if start in self._confirmed[1]), 0)
 
     async def run(self, bounds: LocalLogBounds, end_work: Callable[[], Awaitable[None]] = _nothing) -> bool:
@@ -50,7 +50,7 @@ class RLMCutTask:
         `bounds`. Raises `LogDivergedError` when the partition must stop. Then nothing is cut, and no log start ends."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         self._log()
-        question = services.source, services.metadata, partition, bounds, timeout_ms
+        question = services.source, services.state, partition, bounds, timeout_ms
         disproved, parting = await self._disproved(bounds.leader_epoch), await align(*question)
         if parting is not None:
             await end_work()
@@ -74,8 +74,8 @@ class RLMCutTask:
         """Asks the leader about the recorded log starts that it has not confirmed in this leader epoch."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         known = self._confirmed[1] if self._confirmed[0] == leader_epoch else frozenset()
-        recorded = services.metadata.recorded_log_starts(partition)
-        disproved = await disproved_log_starts(services.source, services.metadata, partition, timeout_ms, known)
+        recorded = services.state.recorded_log_starts(partition)
+        disproved = await disproved_log_starts(services.source, services.state, partition, timeout_ms, known)
         self._confirmed = leader_epoch, known.union(recorded).difference(disproved)
         return disproved
 
@@ -96,7 +96,7 @@ class RLMCutTask:
 
     async def _cut(self, bounds: LocalLogBounds, parting: Parting) -> None:
         services, partition = self._services, self._partition
-        if cut_epoch(services.metadata, partition, parting.offset, bounds.leader_epoch) != bounds.leader_epoch:
+        if cut_epoch(services.state, partition, parting.offset, bounds.leader_epoch) != bounds.leader_epoch:
             raise LogDivergedError(
                 f"{partition}: the leader of epoch {bounds.leader_epoch} has other records from offset {parting.offset}"
                 f" on than a copy of the same leader epoch, or of a later one: {cut_command(partition)} voids them"
@@ -121,9 +121,7 @@ class RLMCutTask:
             )
 
     def _recorded(self) -> set[OffsetAndEpoch]:
-        return {
-            OffsetAndEpoch(each.offset, each.leader_epoch) for each in self._services.metadata.cuts(self._partition)
-        }
+        return {OffsetAndEpoch(each.offset, each.leader_epoch) for each in self._services.state.cuts(self._partition)}
 
     def _log(self) -> None:
         """Logs and counts each CUT once, whoever wrote it. A write that failed may take effect in any later round."""

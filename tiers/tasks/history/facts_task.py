@@ -16,6 +16,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from tiers.errors import LaterFormatError, MetadataLostError, RemoteLogMetadataError
+from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import (
     PartitionFacts,
     decode_partition_facts,
@@ -23,7 +24,6 @@ from tiers.metadata.partition_facts import (
     facts_of,
     newest_of,
 )
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -75,9 +75,7 @@ class FactsTask:
     def present(self) -> PartitionFacts:
         """Returns the facts that the store has not refuted."""
         services = self._services
-        return facts_of(
-            services.metadata, services.cluster_id, self._partition, self._accepted, is_proved=self.is_proved
-        )
+        return facts_of(services.log, services.cluster_id, self._partition, self._accepted, is_proved=self.is_proved)
 
     def for_copy(self, segment_id: UUID) -> bytes:
         """Returns the present facts for the `.indexes` object of a copy that is about to be announced."""
@@ -96,8 +94,8 @@ class FactsTask:
             reason = f"it is not known whether the metadata lost records: {error}: {WAY_BACK}"
         else:
             for each in {partition, partition.of_settings}:
-                await services.metadata.ensure_fresh(each, 0, timeout_ms)
-            reason = await lost_reason(services.storage, services.metadata, partition, stored, timeout_ms)
+                await services.log.ensure_fresh(each, 0, timeout_ms)
+            reason = await lost_reason(services.storage, services.log, partition, stored, timeout_ms)
             self._keep(stored)
         services.require_ownership(partition)  # to a former owner, the copies of the present one are unknown
         if reason:
@@ -118,14 +116,14 @@ class FactsTask:
 
         Unfinished copies are dead too. Stores nothing if the deletion of every segment has begun. The caller has called
         `require_proved`. Raises the store's errors, and `OwnershipLostError`."""
-        segments = list(self._services.metadata.stored_segments(self._partition))
+        segments = list(self._services.state.stored_segments(self._partition))
         if any(each.state < RemoteLogSegmentState.DELETE_SEGMENT_STARTED for each in segments):
             await self.store(frozenset(each.metadata.segment_id.id for each in segments))
 
     def _keep(self, stored: StoredFacts) -> None:
         self._objects = stored.objects
         self._accepted = tuple({position for each in stored.all() for position in each.accepted})
-        newest = newest_of(stored.not_accepted(), self._services.metadata.position(self._partition).topic_id)
+        newest = newest_of(stored.not_accepted(), self._services.log.position(self._partition).topic_id)
         self._stored = None if newest is None else newest.content
 
     async def check_gap(self, gap: LogGap) -> None:
@@ -145,7 +143,7 @@ class FactsTask:
         services, partition = self._services, self._partition
         await services.place.require(services)  # otherwise the listing is that of another place
         stored = await read_stored_facts(services.storage, services.cluster_id, partition, is_strict=False)
-        async for _ in unknown_segments(services.storage, services.metadata, partition, stored, hole):
+        async for _ in unknown_segments(services.storage, services.log, partition, stored, hole):
             return True
         return False
 
@@ -167,7 +165,7 @@ class FactsTask:
         return (each for each in self._objects.values() if facts.position is None and each.position is None)
 
     def _note_copies(self) -> None:
-        metadata = self._services.metadata
+        metadata = self._services.state
         for uuid, content in list(self._announced.items()):
             known = metadata.remote_log_segment_metadata_by_id(RemoteLogSegmentId(self._partition, uuid))
             if known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:

@@ -72,7 +72,7 @@ class LogGapTask:
         It is the first offset of the local log that neither a readable segment nor a recorded gap has. Returns None
         while the task has seen a gap behind the last segment for less than `gap_alarm_ms`: the broker executes a
         DeleteRecords before the proxy records its log start."""
-        metadata, partition = self._services.metadata, self._partition
+        metadata, partition = self._services.state, self._partition
         self._tell_of_effect()
         self.doubt = None
         remote_end = metadata.remote_end_offset(partition)
@@ -96,7 +96,7 @@ class LogGapTask:
 
         Without a record, a proxy cannot know whether the metadata of the partition was lost, so clients wait."""
         metadata, partition = self._services.metadata, self._partition
-        if not metadata.is_known(partition):
+        if not metadata.state.is_known(partition):
             self._check_ownership()
             seen = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.SEEN)
             await metadata.put_log_start(partition, seen)
@@ -105,7 +105,7 @@ class LogGapTask:
         """Checks that the store has no segment between the log start and the first segment, or the local log.
 
         While the store cannot be listed, the broker's answers pass."""
-        services, metadata, partition = self._services, self._services.metadata, self._partition
+        services, metadata, partition = self._services, self._services.state, self._partition
         first = metadata.next_segment(partition, log_start)
         head = LogGap(log_start, bounds.log_start_offset if first is None else first.start_offset)
         trim = RemoteLog(metadata, partition).lost_trim(log_start)
@@ -139,7 +139,7 @@ class LogGapTask:
 
     async def _behind_hole(self, hole: LogGap, bounds: LocalLogBounds) -> bool:
         """Records a gap over the hole, or doubts the past. Returns False while it is not decided."""
-        services, metadata, partition = self._services, self._services.metadata, self._partition
+        services, metadata, partition = self._services, self._services.state, self._partition
         following = metadata.next_segment(partition, hole.first_offset)
         if self._attempts.blocking(*hole) is not None:
             return True  # copying waits for the attempt, or goes on behind it
@@ -157,7 +157,7 @@ class LogGapTask:
     async def _record(self, hole: LogGap, bounds: LocalLogBounds) -> None:
         """Records a gap over the hole, together with the gap before it."""
         services, metadata, partition = self._services, self._services.metadata, self._partition
-        earlier = next((gap for gap in metadata.gaps(partition) if gap.next_offset == hole.first_offset), None)
+        earlier = next((gap for gap in metadata.state.gaps(partition) if gap.next_offset == hole.first_offset), None)
         gap = hole if earlier is None else LogGap(earlier.first_offset, hole.next_offset)
         if self._untold is None or self._untold[0] != gap.first_offset:
             self._untold = gap.first_offset, self._recorded_at(gap.first_offset)
@@ -169,7 +169,7 @@ class LogGapTask:
 
     async def _is_sure(self, hole: LogGap) -> bool:
         """Whether no record of the hole was ever copied. Otherwise the method sets `doubt`."""
-        trim = RemoteLog(self._services.metadata, self._partition).last_trim()
+        trim = RemoteLog(self._services.state, self._partition).last_trim()
         # A trim that ends above the hole was made of the segments above it.
         if trim is not None and hole.first_offset < trim.offset <= hole.next_offset:
             await self._check_trim(trim, hole.first_offset)
@@ -189,7 +189,7 @@ class LogGapTask:
         return self.doubt is None
 
     def _recorded_at(self, first_offset: int) -> LogGap | None:
-        gaps = self._services.metadata.gaps(self._partition)
+        gaps = self._services.state.gaps(self._partition)
         return next((gap for gap in gaps if gap.first_offset == first_offset), None)
 
     def _tell_of_effect(self) -> None:
@@ -235,7 +235,7 @@ class LogGapTask:
 
         A leader has such records again after a CUT, or when a broker lost its log start."""
         metadata, partition = self._services.metadata, self._partition
-        for gap in metadata.gaps(partition):
+        for gap in metadata.state.gaps(partition):
             if log_start < gap.next_offset <= bounds.log_start_offset:
                 continue
             self._check_ownership()

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 from tiers.config.paused_work import paused_work
 from tiers.config.total_retention import longest_total, recorded_total
 from tiers.errors import CorruptSegmentError, LaterFormatError, RemoteLogMetadataError, RemoteResourceNotFoundError
+from tiers.metadata.metadata_log import MetadataLog, MetadataPosition
 from tiers.metadata.partition_facts import (
     PartitionFacts,
     decode_partition_facts,
@@ -23,7 +24,7 @@ from tiers.metadata.partition_facts import (
     newest_of_topics,
 )
 from tiers.metadata.remote_log import RemoteLog
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition, RemoteLogMetadataManager
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -130,7 +131,7 @@ async def _read_listed(
 
 async def lost_reason(
     storage: RemoteStorageManager,
-    metadata: RemoteLogMetadataManager,
+    log: MetadataLog,
     partition: TopicIdPartition,
     stored: StoredFacts,
     timeout_ms: int,
@@ -138,16 +139,16 @@ async def lost_reason(
     """Returns why the metadata has lost records; empty: it has not.
 
     The caller has read the metadata after `stored`. Raises the errors of the brokers and of the store."""
-    if lost := await lost_positions(metadata, partition, stored, timeout_ms):
+    if lost := await lost_positions(log, partition, stored, timeout_ms):
         return (
             f"facts of {partition} in the store name offset {lost[0].next_offset} of the metadata topic"
             f" {lost[0].topic_id}: the metadata lost records since, or lacks the settings that held there: {WAY_BACK}"
         )
-    remote = RemoteLog(metadata, partition)
+    remote = RemoteLog(log.state, partition)
     log_start = remote.log_start()
     lacking = [each for each in stored.segments if remote.unread_from(each, log_start) is not None]
     hole = LogGap(log_start, LAST_OFFSET)
-    async for segment in unknown_segments(storage, metadata, partition, replace(stored, segments=lacking), hole):
+    async for segment in unknown_segments(storage, log, partition, replace(stored, segments=lacking), hole):
         return (
             f"the store has segment {segment.segment_id.id} of {partition}, which the metadata does not know: metadata"
             f" was lost: {WAY_BACK}"
@@ -156,28 +157,28 @@ async def lost_reason(
 
 
 async def lost_positions(
-    metadata: RemoteLogMetadataManager, partition: TopicIdPartition, stored: StoredFacts, timeout_ms: int
+    log: MetadataLog, partition: TopicIdPartition, stored: StoredFacts, timeout_ms: int
 ) -> list[MetadataPosition]:
     """Returns the positions in the stored facts that the metadata topic does not reach.
 
     A position in another metadata topic does not count: `rebuild` or `import` made the present one. But an import
     restores no settings. So it counts if no facts name the present topic, and the metadata lacks what the newest facts
     have. Raises `BrokerError`."""
-    facts, topic_id = stored.not_accepted(), metadata.position(partition).topic_id
+    facts, topic_id = stored.not_accepted(), log.position(partition).topic_id
     newest = newest_of(facts)
-    if newest is not None and newest_of(facts, topic_id) is None and _lacks(metadata, newest_of_topics(facts)):
+    if newest is not None and newest_of(facts, topic_id) is None and _lacks(log.state, newest_of_topics(facts)):
         return [position for _, position in newest.positions()]
     named = dict.fromkeys(pair for each in facts for pair in each.positions() if pair[1].topic_id == topic_id)
-    return [position for of, position in named if not await metadata.confirms(of, position, timeout_ms)]
+    return [position for of, position in named if not await log.confirms(of, position, timeout_ms)]
 
 
-def _lacks(metadata: RemoteLogMetadataManager, several: Sequence[PartitionFacts]) -> bool:
+def _lacks(state: RemoteLogMetadataState, several: Sequence[PartitionFacts]) -> bool:
     """Whether the metadata lacks a CUT, a user's log start, or what holds back deletions: a longer total, a pause."""
     partition = several[0].topic_id_partition
-    config = metadata.topic_tier_config(partition.topic_id)
+    config = state.topic_tier_config(partition.topic_id)
     known = recorded_total(config)
-    cuts = {(cut.leader_epoch, cut.offset) for cut in metadata.cuts(partition)}
-    log_start = RemoteLog(metadata, partition).log_start()
+    cuts = {(cut.leader_epoch, cut.offset) for cut in state.cuts(partition)}
+    log_start = RemoteLog(state, partition).log_start()
     return any(
         longest_total([recorded_total(each.tier_config), known]) != known
         or not paused_work(each.tier_config) <= paused_work(config)
@@ -189,7 +190,7 @@ def _lacks(metadata: RemoteLogMetadataManager, several: Sequence[PartitionFacts]
 
 async def unknown_segments(
     storage: RemoteStorageManager,
-    metadata: RemoteLogMetadataManager,
+    log: MetadataLog,
     partition: TopicIdPartition,
     stored: StoredFacts,
     hole: LogGap,
@@ -198,9 +199,9 @@ async def unknown_segments(
 
     The broker's own retention may have removed the records of a copy that the metadata lost. Raises the store's
     errors."""
-    known = stored.joined(metadata.position(partition).topic_id)
-    gone = {each.segment_id.id for each in metadata.deleted_segments(partition)} | set(known.dead if known else ())
-    for segment in _unknown(metadata, stored, hole):
+    known = stored.joined(log.position(partition).topic_id)
+    gone = {each.segment_id.id for each in log.state.deleted_segments(partition)} | set(known.dead if known else ())
+    for segment in _unknown(log.state, stored, hole):
         # One answer may be damaged on its way, and the gap that is recorded because of it stays.
         if segment.segment_id.id not in gone and (
             await _reads_whole(storage, segment) or await _reads_whole(storage, segment)
@@ -208,12 +209,10 @@ async def unknown_segments(
             yield replace(segment, segment_id=replace(segment.segment_id, topic_id_partition=partition))
 
 
-def _unknown(
-    metadata: RemoteLogMetadataManager, stored: StoredFacts, hole: LogGap
-) -> Iterator[RemoteLogSegmentMetadata]:
+def _unknown(state: RemoteLogMetadataState, stored: StoredFacts, hole: LogGap) -> Iterator[RemoteLogSegmentMetadata]:
     for segment in stored.segments:
         is_in_hole = segment.start_offset < hole.next_offset and hole.first_offset <= segment.end_offset
-        if is_in_hole and metadata.remote_log_segment_metadata_by_id(segment.segment_id) is None:
+        if is_in_hole and state.remote_log_segment_metadata_by_id(segment.segment_id) is None:
             yield segment
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from tiers.errors import RemoteLogMetadataNotReadyError, RemoteResourceNotFoundError, RemoteStorageError
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TIER_PARTITION
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, TierMarkerUpdate
 from tiers.segment.indexes.indexes_object import decode_indexes_object
@@ -58,7 +58,7 @@ class TierPlace:
         Costs a GET for each of these locations. The first process that needs a location writes its marker. Raises the
         errors of the store and of the metadata manager."""
         for location in sorted({HOME, *map(location_of, segments)}):
-            known = services.metadata.tier_marker(location)
+            known = services.state.tier_marker(location)
             if known is None or not known.is_confirmed:
                 async with self._marking:
                     known = await self._marked(services, location)
@@ -66,8 +66,8 @@ class TierPlace:
 
     async def _marked(self, services: TaskServices, location: str) -> TierMarkerUpdate:
         metadata, storage = services.metadata, services.storage
-        await metadata.ensure_fresh(TIER_PARTITION, 0, services.settings.request_timeout_ms)
-        known = metadata.tier_marker(location)
+        await metadata.log.ensure_fresh(TIER_PARTITION, 0, services.settings.request_timeout_ms)
+        known = metadata.state.tier_marker(location)
         if known is not None and known.is_confirmed:
             return known
         found: UUID | None = None
@@ -80,13 +80,13 @@ class TierPlace:
                     " one"
                 )
             skipped = self._skipped.get(location, 0)
-            is_found, self._skipped[location] = await find_copied(storage, metadata, location, skipped)
+            is_found, self._skipped[location] = await find_copied(storage, metadata.state, location, skipped)
             if not is_found:
                 raise RemoteStorageError(NO_COPY)
         if known is None:
             await metadata.put_tier_marker(location, found or uuid4(), is_confirmed=False)
             services.checkpoint("marker-announced")
-            known = metadata.tier_marker(location)
+            known = metadata.state.tier_marker(location)
             assert known is not None
         if found is None:
             await write_marker(storage, services.cluster_id, location, known.marker_id)
@@ -102,7 +102,7 @@ def location_of(segment: RemoteLogSegmentMetadata) -> str:
 
 
 async def find_copied(
-    storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, location: str, skipped: int = 0
+    storage: RemoteStorageManager, metadata: RemoteLogMetadataState, location: str, skipped: int = 0
 ) -> tuple[bool, int]:
     """Returns whether a location has one of the segments that were copied there, or none was copied.
 
@@ -123,7 +123,7 @@ async def find_copied(
 
 
 async def missing_marker(
-    storage: RemoteStorageManager, metadata: RemoteLogMetadataManager, cluster_id: str, location: str
+    storage: RemoteStorageManager, metadata: RemoteLogMetadataState, cluster_id: str, location: str
 ) -> UUID | None:
     """Returns the id of the marker that a location lacks by the metadata, or that is damaged; None: it lacks none.
 

@@ -237,7 +237,7 @@ class RLMExpirationTask:
         """Returns the segments that a CUT voids from the log start on, once the retention has passed since then."""
         if policy.retention_ms < 0 or expiry_hold(policy):
             return []
-        cuts = self._services.metadata.cuts(self._partition)
+        cuts = self._services.state.cuts(self._partition)
         expired_at_ms = self._services.wall_clock_ms() - policy.retention_ms
         found = [
             each
@@ -278,7 +278,7 @@ class RLMExpirationTask:
         self._watch_head(policy, max(log_start, expired_to))
         if expired_to > log_start:
             self._check_ownership()
-            last_epoch = RemoteLog(services.metadata, partition).epoch_at(expired_to - 1)
+            last_epoch = RemoteLog(services.state, partition).epoch_at(expired_to - 1)
             expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION, last_epoch)
             await services.metadata.put_log_start(partition, expired, check=partial(self._check_settings, policy))
             logger.info(
@@ -308,12 +308,12 @@ class RLMExpirationTask:
 
     def _finished_apart(self) -> list[RemoteLogSegmentMetadata]:
         """Returns the finished segments of which other copies or CUTs have replaced a part at least."""
-        return [each.metadata for each in self._services.metadata.segments_apart(self._partition) if each.is_finished]
+        return [each.metadata for each in self._services.state.segments_apart(self._partition) if each.is_finished]
 
     async def _newest_ms(self) -> int:
         """Returns the time of the newest record of a finished segment. Looks at all of them, in short slices."""
         newest_ms = 0
-        for number, segment in enumerate(self._services.metadata.stored_segments(self._partition), 1):
+        for number, segment in enumerate(self._services.state.stored_segments(self._partition), 1):
             if segment.is_finished:
                 newest_ms = max(newest_ms, segment.event_timestamp_ms)
             if number % _SEGMENTS_BETWEEN_YIELDS == 0:
@@ -360,7 +360,7 @@ class RLMExpirationTask:
 
         Raises `RemoteLogMetadataNotReadyError` if they were changed: the next round has the present policy."""
         partition = self._partition
-        if not self._still_expires(policy, self._services.metadata.topic_tier_config(partition.topic_id)):
+        if not self._still_expires(policy, self._services.state.topic_tier_config(partition.topic_id)):
             raise RemoteLogMetadataNotReadyError(
                 f"the retention settings of {partition.topic} were changed meanwhile: nothing expires now"
             )
@@ -393,7 +393,7 @@ class RLMExpirationTask:
         """Returns the retained bytes of the segments that answer from `log_start` on.
 
         None: some of them overlap, or the metadata has changed meanwhile."""
-        metadata, partition = self._services.metadata, self._partition
+        metadata, partition = self._services.state, self._partition
         size = metadata.cover_size(partition)
         if not all(each.is_cut_off or self._answers_alone(each) for each in self._finished_apart()):
             return None
@@ -403,19 +403,19 @@ class RLMExpirationTask:
 
     def _answers_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Whether no other copy has any of the offsets that CUTs left of a segment."""
-        runs = self._services.metadata.answered_offsets(self._partition, segment.start_offset)
+        runs = self._services.state.answered_offsets(self._partition, segment.start_offset)
         is_one = next(runs, None) == (segment.start_offset, segment.valid_end_offset + 1)
-        return is_one and self._services.metadata.next_segment(self._partition, segment.start_offset) == segment
+        return is_one and self._services.state.next_segment(self._partition, segment.start_offset) == segment
 
     def _answering(self, offset: int) -> Iterator[StoredSegment]:
         """Yields the segments that answer for the offsets from `offset` on.
 
         Of two copies of a range it yields one, since the range must not count twice."""
-        return self._services.metadata.answering_segments(self._partition, offset)
+        return self._services.state.answering_segments(self._partition, offset)
 
     def _below(self, log_start: int) -> list[RemoteLogSegmentMetadata]:
         """Returns the segments whose records all lie below the log start, except for what a CUT voids."""
-        segments = self._services.metadata.stored_segments(self._partition)
+        segments = self._services.state.stored_segments(self._partition)
         below = takewhile(lambda each: each.start_offset < log_start, segments)
         found = [each.metadata for each in below if each.is_finished and each.end_offset < log_start]
         return [each for each in found if each.cut_at is None]
@@ -433,7 +433,7 @@ class RLMExpirationTask:
             copies = self._overlapping(apart.start_offset)
             looked_to = max(each.end_offset for each in copies)
             answering = self._answering_within(copies[0].start_offset, looked_to)
-            seen_at_ms = [services.metadata.seen_at_ms(each.segment_id) for each in answering]
+            seen_at_ms = [services.state.seen_at_ms(each.segment_id) for each in answering]
             is_visible = all(at is not None and at <= visible_since_ms for at in seen_at_ms)
             if not is_visible:
                 continue
@@ -450,7 +450,7 @@ class RLMExpirationTask:
         No other segment has any of their offsets. Those that a CUT cuts do not count."""
         found: list[RemoteLogSegmentMetadata] = []
         end = offset
-        for each in self._services.metadata.list_remote_log_segments(self._partition, offset):
+        for each in self._services.state.list_remote_log_segments(self._partition, offset):
             if each.start_offset > end:
                 break
             if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED and each.cut_at is None:
@@ -469,7 +469,7 @@ class RLMExpirationTask:
             if deleted and segment.segment_size_bytes > budget_bytes:
                 continue
             self._check_ownership()
-            known = self._services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
+            known = self._services.state.remote_log_segment_metadata_by_id(segment.segment_id)
             if known != segment:
                 continue  # another owner cut it off or deleted it meanwhile: the next round judges it again
             if not await try_to_delete(self._services, segment):

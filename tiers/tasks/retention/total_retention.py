@@ -48,7 +48,7 @@ class TotalRetentionTask:
         waiting, self._waiting = self._waiting & wanted.keys(), set(wanted)
         for topic_id, policy in wanted.items():
             partition = TopicIdPartition(topic_id, 0, policy.topic)
-            if policy.total_to_record is None or not (topic_id in waiting or self._services.metadata.owns(partition)):
+            if policy.total_to_record is None or not (topic_id in waiting or self._services.log.owns(partition)):
                 continue
             try:
                 await self._record(partition, policy.total_to_record)

@@ -29,7 +29,7 @@ from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteStorageError
 from tiers.metadata.log_history import confirms
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
@@ -80,7 +80,7 @@ class TrimTask:
             target = share_start
             if target <= bounds.log_start_offset:
                 return None
-        await require_aligned(services.source, services.metadata, partition, bounds, timeout_ms)
+        await require_aligned(services.source, services.state, partition, bounds, timeout_ms)
         target = await self._stored_to(bounds.log_start_offset, target)
         if not await self._has_present_settings(policy):
             return None
@@ -104,7 +104,7 @@ class TrimTask:
 
         Raises `RemoteStorageError` if it lacks the first one."""
         services = self._services
-        covering = covering_segments(services.metadata, self._partition, local_log_start)
+        covering = covering_segments(services.state, self._partition, local_log_start)
         segments = [*takewhile(lambda segment: segment.start_offset < target, covering)]
         await services.place.require(services, segments)
 
@@ -132,7 +132,7 @@ class TrimTask:
 
         A later one can be recorded if a broker lost its log start."""
         services, partition = self._services, self._partition
-        known = services.metadata.local_log_start(partition)
+        known = services.state.local_log_start(partition)
         timeout_ms = services.settings.request_timeout_ms
         is_known = known is not None and known.offset >= target.offset
         if known is None or not is_known or not await confirms(services.source, partition, known, timeout_ms):
@@ -154,7 +154,7 @@ class TrimTask:
     def target(self, policy: TopicPolicy, bounds: LocalLogBounds) -> int:
         """Returns the offset to trim to; the local log start if nothing may be trimmed."""
         services = self._services
-        covering = covering_segments(services.metadata, self._partition, bounds.log_start_offset)
+        covering = covering_segments(services.state, self._partition, bounds.log_start_offset)
         view = TrimView(
             bounds.last_stable_offset,
             services.wall_clock_ms(),
@@ -169,7 +169,7 @@ class TrimTask:
         return target
 
     def _visible_for_ms(self, segment: RemoteLogSegmentMetadata) -> int | None:
-        seen_at_ms = self._services.metadata.seen_at_ms(segment.segment_id)
+        seen_at_ms = self._services.state.seen_at_ms(segment.segment_id)
         return None if seen_at_ms is None else self._services.clock_ms() - seen_at_ms
 
 
@@ -239,7 +239,7 @@ def _trim_hold_of(
 
 
 def covering_segments(
-    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int
+    metadata: RemoteLogMetadataState, partition: TopicIdPartition, offset: int
 ) -> list[RemoteLogSegmentMetadata]:
     """Returns the readable segments from the one that holds `offset` up to the first gap."""
     covering: list[RemoteLogSegmentMetadata] = []

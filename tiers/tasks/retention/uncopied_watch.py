@@ -64,7 +64,7 @@ class UncopiedWatch:
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, at_most: AtMost) -> None:
         """Raises the alarms, once per episode."""
-        offset = RemoteLog(self._services.metadata, self._partition).first_uncopied(bounds)
+        offset = RemoteLog(self._services.state, self._partition).first_uncopied(bounds)
         is_behind = offset < bounds.high_watermark
         self.share = await self.share_from(policy, offset, at_most) if is_behind else 0.0
         self._raise(policy, {reason for reason, limit in _LIMITS.items() if self.share >= limit}, offset)

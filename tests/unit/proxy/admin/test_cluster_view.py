@@ -17,7 +17,7 @@ from proxy.admin.lines import topic_line
 from proxy.admin.tier_look import Look
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata, TopicMetadata
 from tiers.errors import BrokerError
-from tiers.metadata.remote_log_metadata_manager import MetadataStatus
+from tiers.metadata.metadata_log import MetadataStatus
 from tiers.metadata.topic.group.group_members import OwnerMember
 
 

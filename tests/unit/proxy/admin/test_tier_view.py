@@ -103,12 +103,12 @@ class Stage:
     async def explained(self, where: TopicIdPartition, bounds: LocalLogBounds | None, trouble: str) -> PartitionAnswer:
         local = None if bounds is None else LocalFacts(bounds)
         known = self.policies.get(where.topic_id)
-        return explain(facts_of(self.metadata, where, known, 1_000, local=local, local_trouble=trouble))
+        return explain(facts_of(self.metadata.state, where, known, 1_000, local=local, local_trouble=trouble))
 
     def parts(self) -> TierParts:
         return TierParts(
             cluster=self,
-            metadata=self.metadata,
+            metadata=self.metadata.state,
             topics=self,
             bounds=self,
             configs=self,
@@ -262,7 +262,7 @@ async def test_a_walk_over_many_segments_lets_other_tasks_run(monkeypatch: pytes
     stage = Stage()
     for number in range(3, 100):
         stage.copied(partition(ORDERS), number * 100, number * 100 + 100)
-    stored = stage.metadata.stored_segments
+    stored = stage.metadata.state.stored_segments
     async with counted_turns() as turns:
 
         def noted(where: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
@@ -270,7 +270,7 @@ async def test_a_walk_over_many_segments_lets_other_tasks_run(monkeypatch: pytes
                 turns.note()
                 yield each
 
-        monkeypatch.setattr(stage.metadata, "stored_segments", noted)
+        monkeypatch.setattr(stage.metadata.state, "stored_segments", noted)
         async with viewed(stage) as view:
             (topic,) = (await view.topics(TopicQuery())).topics
     assert (topic.segments, sum(turns.notes.values())) == (100, 100)

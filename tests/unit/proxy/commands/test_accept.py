@@ -54,7 +54,7 @@ def opened(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(accept, "tiered_cluster", giving((None, cluster)))
     monkeypatch.setattr(accept, "open_storage", giving(bench.storage))
-    monkeypatch.setattr(accept, "metadata_to_now", giving(bench.rlmm))
+    monkeypatch.setattr(accept, "metadata_to_now", giving(bench.rlmm.log))
     monkeypatch.setattr(accept, "partition_bounds", partition_bounds)
     monkeypatch.setattr(accept, "_is_needed", is_needed)
     log = InMemoryLog(b"".join(batch_of(start, 10) for start in (0, 10)))
@@ -78,11 +78,11 @@ async def test_an_acceptance_announces_what_only_the_store_knows(bench: CommandB
     stored = await read_stored_facts(bench.storage, CLUSTER_ID, PARTITION)
     assert len(stored.not_accepted()) == 1
     assert (await accepted(bench)).not_restored == ()
-    known = bench.rlmm.remote_log_segment_metadata_by_id(lost.segment_id)
+    known = bench.state.remote_log_segment_metadata_by_id(lost.segment_id)
     assert known is not None
     assert known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
     stored = await read_stored_facts(bench.storage, CLUSTER_ID, PARTITION)
-    assert await lost_reason(bench.storage, bench.rlmm, PARTITION, stored, 1) == ""
+    assert await lost_reason(bench.storage, bench.rlmm.log, PARTITION, stored, 1) == ""
 
 
 async def test_an_acceptance_writes_a_lost_marker_again(bench: CommandBench) -> None:
@@ -100,7 +100,7 @@ async def total_after_an_acceptance(bench: CommandBench, lost_to: TotalRetention
     await bench.put_facts()
     await bench.rlmm.change_topic_tier_config(*settings, {**dict.fromkeys(TOTAL_KEYS), **lost_to.config()})
     await accepted(bench)
-    return recorded_total(bench.rlmm.topic_tier_config(PARTITION.topic_id))
+    return recorded_total(bench.state.topic_tier_config(PARTITION.topic_id))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ async def test_an_acceptance_ends_no_pause_that_was_lost(bench: CommandBench, is
     await bench.rlmm.change_topic_tier_config(*settings, {key: None})
     bench.rlmm.is_position_confirmed = not is_lost
     await accepted(bench)
-    assert bench.rlmm.topic_tier_config(PARTITION.topic_id) == ({key: "true"} if is_lost else {})
+    assert bench.state.topic_tier_config(PARTITION.topic_id) == ({key: "true"} if is_lost else {})
 
 
 async def test_without_yes_nothing_is_written(bench: CommandBench) -> None:
@@ -160,7 +160,7 @@ def test_a_partition_that_is_not_stopped_has_nothing_to_accept(
     bench: CommandBench, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, list[str], str]]
 ) -> None:
     monkeypatch.setattr(accept, "_is_needed", nothing_to_accept)
-    monkeypatch.setattr(bench.rlmm, "is_known", lambda partition: True)
+    monkeypatch.setattr(bench.state, "is_known", lambda partition: True)
     code, _, err = run("--yes")
     name = f"{PARTITION.topic}-{PARTITION.partition}"
     said = f"{name}: nothing to accept: the metadata, the store and the leader agree. Nothing was written.\n"

@@ -100,7 +100,7 @@ async def test_offsets_in_neither_tier_are_found(
         await bench.rlmm.put_local_log_start(PARTITION, OffsetAndEpoch(trim, 0))
     source = cast(Any, InMemoryLog(batch_of(50, 20), log_start_offset=local_log_start))
     cluster = cast(Any, SimpleNamespace(topics_by_id={PARTITION.topic_id: PARTITION.topic}))
-    found = await partition_bounds(source, cluster, bench.rlmm, PARTITION)
+    found = await partition_bounds(source, cluster, bench.state, PARTITION)
     assert (found.unknown, found.trouble) == (tuple(unknown), None)
 
 

@@ -54,7 +54,7 @@ def run(
         return PartitionBounds(PARTITION.topic, PARTITION.partition)
 
     monkeypatch.setattr(cut, "tiered_cluster", giving((None, cluster)))
-    monkeypatch.setattr(cut, "metadata_to_now", giving(bench.rlmm))
+    monkeypatch.setattr(cut, "metadata_to_now", giving(bench.rlmm.log))
     monkeypatch.setattr(cut, "partition_bounds", partition_bounds)
     monkeypatch.setattr(cut, "BrokerLogSource", lambda client: log)
     path = tmp_path / "tidegate.toml"
@@ -76,7 +76,7 @@ async def tiered(bench: CommandBench) -> None:
 
 
 def cuts(bench: CommandBench) -> list[tuple[int, int, bool]]:
-    return [(each.leader_epoch, each.offset, each.is_proved) for each in bench.rlmm.cuts(PARTITION)]
+    return [(each.leader_epoch, each.offset, each.is_proved) for each in bench.state.cuts(PARTITION)]
 
 
 def test_without_yes_it_shows_what_becomes_void(bench: CommandBench, run: Run) -> None:
@@ -105,25 +105,25 @@ async def test_it_needs_no_ownership_and_ends_void_log_starts(bench: CommandBenc
     await bench.rlmm.put_log_start(PARTITION, LogStart(4, 0, LogStartReason.USER))
     bench.rlmm.owned = False
     bounds = LocalLogBounds(0, 10, 10, 3)
-    for each in cut.named_cuts(bench.rlmm, PARTITION, bounds, 0, Parting(0, is_proved=False)):
+    for each in cut.named_cuts(bench.state, PARTITION, bounds, 0, Parting(0, is_proved=False)):
         await bench.rlmm.put_named_cut(PARTITION, each.leader_epoch, each.offset)
-    assert (cuts(bench), bench.rlmm.log_starts(PARTITION)) == ([(3, 0, True)], [])
+    assert (cuts(bench), bench.state.log_starts(PARTITION)) == ([(3, 0, True)], [])
 
 
 async def test_nothing_is_cut_while_the_leader_continues_the_tier(bench: CommandBench) -> None:
     """The first run of the command was in leader epoch 3. A clean election came since."""
     await bench.rlmm.put_named_cut(PARTITION, 3, 0)
-    assert cut.named_cuts(bench.rlmm, PARTITION, LocalLogBounds(0, 90, 90, 4), 0, None) == []
+    assert cut.named_cuts(bench.state, PARTITION, LocalLogBounds(0, 90, 90, 4), 0, None) == []
 
 
 async def test_a_cut_that_was_not_proved_gets_the_offset(bench: CommandBench) -> None:
     """A CUT of the present leader epoch would void what was copied since."""
     await bench.rlmm.put_cut(PARTITION, 3, 15, is_proved=False)
-    named = cut.named_cuts(bench.rlmm, PARTITION, LocalLogBounds(15, 90, 90, 7), 12, None)
+    named = cut.named_cuts(bench.state, PARTITION, LocalLogBounds(15, 90, 90, 7), 12, None)
     assert [(each.leader_epoch, each.offset, each.is_proved) for each in named] == [(3, 12, True)]
-    assert cut.void_records(bench.rlmm, PARTITION, named).offsets == 3
-    named = cut.named_cuts(bench.rlmm, PARTITION, LocalLogBounds(15, 90, 90, 7), 15, None)
-    assert cut.void_records(bench.rlmm, PARTITION, named).offsets == 0
+    assert cut.void_records(bench.state, PARTITION, named).offsets == 3
+    named = cut.named_cuts(bench.state, PARTITION, LocalLogBounds(15, 90, 90, 7), 15, None)
+    assert cut.void_records(bench.state, PARTITION, named).offsets == 0
 
 
 def test_a_leader_that_changes_before_the_write_is_an_error(

@@ -121,7 +121,7 @@ async def test_the_metadata_says_what_is_missing_of_which_topics() -> None:
     def seen(*gone: UUID) -> list[tuple[str, int, int, int | None, bool]]:
         return [
             (each.topic_id, each.partitions, each.size_bytes, each.missing_since_ms, each.deletion_proved)
-            for each in missing_of(metadata, gone)
+            for each in missing_of(metadata.state, gone)
         ]
 
     assert seen() == []

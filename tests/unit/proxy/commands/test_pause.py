@@ -30,7 +30,7 @@ async def changed(
     metadata: InMemoryRemoteLogMetadataManager, work: Collection[TierWork], *, is_paused: bool, write: bool = True
 ) -> tuple[PauseChange, dict[str, str]]:
     change = await apply_pause(metadata, PARTITION, work, is_paused=is_paused, write=write)
-    return change, dict(metadata.topic_tier_config(PARTITION.topic_id))
+    return change, dict(metadata.state.topic_tier_config(PARTITION.topic_id))
 
 
 async def test_a_pause_and_its_end_leave_the_other_settings(metadata: InMemoryRemoteLogMetadataManager) -> None:

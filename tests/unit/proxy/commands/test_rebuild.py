@@ -58,7 +58,7 @@ async def test_of_an_unknown_topic_nothing_is_refused_when_nothing_is_left(bench
 async def compared(bench: CommandBench) -> Rebuild:
     done = await planned(bench)
     done.topic, done.taken = "__metadata", 5
-    await compare(done, bench.rlmm)
+    await compare(done, bench.rlmm.log)
     return done
 
 
@@ -101,7 +101,7 @@ async def test_segments_that_the_metadata_topic_lacks_are_counted(
             await bench.rlmm.change_topic_tier_config(PARTITION.topic_id, PARTITION.topic, {"local.retention.ms": "1"})
     await bench.put_facts()
     left = CommandBench(bench.folder / "left", bench.storage).rlmm
-    for segment in bench.rlmm.list_remote_log_segments(PARTITION):
+    for segment in bench.state.list_remote_log_segments(PARTITION):
         if lost_segment is None or segment.segment_id != lost_segment.segment_id:
             await left.add_remote_log_segment_metadata(
                 replace(segment, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)

@@ -30,7 +30,7 @@ from protocol.primitives import INT16, INT32, INT64, write_array_length, write_s
 from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.handlers.base import FetchSettings, HandlerTools
-from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
+from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.turns import SLICE_ITEMS
 from proxy.wire.exchange import Forward, HandlerState, Prepare
 from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
@@ -42,6 +42,8 @@ from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.proxy.turn_counter import counted_turns
 from tiers.config.topic_policy import TopicConfig
 from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.metadata_log import MetadataLog
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch
@@ -53,21 +55,27 @@ P1 = TopicIdPartition(TOPIC_ID, 1, "orders")
 VERSIONS = (0, 1, 2)
 
 
-class SlowRecorder:
-    """A log start whose write waits until `gate` opens."""
+class SlowManager(RemoteLogMetadataManager):
+    """The write of a log start waits until `gate` opens."""
 
-    def __init__(self, inner: LogStartRecorder) -> None:
+    def __init__(self, log: MetadataLog) -> None:
+        super().__init__(log)
         self.gate = asyncio.Event()
         self.asked = asyncio.Event()
         self.done = asyncio.Event()
         self.timeouts_ms: list[int | None] = []
-        self._inner = inner
 
-    async def put_log_start(self, partition: TopicIdPartition, start: LogStart, timeout_ms: int | None = None) -> None:
+    async def put_log_start(
+        self,
+        partition: TopicIdPartition,
+        start: LogStart,
+        timeout_ms: int | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.timeouts_ms.append(timeout_ms)
         self.asked.set()
         await self.gate.wait()
-        await self._inner.put_log_start(partition, start)
+        await super().put_log_start(partition, start)
         self.done.set()
 
 
@@ -76,7 +84,7 @@ class Bench:
         self.tier = tier
         self.cluster = cluster
         self.bounds = tools.bounds
-        self.recorder = SlowRecorder(tier.rlmm)
+        self.recorder = SlowManager(tier.rlmm.log)
         self.recorder.gate.set()
         self.forwarded_offset = 0
         """What the broker was asked last to delete up to."""
@@ -86,7 +94,7 @@ class Bench:
         self.handler = self.handler_with(tools.configured)
 
     def handler_with(self, configured: ConfiguredTopics | NothingConfigured) -> DeleteRecordsHandler:
-        check_history = partial(require_aligned, self.cluster, self.tier.rlmm)
+        check_history = partial(require_aligned, self.cluster, self.tier.state)
         return DeleteRecordsHandler(replace(self._tools, configured=configured), self.recorder, check_history)
 
     async def delete(
@@ -143,38 +151,38 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     cluster = FakeCluster(topics={"orders": TOPIC_ID, "plain": uuid.UUID(int=3)})
     cluster.logs[P0] = LocalLog([], log_start_offset=30)
     settings = FetchSettings(metadata_timeout_ms=50)
-    async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader, asyncio.TaskGroup() as group:
         bounds = LocalLogBoundsCache(cluster, monotonic_ms)
         yield Bench(
             tier,
             cluster,
-            HandlerTools(cluster, tier.rlmm, bounds, cluster, reader, settings, monotonic_ms, group.create_task),
+            HandlerTools(cluster, tier.rlmm.log, bounds, cluster, reader, settings, monotonic_ms, group.create_task),
         )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_the_tiers_log_start_is_raised_before_the_answer(bench: Bench, version: int) -> None:
     assert await bench.delete(version, 12, 30) == (0, 12)
-    assert bench.tier.rlmm.log_start_offset(P0) == 12
+    assert bench.tier.state.log_start_offset(P0) == 12
     assert await bench.delete(version, 5, 30) == (0, 12)
-    assert bench.tier.rlmm.log_start_offset(P0) == 12
+    assert bench.tier.state.log_start_offset(P0) == 12
     bench.cluster.logs[P0].log_start_offset = 41
     assert await bench.delete(version, 41, 41) == (0, 41)
-    assert bench.tier.rlmm.log_start_offset(P0) == 41
+    assert bench.tier.state.log_start_offset(P0) == 41
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_minus_one_deletes_up_to_what_the_broker_says(bench: Bench, version: int) -> None:
     bench.cluster.logs[P0].log_start_offset = 55
     assert await bench.delete(version, -1, 55) == (0, 55)
-    assert bench.tier.rlmm.log_start_offset(P0) == 55
+    assert bench.tier.state.log_start_offset(P0) == 55
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_refusal_of_the_broker_changes_nothing(bench: Bench, version: int) -> None:
     code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     assert await bench.delete(version, 12, -1, error_code=code) == (code, -1)
-    assert bench.tier.rlmm.log_start_offset(P0) == 0
+    assert bench.tier.state.log_start_offset(P0) == 0
 
 
 @pytest.mark.parametrize("topic", ["orders", "missing"])
@@ -225,7 +233,7 @@ async def test_a_log_that_does_not_begin_where_the_broker_said_is_another_topics
     """A replica of the old topic answered, and the name has another id by now: that one loses nothing."""
     bench.meanwhile = lambda: setattr(bench.cluster.logs[P0], "log_start_offset", 0)
     assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
-    assert bench.tier.rlmm.log_start_offset(P0) == 0
+    assert bench.tier.state.log_start_offset(P0) == 0
     bench.meanwhile = lambda: bench.cluster.topics.pop("orders")
     bench.cluster.logs[P0].log_start_offset = 30
     assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
@@ -238,7 +246,7 @@ async def test_a_log_start_of_another_history_does_not_stand_in_for_a_deletion(b
     before = user_log_start(500, leader_epoch=1)
     await bench.tier.rlmm.put_log_start(P0, before)
     assert await bench.delete(2, 12, 30) == (0, 12)
-    assert bench.tier.rlmm.log_starts(P0) == [before, user_log_start(12, last_epoch=0)]
+    assert bench.tier.state.log_starts(P0) == [before, user_log_start(12, last_epoch=0)]
     assert bench.cluster.epochs_asked == [(P0, 1), (P0, 0)]
 
 
@@ -247,14 +255,14 @@ async def test_a_log_start_is_recorded_once_in_each_leader_epoch(bench: Bench) -
     await bench.tier.rlmm.put_log_start(P0, before)
     for offset in (12, 12, 7):
         assert await bench.delete(2, offset, 30) == (0, 12)
-        assert bench.tier.rlmm.log_starts(P0) == [present, before]
+        assert bench.tier.state.log_starts(P0) == [present, before]
 
 
 async def test_the_log_start_has_the_epoch_of_the_leader_that_confirmed_it(bench: Bench) -> None:
     await bench.bounds.ask(P0, 0, 1000)
     bench.cluster.logs[P0].leader_epoch = 6
     assert await bench.delete(2, 12, 30) == (0, 12)
-    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(12, leader_epoch=6, last_epoch=0)]
+    assert bench.tier.state.log_starts(P0) == [user_log_start(12, leader_epoch=6, last_epoch=0)]
 
 
 async def test_the_log_start_names_the_epoch_of_the_last_deleted_record(bench: Bench) -> None:
@@ -263,7 +271,7 @@ async def test_the_log_start_names_the_epoch_of_the_last_deleted_record(bench: B
     for offset, last_epoch in ((29, 0), (50, 3), (51, 5)):
         bench.meanwhile = partial(setattr, log, "log_start_offset", max(30, offset))
         assert await bench.delete(2, offset, max(30, offset)) == (0, offset)
-        assert bench.tier.rlmm.log_starts(P0)[0] == user_log_start(offset, last_epoch=last_epoch)
+        assert bench.tier.state.log_starts(P0)[0] == user_log_start(offset, last_epoch=last_epoch)
 
 
 async def test_a_leader_that_comes_during_the_deletion_leaves_the_epoch_unknown(bench: Bench) -> None:
@@ -274,7 +282,7 @@ async def test_a_leader_that_comes_during_the_deletion_leaves_the_epoch_unknown(
 
     bench.meanwhile = elect_and_delete
     assert await bench.delete(2, 45, 45) == (0, 45)
-    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(45, leader_epoch=6)]
+    assert bench.tier.state.log_starts(P0) == [user_log_start(45, leader_epoch=6)]
 
 
 async def test_a_log_start_that_moves_during_the_question_names_no_wrong_epoch(
@@ -292,7 +300,7 @@ async def test_a_log_start_that_moves_during_the_question_names_no_wrong_epoch(
     monkeypatch.setattr(bench.cluster, "end_offset_for_epoch", answer_after_retention)
     assert await bench.delete(2, 45, 60) == (0, 60)
     await bench.tier.add(P0, [batch_of(30, 20, leader_epoch=3), batch_of(50, 10, leader_epoch=5)], 3)
-    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(45)]
+    assert bench.tier.state.log_starts(P0) == [user_log_start(45)]
 
 
 @pytest.mark.parametrize(("leader_since", "last_epoch"), [(59, 5), (60, UNKNOWN_EPOCH)])
@@ -306,7 +314,7 @@ async def test_records_that_come_during_the_deletion_are_of_the_leaders_epoch(
     log = bench.cluster.logs[P0] = LocalLog([batch_of(30, 30)], log_start_offset=30, epochs=epochs)
     bench.meanwhile = partial(setattr, log, "log_start_offset", 75)
     assert await bench.delete(2, HIGH_WATERMARK, 75) == (0, 75)
-    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(75, last_epoch=last_epoch)]
+    assert bench.tier.state.log_starts(P0) == [user_log_start(75, last_epoch=last_epoch)]
 
 
 async def test_the_epoch_of_a_topic_that_was_recreated_meanwhile_is_not_taken(bench: Bench) -> None:
@@ -320,7 +328,7 @@ async def test_the_epoch_of_a_topic_that_was_recreated_meanwhile_is_not_taken(be
 
     bench.meanwhile = recreate
     assert await bench.delete(2, 45, 45) == (0, 45)
-    assert bench.tier.rlmm.log_starts(anew) == [user_log_start(45)]
+    assert bench.tier.state.log_starts(anew) == [user_log_start(45)]
 
 
 async def test_a_deletion_ahead_of_the_first_copy_is_recorded(bench: Bench) -> None:
@@ -328,7 +336,7 @@ async def test_a_deletion_ahead_of_the_first_copy_is_recorded(bench: Bench) -> N
     await bench.tier.rlmm.put_log_start(P1, LogStart(0, 5, LogStartReason.SEEN))
     bench.cluster.logs[P1] = LocalLog([], log_start_offset=7)
     assert await bench.delete(2, 7, 7, partition=1) == (0, 7)
-    assert bench.tier.rlmm.log_starts(P1) == [user_log_start(7)]
+    assert bench.tier.state.log_starts(P1) == [user_log_start(7)]
 
 
 async def test_a_topic_that_is_not_tiered_is_the_brokers(bench: Bench) -> None:
@@ -347,7 +355,7 @@ async def test_nothing_is_deleted_of_a_log_that_does_not_continue_the_copy(
     refused = (ErrorCode.POLICY_VIOLATION, -1)
     assert await bench.delete(version, offset, -1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE) == refused
     assert bench.forwarded_offset == -2
-    assert bench.tier.rlmm.log_starts(P0) == []
+    assert bench.tier.state.log_starts(P0) == []
     # A client without the right learns nothing, and the leader may be another broker.
     for code in (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.NOT_LEADER_OR_FOLLOWER):
         assert await bench.delete(version, offset, -1, error_code=code) == (code, -1)
@@ -390,7 +398,7 @@ async def test_a_client_that_goes_away_leaves_the_tiers_together(bench: Bench) -
         await asyncio.wait([client])
         bench.recorder.gate.set()
         await bench.recorder.done.wait()
-    assert bench.tier.rlmm.log_start_offset(P0) == 12
+    assert bench.tier.state.log_start_offset(P0) == 12
 
 
 async def large_deletion(bench: Bench, count: int) -> tuple[HandlerState, bytes]:

@@ -47,8 +47,8 @@ class Deletion(Bench):
 
     @property
     def recorded(self) -> set[UUID]:
-        assert not any(each.is_confirmed for each in self.metadata.topic_deletions().values())
-        return set(self.metadata.topic_deletions())
+        assert not any(each.is_confirmed for each in self.metadata.state.topic_deletions().values())
+        return set(self.metadata.state.topic_deletions())
 
     def answered_topics(self, frame: bytes) -> bytes:
         """The broker's answer to a Metadata request of the client."""
@@ -165,7 +165,7 @@ async def test_a_topic_that_may_be_tiered_is_not_deleted(bench: Deletion, monkey
     def not_open(topic_id: UUID) -> bool:
         raise RemoteLogMetadataNotReadyError("the state is not open")
 
-    monkeypatch.setattr(bench.metadata, "is_tiered", not_open)
+    monkeypatch.setattr(bench.metadata.state, "is_tiered", not_open)
     assert await bench.delete(6, ["orders"]) == {"orders": TIMED_OUT}
 
 

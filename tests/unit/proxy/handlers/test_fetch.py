@@ -376,7 +376,7 @@ async def test_metadata_that_is_not_open_costs_no_connection(bench: Bench, monke
         raise RemoteLogMetadataNotReadyError("not open")
 
     for name in ("log_start_offset", "is_tiered", "remote_log_segment_metadata", "next_segment", "remote_end_offset"):
-        monkeypatch.setattr(bench.tier.rlmm, name, not_ready)
+        monkeypatch.setattr(bench.tier.state, name, not_ready)
     response = await bench.fetch(13, ask(13, 0), ask(13, 0, partition=1), max_wait_ms=1)
     assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
     assert records(response, 1)

@@ -405,7 +405,7 @@ async def test_without_the_leaders_answer_no_consumer_skips_a_record(
 async def test_offsets_behind_an_attempt_at_the_head_are_unknown(bench: Bench, offset: int) -> None:
     """When the attempt has ended, those behind it are in a gap. Until then, a reset would skip local records."""
     rlmm = bench.tier.rlmm
-    first, second = rlmm.list_remote_log_segments(P1)
+    first, second = rlmm.state.list_remote_log_segments(P1)
     rlmm.segments[first.segment_id] = replace(first, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
     del rlmm.segments[second.segment_id]
     rlmm.recorded_gaps.clear()

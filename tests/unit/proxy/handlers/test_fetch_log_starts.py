@@ -107,7 +107,7 @@ async def test_a_state_cleared_during_the_look_does_not_show_the_head(
         def cleared(partition: TopicIdPartition, offset: int) -> None:
             bench.tier.rlmm.fresh = False
 
-        monkeypatch.setattr(bench.tier.rlmm, "next_segment", cleared)
+        monkeypatch.setattr(bench.tier.state, "next_segment", cleared)
         assert codes(await bench.fetch(13, ask(13, 5), max_wait_ms=1)) == [UNAVAILABLE]
 
 

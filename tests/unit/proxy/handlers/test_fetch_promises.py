@@ -290,7 +290,7 @@ async def test_a_state_that_is_cleared_during_a_look_is_not_trusted(
             bench.tier.rlmm.fresh = False
             return False
 
-        monkeypatch.setattr(bench.tier.rlmm, "is_known", cleared)
+        monkeypatch.setattr(bench.tier.state, "is_known", cleared)
         bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 10, value_bytes=100)])
         response = await bench.fetch(13, ask(13, 25), ask_local(13, 0))
         assert bench.streamed is (hold_bytes == 200)

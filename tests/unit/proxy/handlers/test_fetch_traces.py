@@ -79,7 +79,7 @@ async def test_a_fetch_over_both_tiers_has_one_trace(bench: Bench, tracer: Recor
 
 async def test_a_read_tells_its_segment_and_each_call_of_the_store(bench: Bench, tracer: RecordingTracer) -> None:
     response = await bench.fetch(13, ask(13, 60, max_bytes=1))
-    segment = bench.tier.rlmm.remote_log_segment_metadata(P0, 60)
+    segment = bench.tier.state.remote_log_segment_metadata(P0, 60)
     assert segment is not None
     segment_id = segment.segment_id.id
     (read,) = tracer.of(PartitionRead)

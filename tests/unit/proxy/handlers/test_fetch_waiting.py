@@ -59,7 +59,7 @@ async def test_doubts_about_a_partition_hold_local_data_back_only_for_a_moment(b
         await hanging.wait()
 
     bench.tier.rlmm.fresh = False
-    bench.tier.rlmm.ensure_fresh = hang  # type: ignore[method-assign]  # a metadata topic that does not answer
+    bench.tier.rlmm.log.ensure_fresh = hang  # type: ignore[method-assign]  # a metadata topic that does not answer
     async with asyncio.timeout(30):
         response = await bench.fetch(13, ask(13, 60), ask_local(13, 0), max_wait_ms=60_000)
     assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]

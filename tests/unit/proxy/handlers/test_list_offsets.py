@@ -107,14 +107,14 @@ async def test_a_state_that_was_cleared_meanwhile_answers_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, asked: int
 ) -> None:
     """Another process reads the state again from the start. The broker's own answer would skip records."""
-    look_up = bench.tier.rlmm.log_starts
+    look_up = bench.tier.state.log_starts
 
     def cleared_before(partition: TopicIdPartition) -> list[LogStart]:
         bench.tier.rlmm.segments.clear()
         bench.tier.rlmm.fresh = False
         return look_up(partition)
 
-    monkeypatch.setattr(bench.tier.rlmm, "log_starts", cleared_before)
+    monkeypatch.setattr(bench.tier.state, "log_starts", cleared_before)
     await bench.tier.rlmm.put_log_start(P0, user_log_start(1))
     assert (await bench.ask(9, asked, offset=4, timestamp=150)).error_code == UNAVAILABLE
 

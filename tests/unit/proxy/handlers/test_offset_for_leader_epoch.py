@@ -88,12 +88,12 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     await tier.add(P0, [batch_of(20, 10, leader_epoch=6)], 20)
     cluster = FakeCluster(topics={"orders": TOPIC_ID}, logs={P0: LocalLog([batch_of(30, 10)], 30)})
     settings = FetchSettings()
-    async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader, asyncio.TaskGroup() as group:
         bounds = LocalLogBoundsCache(cluster, monotonic_ms)
         yield Bench(
             tier,
             cluster,
-            HandlerTools(cluster, tier.rlmm, bounds, cluster, reader, settings, monotonic_ms, group.create_task),
+            HandlerTools(cluster, tier.rlmm.log, bounds, cluster, reader, settings, monotonic_ms, group.create_task),
         )
 
 

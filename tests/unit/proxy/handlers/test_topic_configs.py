@@ -77,7 +77,7 @@ async def test_topics_are_looked_up_when_the_broker_has_allowed_the_client(
 
     monkeypatch.setattr(bench.configs, "_topic_ids", never)
     monkeypatch.setattr(bench.brokers, "of_topics", never)
-    monkeypatch.setattr(bench.metadata, "ensure_fresh", never)
+    monkeypatch.setattr(bench.metadata.log, "ensure_fresh", never)
     request = incremental({topic: [(ENABLE, 0, "true"), (OTHER, 0, "1")]})
     seen, response = await alter(bench, request, codes={topic: 29})
     assert [(sent(asked), asked.validate_only) for asked in bench.asked_first] == [({topic: [OTHER]}, True)]
@@ -338,7 +338,7 @@ async def test_a_request_for_settings_waits_longer_than_a_fetch(bench: Bench, mo
         if timeout_ms < 4 * bench.settings.metadata_timeout_ms:
             raise RemoteLogMetadataError("not read in time")
 
-    monkeypatch.setattr(bench.metadata, "ensure_fresh", late)
+    monkeypatch.setattr(bench.metadata.log, "ensure_fresh", late)
     shown = await bench.configs.values(["ruled"], None)
     assert shown["ruled"][ENABLE].value == "true"
 
@@ -396,7 +396,7 @@ async def test_the_look_ups_of_shown_topics_wait_together(bench: Bench, monkeypa
         await all_wait.wait()
         raise RemoteLogMetadataError("not now")
 
-    monkeypatch.setattr(bench.metadata, "ensure_fresh", ensure_fresh)
+    monkeypatch.setattr(bench.metadata.log, "ensure_fresh", ensure_fresh)
     async with asyncio.timeout(60):
         assert await bench.configs.values(["orders", "ruled"], 1) == {}
 

@@ -8,12 +8,14 @@ import pytest
 
 from tests.support.examples import install_example
 from tests.support.proxy.parsed_config import parse_config
-from tests.support.tiers.metadata_context import metadata_context
 from tiers.access.open_tier import RemoteTierError, tiered_cluster
-from tiers.config.metadata_registry import create_metadata_manager
+from tiers.broker.client import BrokerClient
+from tiers.config.metadata_registry import create_metadata_log, create_record_log
 from tiers.config.storage_registry import create_remote_storage_manager, create_storage
 from tiers.config.tier_config import ConfigError
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.single_writer_log import SingleWriterLog
+from tiers.metadata.topic.settings import TopicBasedSettings
+from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.storage.local import LocalRemoteStorageManager
 
 UPSTREAM = "[upstream]\nbootstrap.servers = 'a:1'\n"
@@ -82,11 +84,17 @@ def test_a_storage_manager_may_be_named_by_its_class(tmp_path: Path) -> None:
     assert isinstance(storage, LocalRemoteStorageManager)
 
 
-@pytest.mark.parametrize("name", ["topic_based", "tiers.metadata.topic.topic_based:TopicBasedRemoteLogMetadataManager"])
-def test_the_topic_based_manager_is_created_by_either_name(tmp_path: Path, name: str) -> None:
-    manager = create_metadata_manager(name, {}, metadata_context(tmp_path))
-    assert isinstance(manager, TopicBasedRemoteLogMetadataManager)
-    assert parse_config(f"remote.log.metadata.manager.class.name = '{name}'\n{UPSTREAM}").remote_log.is_topic_based
+async def test_the_metadata_manager_uses_a_topic_or_the_named_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_example("sqlite-metadata", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    client, common = BrokerClient([("a", 1)], client_id="test"), TopicBasedSettings(tmp_path)
+    for text, kind in (("", TopicBasedMetadataLog), (SQLITE + "remote.log.metadata.path = '/m'\n", SingleWriterLog)):
+        known = parse_config(text + UPSTREAM).remote_log
+        log = create_metadata_log(known.metadata_manager, known.plain_metadata_settings(), common, client, "c")
+        assert isinstance(log, kind)
+        assert known.is_topic_based == (kind is TopicBasedMetadataLog)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +115,7 @@ def test_a_metadata_manager_that_cannot_be_created_is_explained(
     install_example("sqlite-metadata", tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=said):
-        create_metadata_manager(name, settings, metadata_context(tmp_path))
+        create_record_log(name, settings)
 
 
 def test_an_unknown_storage_key_names_the_nearest_of_ours_too() -> None:

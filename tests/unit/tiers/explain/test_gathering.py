@@ -46,12 +46,12 @@ async def explained(
     async def leader_of(*arguments: Any) -> Any:
         return SimpleNamespace(node_id=1)
 
-    cast(Any, bench.metadata).metadata_partition = lambda partition: 3
+    cast(Any, bench.metadata.log).metadata_partition = lambda partition: 3
     around = Surroundings(
         cast(Any, SimpleNamespace(leader_of=leader_of)),
         bench.log,
         cast(Any, bench.share_groups),
-        cast(Any, bench.metadata),
+        cast(Any, bench.metadata.log),
         "cluster",
         10_000,
         members,

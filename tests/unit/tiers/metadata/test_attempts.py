@@ -36,15 +36,15 @@ async def begun(metadata: InMemoryRemoteLogMetadataManager, start: int, end: int
 
 async def test_attempts_are_the_segments_without_an_end(metadata: InMemoryRemoteLogMetadataManager) -> None:
     last, first = await begun(metadata, 50, 59), await begun(metadata, 0, 9)
-    assert list(RemoteLog(metadata, PARTITION).attempts()) == [first, last]
-    assert list(RemoteLog(metadata, PARTITION).attempts(10)) == [last]
+    assert list(RemoteLog(metadata.state, PARTITION).attempts()) == [first, last]
+    assert list(RemoteLog(metadata.state, PARTITION).attempts(10)) == [last]
 
 
 async def test_an_attempt_of_a_plan_is_not_measured(metadata: InMemoryRemoteLogMetadataManager) -> None:
     await metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, 0, (60, 70)))
-    [planned] = RemoteLog(metadata, PARTITION).attempts()
+    [planned] = RemoteLog(metadata.state, PARTITION).attempts()
     assert not is_measured(planned)
-    assert RemoteLog(metadata, PARTITION).last_attempt() is None
+    assert RemoteLog(metadata.state, PARTITION).last_attempt() is None
     assert is_measured(await begun(metadata, 60, 69))
 
 
@@ -69,7 +69,7 @@ async def test_the_head_ends_at_the_first_segment_or_at_the_local_log(
     is_at_head: bool,
 ) -> None:
     await begun(metadata, *attempt)
-    assert (RemoteLog(metadata, PARTITION).attempt_at_head(log_start, local_log_start) is not None) is is_at_head
+    assert (RemoteLog(metadata.state, PARTITION).attempt_at_head(log_start, local_log_start) is not None) is is_at_head
 
 
 @pytest.mark.parametrize(
@@ -82,26 +82,26 @@ async def test_no_attempt_at_the_head_has_offsets_of_a_gap_or_behind_a_cut(
     await metadata.put_cut(PARTITION, 1, cut_at)
     if gap_end:
         await metadata.put_log_gap(PARTITION, LogGap(0, gap_end), 0)
-    assert RemoteLog(metadata, PARTITION).attempt_at_head(0, 100) == first
+    assert RemoteLog(metadata.state, PARTITION).attempt_at_head(0, 100) == first
 
 
 async def test_the_last_attempt_ends_above_the_segments(metadata: InMemoryRemoteLogMetadataManager) -> None:
     await begun(metadata, 30, 39)
-    assert RemoteLog(metadata, PARTITION).last_attempt() is None
-    assert RemoteLog(metadata, PARTITION).begun_end() == 49
+    assert RemoteLog(metadata.state, PARTITION).last_attempt() is None
+    assert RemoteLog(metadata.state, PARTITION).begun_end() == 49
     await begun(metadata, 50, 59)
     last = await begun(metadata, 60, 69)
-    assert RemoteLog(metadata, PARTITION).last_attempt() == last
-    assert RemoteLog(metadata, PARTITION).begun_end() == 69
+    assert RemoteLog(metadata.state, PARTITION).last_attempt() == last
+    assert RemoteLog(metadata.state, PARTITION).begun_end() == 69
     await metadata.put_cut(PARTITION, 1, 55)
-    assert RemoteLog(metadata, PARTITION).begun_end() == 54
+    assert RemoteLog(metadata.state, PARTITION).begun_end() == 54
 
 
 async def test_a_partition_without_segments_has_no_end() -> None:
     metadata = InMemoryRemoteLogMetadataManager()
-    assert RemoteLog(metadata, PARTITION).begun_end() is None
+    assert RemoteLog(metadata.state, PARTITION).begun_end() is None
     await begun(metadata, 0, 9)
-    assert RemoteLog(metadata, PARTITION).begun_end() == 9
+    assert RemoteLog(metadata.state, PARTITION).begun_end() == 9
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ async def test_a_partition_without_segments_has_no_end() -> None:
 async def test_an_offset_of_an_attempt_is_unread_if_no_readable_segment_has_it(
     metadata: InMemoryRemoteLogMetadataManager, attempt: tuple[int, int], offset: int, unread: int | None
 ) -> None:
-    assert RemoteLog(metadata, PARTITION).unread_from(segment(PARTITION, *attempt), offset) == unread
+    assert RemoteLog(metadata.state, PARTITION).unread_from(segment(PARTITION, *attempt), offset) == unread
 
 
 async def test_copying_fails_since_the_oldest_attempt_at_the_next_segment(
     metadata: InMemoryRemoteLogMetadataManager,
 ) -> None:
     await begun(metadata, 30, 39)
-    assert RemoteLog(metadata, PARTITION).copy_failing_since_ms(9 * MINUTE_MS) is None
+    assert RemoteLog(metadata.state, PARTITION).copy_failing_since_ms(9 * MINUTE_MS) is None
     await begun(metadata, 50, 59)
-    assert RemoteLog(metadata, PARTITION).copy_failing_since_ms(2 * MINUTE_MS - 1) is None
-    assert RemoteLog(metadata, PARTITION).copy_failing_since_ms(2 * MINUTE_MS) == MINUTE_MS
+    assert RemoteLog(metadata.state, PARTITION).copy_failing_since_ms(2 * MINUTE_MS - 1) is None
+    assert RemoteLog(metadata.state, PARTITION).copy_failing_since_ms(2 * MINUTE_MS) == MINUTE_MS

@@ -17,9 +17,9 @@ from tests.support.tiers.metadata_state import NOW_MS, PARTITION, cut, open_stat
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import RemoteLogMetadataNotReadyError
+from tiers.metadata.records.serde import key_and_value
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
-from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import UnfinishedRebuildUpdate
 

@@ -25,9 +25,9 @@ from tests.support.tiers.metadata_state import (
     user,
 )
 from tiers.metadata.records.serde import MetadataRecord, RecordKey, decode_key, decode_value, key_of, segment_keys
+from tiers.metadata.remote_log_metadata_manager import records_of_log_start
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.metadata.written_records import records_of_log_start
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TIER_PARTITION, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch

@@ -16,19 +16,10 @@ from tiers.model.log_start import LogGap
 PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
 
 
-class CountingMetadata(InMemoryRemoteLogMetadataManager):
-    looked_at = 0
-
-    def answered_offsets(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
-        for run in super().answered_offsets(partition, offset):
-            self.looked_at += 1
-            yield run
-
-
 @pytest.fixture
-async def metadata() -> CountingMetadata:
+async def metadata() -> InMemoryRemoteLogMetadataManager:
     """The segments 0-9, 10-19, 30-39 and 40-49. Nothing has the offsets 20 to 29."""
-    metadata = CountingMetadata(lambda: 0, lambda: 0)
+    metadata = InMemoryRemoteLogMetadataManager(lambda: 0, lambda: 0)
     for start in (0, 10, 30, 40):
         await segment_metadata.copied(metadata, segment_metadata.segment(PARTITION, start, start + 9))
     return metadata
@@ -36,18 +27,28 @@ async def metadata() -> CountingMetadata:
 
 @pytest.mark.parametrize(("log_start", "explained"), [(0, 20), (5, 20), (19, 20), (20, 50), (49, 50), (50, None)])
 async def test_it_is_the_first_offset_without_a_segment(
-    metadata: CountingMetadata, log_start: int, explained: int | None
+    metadata: InMemoryRemoteLogMetadataManager, log_start: int, explained: int | None
 ) -> None:
     """The offsets between the log start and the first segment count as explained."""
-    assert await RemoteLog(metadata, PARTITION).explained_to(log_start) == explained
+    assert await RemoteLog(metadata.state, PARTITION).explained_to(log_start) == explained
 
 
-async def test_a_recorded_gap_explains_its_offsets(metadata: CountingMetadata) -> None:
+async def test_a_recorded_gap_explains_its_offsets(metadata: InMemoryRemoteLogMetadataManager) -> None:
     await metadata.put_log_gap(PARTITION, LogGap(20, 30), 0)
-    assert await RemoteLog(metadata, PARTITION).explained_to(0) == 50
+    assert await RemoteLog(metadata.state, PARTITION).explained_to(0) == 50
 
 
-async def test_the_search_ends_where_its_caller_needs_no_more(metadata: CountingMetadata) -> None:
-    assert await RemoteLog(metadata, PARTITION).explained_to(0, 10) == 10
-    assert metadata.looked_at <= 2
-    assert await RemoteLog(metadata, PARTITION).explained_to(0, 21) == 20
+async def test_the_search_ends_where_its_caller_needs_no_more(
+    metadata: InMemoryRemoteLogMetadataManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, looked_at = metadata.state.answered_offsets, []
+
+    def counted(partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
+        for run in answered(partition, offset):
+            looked_at.append(run)
+            yield run
+
+    monkeypatch.setattr(metadata.state, "answered_offsets", counted)
+    assert await RemoteLog(metadata.state, PARTITION).explained_to(0, 10) == 10
+    assert len(looked_at) <= 2
+    assert await RemoteLog(metadata.state, PARTITION).explained_to(0, 21) == 20

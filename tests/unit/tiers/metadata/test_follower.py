@@ -287,21 +287,6 @@ async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, fo
     assert following.follower.is_fresh(0, 60_000)
 
 
-async def test_a_segment_is_seen_before_it_can_be_looked_up(
-    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster.logs[0] = finished(1, 0)
-    apply, seen_at_commit = following.state.apply, []
-
-    def then(reads: Any) -> Any:
-        seen_at_commit.append(list(following.seen))
-        return apply(reads)
-
-    monkeypatch.setattr(following.state, "apply", then)
-    assert await following.poll()
-    assert seen_at_commit == [[segment(1, 0, 9).segment_id]]
-
-
 async def test_records_that_cannot_be_read_stop_their_metadata_partition_alone(
     cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,9 +346,7 @@ async def test_a_write_below_the_position_is_no_write_that_was_read_back(
     assert await following.poll()
     cluster.logs[0] = finished(2, 0)[:1]
     with pytest.raises(RemoteLogMetadataNotReadyError, match="lost records"):
-        await following.follower.read_past(
-            0, 0, 60_000, position=following.follower.position(0), leader_epoch=following.follower.leader_epoch(0)
-        )
+        await following.follower.read_past(0, 0, following.follower.known(0), 60_000)
     assert following.follower.fresh_at_ms(0) is None
 
 
@@ -373,20 +356,21 @@ async def test_a_write_during_an_election_is_no_write_that_was_read_back(
     """The new leader may have another record at the offset of the written one."""
     cluster.logs[0] = finished(1, 0)
     assert await following.poll()
-    leader_epoch = following.follower.leader_epoch(0)
+    leader_epoch = following.follower.known(0).leader_epoch
     cluster.logs[0] = finished(2, 0)
     cluster.leaders = {NODE: Leader(NODE, leader_epoch + 1)}
     assert await following.poll()
     with pytest.raises(RemoteLogMetadataNotReadyError, match="may be lost"):
-        await following.follower.read_past(0, 0, 60_000, position=0, leader_epoch=leader_epoch)
+        await following.follower.read_past(0, 0, OffsetAndEpoch(0, leader_epoch), 60_000)
     assert following.follower.fresh_at_ms(0) is None
 
 
 async def test_a_write_without_a_known_leader_epoch_can_be_read_back(cluster: Cluster, following: Following) -> None:
     cluster.logs[0] = finished(1, 0)
-    assert following.follower.leader_epoch(0) == -1
+    before = following.follower.known(0)
+    assert before == (0, -1)
     assert await following.poll()
-    await following.follower.read_past(0, 0, 60_000, position=0, leader_epoch=-1)
+    await following.follower.read_past(0, 0, before, 60_000)
 
 
 @pytest.mark.parametrize("max_age_ms", [200, 500, 5_000])
@@ -408,7 +392,6 @@ def test_a_quiet_topic_stays_fresh_without_a_question(
         state,
         clock_ms=lambda: loop.now_ms,
         wall_clock_ms=lambda: loop.now_ms,
-        on_finished=lambda _: None,
         max_age_ms=max_age_ms,
     )
     ages: list[int] = []

@@ -18,13 +18,14 @@ from tiers.metadata.records.serde import (
     RecordType,
     encode_key,
     encode_value,
+    key_and_value,
     key_of,
     known_record_types,
     log_gap_key,
     nothing_key,
     read_record_type,
+    tombstone,
 )
-from tiers.metadata.written_records import key_and_value, tombstone
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import TopicDeletionUpdate

@@ -30,7 +30,7 @@ def grown_again(cluster: Cluster) -> None:
 async def read_four(cluster: Cluster, following: Following) -> None:
     cluster.logs = {0: finished(1, 0) + finished(2, 10), 1: finished(3, 100)}
     assert await following.poll()
-    assert following.follower.metadata_position(0)[1:] == (0, 4)
+    assert following.follower.read_to(0) == (4, 0)
     assert following.state.remote_end_offset(PARTITION) == 109
 
 
@@ -197,7 +197,7 @@ async def read_four_in(leader_epoch: int, cluster: Cluster, following: Following
     cluster.logs = {0: finished(1, 0) + finished(2, 10), 1: []}
     cluster.epoch_starts = {0: {leader_epoch: 0}, 1: {leader_epoch: 0}}
     assert await following.poll()
-    assert following.follower.metadata_position(0)[1:] == (leader_epoch, 4)
+    assert following.follower.read_to(0) == (4, leader_epoch)
 
 
 async def test_elections_that_lose_nothing_are_no_loss(cluster: Cluster, following: Following) -> None:
@@ -210,7 +210,7 @@ async def test_elections_that_lose_nothing_are_no_loss(cluster: Cluster, followi
         assert await following.poll()
         await following.follower.ensure_fresh(0, 60_000, 60_000)
     assert following.follower.trouble is None
-    assert following.follower.metadata_position(0)[1:] == (5, 10)
+    assert following.follower.read_to(0) == (10, 5)
     assert following.state.consumed(0) == OffsetAndEpoch(10, 5)
 
 

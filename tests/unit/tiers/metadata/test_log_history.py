@@ -89,16 +89,16 @@ async def test_one_deletion_that_was_recorded_twice_is_disproved_once() -> None:
     unnamed = user_log_start(100, leader_epoch=5)
     metadata = InMemoryRemoteLogMetadataManager(all_log_starts={PARTITION: [unnamed, DELETED]})
     cluster = cluster_with((4, 0), (6, 130), end_offset=140)
-    assert await disproved_log_starts(cluster, metadata, PARTITION, TIMEOUT_MS) == [unnamed, DELETED]
-    assert await kept_log_start(cluster, metadata, PARTITION, TIMEOUT_MS) == 0
-    assert await disproved_log_starts(cluster, metadata, PARTITION, TIMEOUT_MS, [unnamed]) == [unnamed, DELETED]
-    assert await kept_log_start(cluster, metadata, PARTITION, TIMEOUT_MS, [unnamed, DELETED]) == 100
+    assert await disproved_log_starts(cluster, metadata.state, PARTITION, TIMEOUT_MS) == [unnamed, DELETED]
+    assert await kept_log_start(cluster, metadata.state, PARTITION, TIMEOUT_MS) == 0
+    assert await disproved_log_starts(cluster, metadata.state, PARTITION, TIMEOUT_MS, [unnamed]) == [unnamed, DELETED]
+    assert await kept_log_start(cluster, metadata.state, PARTITION, TIMEOUT_MS, [unnamed, DELETED]) == 100
 
 
 async def test_a_leader_that_was_cut_off_may_disprove_a_log_start_below_its_own() -> None:
     metadata = InMemoryRemoteLogMetadataManager(all_log_starts={PARTITION: [DELETED]})
     cluster = cluster_with((4, 110), (6, 130), end_offset=140, log_start_offset=110)
-    assert await disproved_log_starts(cluster, metadata, PARTITION, TIMEOUT_MS) == [DELETED]
+    assert await disproved_log_starts(cluster, metadata.state, PARTITION, TIMEOUT_MS) == [DELETED]
 
 
 async def test_a_log_start_that_is_recorded_during_the_question_does_not_count(
@@ -114,4 +114,4 @@ async def test_a_log_start_that_is_recorded_during_the_question_does_not_count(
 
     monkeypatch.setattr(cluster, "end_offset_for_epoch", ask_and_record)
     for _ in range(2):
-        assert await kept_log_start(cluster, metadata, PARTITION, TIMEOUT_MS) == 100
+        assert await kept_log_start(cluster, metadata.state, PARTITION, TIMEOUT_MS) == 100

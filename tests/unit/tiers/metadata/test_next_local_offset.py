@@ -37,10 +37,10 @@ async def test_behind_the_remote_end(
     await tier.add(P0, [build_batch(0, [record(number) for number in range(4)], leader_epoch=2)], 0)
     if gap_end is not None:
         await tier.rlmm.put_log_gap(P0, LogGap(4, gap_end), 5)
-    assert RemoteLog(tier.rlmm, P0).next_local(LocalLogBounds(local_start, lso, 10, 5)) == expected
+    assert RemoteLog(tier.state, P0).next_local(LocalLogBounds(local_start, lso, 10, 5)) == expected
 
 
 @pytest.mark.parametrize("local_start", [0, 8])
 def test_where_the_log_begins_if_nothing_is_remote(tmp_path: Path, local_start: int) -> None:
     metadata = RemoteTier(tmp_path).rlmm
-    assert RemoteLog(metadata, P0).next_local(LocalLogBounds(local_start, 10, 10, 5)) == local_start
+    assert RemoteLog(metadata.state, P0).next_local(LocalLogBounds(local_start, 10, 10, 5)) == local_start

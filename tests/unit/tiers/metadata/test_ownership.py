@@ -11,13 +11,13 @@ import pytest
 from tests.support.tiers.metadata_state import gap, segment
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
-from tiers.metadata.records.serde import RecordType, known_record_types
+from tiers.metadata.records.serde import RecordType, key_and_value, known_record_types
 from tiers.metadata.topic.group import ownership as ownership_module
 from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.metadata_producer import GroupMember
 from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.metadata.written_records import key_and_value
+from tiers.model.log_start import OffsetAndEpoch
 
 TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20, 86_400_000)
 
@@ -56,15 +56,10 @@ class Follower:
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
         return self.read_at_ms
 
-    def position(self, metadata_partition: int) -> int:
-        return 0
+    def known(self, metadata_partition: int) -> OffsetAndEpoch:
+        return OffsetAndEpoch(0, 0)
 
-    def leader_epoch(self, metadata_partition: int) -> int:
-        return 0
-
-    async def read_past(
-        self, metadata_partition: int, offset: int, timeout_ms: int, *, position: int, leader_epoch: int
-    ) -> None:
+    async def read_past(self, metadata_partition: int, offset: int, before: OffsetAndEpoch, timeout_ms: int) -> None:
         return
 
     async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import (
     PartitionFacts,
     decode_partition_facts,
@@ -17,7 +18,6 @@ from tiers.metadata.partition_facts import (
     joined,
     newest_of,
 )
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import Cut

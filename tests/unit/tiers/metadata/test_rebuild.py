@@ -13,9 +13,9 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.tiers.segment_metadata import segment
 from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
+from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import PartitionFacts
 from tiers.metadata.records.serde import decode_key, decode_value
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter

@@ -29,8 +29,8 @@ async def tier(tmp_path: Path) -> RemoteTier:
 
 
 async def test_the_first_offset_that_can_be_read(tier: RemoteTier) -> None:
-    log = RemoteLog(tier.rlmm, P0)
-    assert RemoteLog(tier.rlmm, TopicIdPartition(TOPIC_ID, 7)).earliest(30) is None
+    log = RemoteLog(tier.state, P0)
+    assert RemoteLog(tier.state, TopicIdPartition(TOPIC_ID, 7)).earliest(30) is None
     assert log.earliest(30) == 10
     await tier.rlmm.put_log_start(P0, user_log_start(3))
     assert log.earliest(30) == 10  # 3 to 9 are in neither tier
@@ -45,7 +45,7 @@ async def test_the_first_offset_that_can_be_read(tier: RemoteTier) -> None:
 
 async def test_a_partition_without_copies_begins_at_the_local_log_start(tier: RemoteTier) -> None:
     seen = TopicIdPartition(TOPIC_ID, 3)
-    log = RemoteLog(tier.rlmm, seen)
+    log = RemoteLog(tier.state, seen)
     await tier.rlmm.put_log_start(seen, LogStart(5, 5, LogStartReason.SEEN))
     assert (log.log_start(), log.earliest(30)) == (0, 30)
     assert log.is_at_head(7, 0)
@@ -53,23 +53,23 @@ async def test_a_partition_without_copies_begins_at_the_local_log_start(tier: Re
 
 
 async def test_a_trim_tells_that_there_were_segments(tier: RemoteTier) -> None:
-    log = RemoteLog(tier.rlmm, P0)
+    log = RemoteLog(tier.state, P0)
     lost, trim = TopicIdPartition(TOPIC_ID, 3), OffsetAndEpoch(9, 5)
     await tier.rlmm.put_local_log_start(P0, OffsetAndEpoch(20, 5))
     await tier.rlmm.put_local_log_start(lost, trim)
-    assert [RemoteLog(tier.rlmm, lost).lost_trim(log_start) for log_start in (0, 8, 9)] == [trim, trim, None]
+    assert [RemoteLog(tier.state, lost).lost_trim(log_start) for log_start in (0, 8, 9)] == [trim, trim, None]
     assert log.lost_trim(0) is None
     await copied(tier.rlmm, segment(lost, 12, 19))
-    assert RemoteLog(tier.rlmm, lost).lost_trim(0) == trim, "the records of the trim are not in a later segment"
+    assert RemoteLog(tier.state, lost).lost_trim(0) == trim, "the records of the trim are not in a later segment"
     assert [log.is_at_head(offset, 0) for offset in (9, 10, 30)] == [True, False, False]
     assert [log.is_at_head(offset, 30) for offset in (30, 40)] == [True, True]
     await tier.rlmm.put_local_log_start(lost, OffsetAndEpoch(0, 5))
-    assert RemoteLog(tier.rlmm, lost).lost_trim(0) is None
+    assert RemoteLog(tier.state, lost).lost_trim(0) is None
 
 
 async def test_the_way_out_of_a_gap(tier: RemoteTier) -> None:
     """Lost: 30 to 39, then 40 to 49, and 60 to 69."""
-    log = RemoteLog(tier.rlmm, P0)
+    log = RemoteLog(tier.state, P0)
     assert not log.has_gap_behind()
     for gap in (LogGap(30, 40), LogGap(40, 50), LogGap(60, 70)):
         await tier.rlmm.put_log_gap(P0, gap, 4)
@@ -89,10 +89,10 @@ async def test_the_way_out_of_a_gap(tier: RemoteTier) -> None:
 
 
 async def test_the_epoch_that_wrote_an_offset(tier: RemoteTier) -> None:
-    log = RemoteLog(tier.rlmm, P0)
+    log = RemoteLog(tier.state, P0)
     assert [log.epoch_at(offset) for offset in (9, 10, 24, 25, 29, 30)] == [-1, 1, 1, 4, 4, -1]
     assert log.last_epoch() == 4
-    assert RemoteLog(tier.rlmm, TopicIdPartition(TOPIC_ID, 7)).last_epoch() is None
+    assert RemoteLog(tier.state, TopicIdPartition(TOPIC_ID, 7)).last_epoch() is None
 
 
 @pytest.mark.parametrize(("owners_ms", "ours_ms"), [(10_000, 10_000), (10_000, 60_000), (60_000, 10_000), (900, 900)])
@@ -109,4 +109,4 @@ async def test_a_deletion_after_a_trim_explains_that_there_are_no_segments(
     lost, trim = TopicIdPartition(TOPIC_ID, 3), OffsetAndEpoch(9, 5)
     await tier.rlmm.put_local_log_start(lost, trim)
     await tier.rlmm.put_log_start(lost, LogStart(*deleted_to, LogStartReason.USER))
-    assert RemoteLog(tier.rlmm, lost).lost_trim(0) == (None if is_explained else trim)
+    assert RemoteLog(tier.state, lost).lost_trim(0) == (None if is_explained else trim)

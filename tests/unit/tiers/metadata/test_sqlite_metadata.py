@@ -20,15 +20,16 @@ import pytest
 from protocol.primitives import write_uvarint
 from tests.support.examples import install_example
 from tests.support.repository import ROOT
-from tests.support.tiers.metadata_context import metadata_context
 from tests.support.tiers.segment_metadata import copied, segment
 from tests.support.tiers.waiting import until
-from tiers.config.metadata_registry import create_metadata_manager
+from tiers.config.metadata_registry import create_record_log
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.single_writer_log import SingleWriterLog
 from tiers.model.ids import TopicIdPartition
 
 PARTITION = TopicIdPartition(uuid4(), 0, "orders")
+NAME = "metadata.sqlite"
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -49,19 +50,22 @@ def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def manager_over(
-    folder: Path, *, state: str = "state", cluster_id: str = "c", refusal: str | None = None
+    folder: Path, *, state: str = "state", cluster_id: str = "c", refusal: str | None = None, name: str = NAME
 ) -> RemoteLogMetadataManager:
-    context = metadata_context(folder / state, cluster_id=cluster_id, refusal=refusal)
-    return create_metadata_manager("sqlite", {"path": str(folder / "metadata.sqlite")}, context)
+    async def refusal_to_create() -> str | None:
+        return refusal
+
+    log = create_record_log("sqlite", {"path": str(folder / name)})
+    return RemoteLogMetadataManager(SingleWriterLog(log, folder / state, cluster_id, refusal_to_create))
 
 
 @asynccontextmanager
 async def opened(manager: RemoteLogMetadataManager) -> AsyncIterator[RemoteLogMetadataManager]:
     try:
-        await manager.open()
+        await manager.log.open()
         yield manager
     finally:
-        await manager.close()
+        await manager.log.close()
 
 
 async def refused(manager: RemoteLogMetadataManager, said: str) -> None:
@@ -72,7 +76,7 @@ async def refused(manager: RemoteLogMetadataManager, said: str) -> None:
 
 
 def ends(manager: RemoteLogMetadataManager) -> list[int]:
-    return [each.end_offset for each in manager.list_remote_log_segments(PARTITION)]
+    return [each.end_offset for each in manager.state.list_remote_log_segments(PARTITION)]
 
 
 @pytest.mark.parametrize("state", ["state", "another"])
@@ -80,14 +84,14 @@ async def test_segments_survive_a_restart_and_the_loss_of_the_state(tmp_path: Pa
     async with opened(manager_over(tmp_path)) as manager:
         for start in (0, 100):
             await copied(manager, segment(PARTITION, start, start + 99))
-        before = manager.position(PARTITION)
+        before = manager.log.position(PARTITION)
     async with opened(manager_over(tmp_path, state=state)) as manager:
         assert ends(manager) == [99, 199]
-        assert manager.position(PARTITION) == before
-        assert await manager.confirms(PARTITION, before, 1000)
+        assert manager.log.position(PARTITION) == before
+        assert await manager.log.confirms(PARTITION, before, 1000)
         await copied(manager, segment(PARTITION, 200, 299))
-        assert manager.position(PARTITION).leader_epoch > before.leader_epoch
-        assert await manager.confirms(PARTITION, before, 1000)
+        assert manager.log.position(PARTITION).leader_epoch > before.leader_epoch
+        assert await manager.log.confirms(PARTITION, before, 1000)
 
 
 async def test_a_second_proxy_is_refused_until_the_first_ends(tmp_path: Path) -> None:
@@ -133,11 +137,11 @@ async def test_a_removed_lock_file_does_not_let_two_proxies_write(tmp_path: Path
             with pytest.raises(OwnershipLostError):
                 await first.add_remote_log_segment_metadata(segment(PARTITION, 100, 199))
             with pytest.raises(RemoteLogMetadataNotReadyError):
-                await first.ensure_fresh(PARTITION, 0, 60_000)
-            assert not first.owns(PARTITION)
-            await until(lambda: first.status().alarm is not None)
+                await first.log.ensure_fresh(PARTITION, 0, 60_000)
+            assert not first.log.owns(PARTITION)
+            await until(lambda: first.log.status().alarm is not None)
             await copied(second, segment(PARTITION, 100, 199))
-            assert second.owns(PARTITION)
+            assert second.log.owns(PARTITION)
             assert ends(second) == [99, 199]
 
 
@@ -180,17 +184,17 @@ async def test_a_file_that_was_restored_from_an_old_copy_is_refused(tmp_path: Pa
     shutil.copy(path, copy)
     async with opened(manager_over(tmp_path)) as manager:
         await copied(manager, segment(PARTITION, 100, 199))
-        position = manager.position(PARTITION)
+        position = manager.log.position(PARTITION)
     shutil.copy(copy, path)
     await refused(manager_over(tmp_path), "restored from an old copy")
     async with opened(manager_over(tmp_path, state="another")) as manager:
-        assert not await manager.confirms(PARTITION, position, 1000)
+        assert not await manager.log.confirms(PARTITION, position, 1000)
 
 
 async def test_a_write_with_an_unknown_end_is_read_before_the_next(tmp_path: Path) -> None:
     manager = manager_over(tmp_path)
     async with opened(manager):
-        log = manager._log  # type: ignore[attr-defined]  # the log behind the interface
+        log = manager.log._log  # type: ignore[attr-defined]  # the log behind the interface
         append, first, second = log.append, segment(PARTITION, 0, 99), segment(PARTITION, 100, 199)
 
         def unanswered(*records: object) -> None:
@@ -203,33 +207,33 @@ async def test_a_write_with_an_unknown_end_is_read_before_the_next(tmp_path: Pat
         log.append = append
         await manager.add_remote_log_segment_metadata(second)
         assert ends(manager) == [99, 199]
-        assert manager.owns(PARTITION)
+        assert manager.log.owns(PARTITION)
 
 
 async def test_nothing_is_fresh_or_owned_while_the_file_cannot_be_read(tmp_path: Path) -> None:
     manager = manager_over(tmp_path)
     async with opened(manager):
-        log = manager._log  # type: ignore[attr-defined]  # the log behind the interface
+        log = manager.log._log  # type: ignore[attr-defined]  # the log behind the interface
         read = log.read
 
         def fails(offset: int, max_records: int) -> list[object]:
             raise RemoteLogMetadataError("disk I/O error")
 
         log.read = fails
-        await until(lambda: manager.status().alarm == "disk I/O error")
+        await until(lambda: manager.log.status().alarm == "disk I/O error")
         with pytest.raises(RemoteLogMetadataNotReadyError, match="disk I/O error"):
-            await manager.ensure_fresh(PARTITION, 0, 60_000)
-        assert not manager.owns(PARTITION)
+            await manager.log.ensure_fresh(PARTITION, 0, 60_000)
+        assert not manager.log.owns(PARTITION)
         log.read = read
-        await until(lambda: manager.owns(PARTITION))
-        assert manager.status().alarm is None
-        await manager.ensure_fresh(PARTITION, 0, 60_000)
+        await until(lambda: manager.log.owns(PARTITION))
+        assert manager.log.status().alarm is None
+        await manager.log.ensure_fresh(PARTITION, 0, 60_000)
 
 
 async def test_a_cancelled_write_ends_before_the_next_begins(tmp_path: Path) -> None:
     manager = manager_over(tmp_path)
     async with opened(manager):
-        log = manager._log  # type: ignore[attr-defined]  # the log behind the interface
+        log = manager.log._log  # type: ignore[attr-defined]  # the log behind the interface
         append, begun, goes_on = log.append, threading.Event(), threading.Event()
 
         def slow(*records: object) -> None:
@@ -261,8 +265,7 @@ async def test_no_file_is_created_when_the_store_holds_segments(tmp_path: Path) 
 
 
 async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    settings = {"path": str(tmp_path / "nowhere" / "metadata.sqlite")}
-    await refused(create_metadata_manager("sqlite", settings, metadata_context(tmp_path / "state")), "nowhere")
+    await refused(manager_over(tmp_path, name=f"nowhere/{NAME}"), "nowhere")
 
 
 async def test_records_of_a_later_release_stop_the_manager(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ from tiers.metadata.records.serde import (
     segment_keys,
     topic_missing_key,
 )
+from tiers.metadata.remote_log_metadata_manager import is_log_start_known, records_of_deletion, records_of_log_start
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.metadata.written_records import is_log_start_known, records_of_deletion, records_of_log_start
 from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
@@ -425,19 +425,19 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
                         topic.events(*((decode_key(key), None if value is None else raised) for key, value in records))
         try:
             for offset in range(45):
-                expected = model.remote_log_segment_metadata(PARTITION, offset)
+                expected = model.state.remote_log_segment_metadata(PARTITION, offset)
                 assert state.remote_log_segment_metadata(PARTITION, offset) == expected
-                assert state.next_segment(PARTITION, offset) == model.next_segment(PARTITION, offset)
-                listed = list(model.list_remote_log_segments(PARTITION, offset))
+                assert state.next_segment(PARTITION, offset) == model.state.next_segment(PARTITION, offset)
+                listed = list(model.state.list_remote_log_segments(PARTITION, offset))
                 assert list(state.list_remote_log_segments(PARTITION, offset)) == listed
-            assert state.earliest_offset(PARTITION) == model.earliest_offset(PARTITION)
-            assert state.remote_end_offset(PARTITION) == model.remote_end_offset(PARTITION)
-            assert state.log_start_offset(PARTITION) == model.log_start_offset(PARTITION)
-            assert state.log_starts(PARTITION) == model.log_starts(PARTITION)
+            assert state.earliest_offset(PARTITION) == model.state.earliest_offset(PARTITION)
+            assert state.remote_end_offset(PARTITION) == model.state.remote_end_offset(PARTITION)
+            assert state.log_start_offset(PARTITION) == model.state.log_start_offset(PARTITION)
+            assert state.log_starts(PARTITION) == model.state.log_starts(PARTITION)
             all_starts = set(state.recorded_log_starts(PARTITION))
-            assert all_starts == set(model.recorded_log_starts(PARTITION))
-            assert state.is_known(PARTITION) == model.is_known(PARTITION)
-            assert state.partitions() == model.partitions()
-            assert state.is_tiered(TOPIC_ID) == model.is_tiered(TOPIC_ID)
+            assert all_starts == set(model.state.recorded_log_starts(PARTITION))
+            assert state.is_known(PARTITION) == model.state.is_known(PARTITION)
+            assert state.partitions() == model.state.partitions()
+            assert state.is_tiered(TOPIC_ID) == model.state.is_tiered(TOPIC_ID)
         finally:
             state.close()

@@ -11,27 +11,28 @@ from uuid import UUID
 
 import pytest
 
-from tests.support.tiers.metadata_state import IDENTITY, NOW_MS, Topic, fill, open_state, segment, to, user
+from tests.support.tiers.metadata_state import IDENTITY, Topic, fill, open_state, segment, to, user
 from tiers.broker.client import BrokerClient
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.layout import STATE_FILE, StateIdentity
-from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, forget_freshness, saved_identity
-from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 
 def test_a_reader_waits_for_the_first_writer(tmp_path: Path) -> None:
     with pytest.raises(RemoteLogMetadataNotReadyError):
-        RemoteLogMetadataState.open_shared(tmp_path)
+        RemoteLogMetadataState(StateFiles.open_shared(tmp_path))
 
 
 _DYING_READER = """
 import os, signal, sys
 from pathlib import Path
-from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 
-state = RemoteLogMetadataState.open_shared(Path(sys.argv[1]))
+state = RemoteLogMetadataState(StateFiles.open_shared(Path(sys.argv[1])))
 transaction = state._env.begin()
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -56,12 +57,12 @@ def test_old_freshness_is_forgotten_before_the_first_read(tmp_path: Path) -> Non
     with pytest.raises(RemoteLogMetadataError, match="another process"):
         forget_freshness(tmp_path)
     state.close()
-    shared = RemoteLogMetadataState.open_shared(tmp_path)
+    shared = RemoteLogMetadataState(StateFiles.open_shared(tmp_path))
     assert shared.fresh_at_ms(0) == 4711
     shared.close()
     forget_freshness(tmp_path)
     with pytest.raises(RemoteLogMetadataNotReadyError):
-        RemoteLogMetadataState.open_shared(tmp_path)
+        RemoteLogMetadataState(StateFiles.open_shared(tmp_path))
 
 
 def test_a_saved_state_has_an_identity_while_it_has_segments(tmp_path: Path) -> None:
@@ -100,10 +101,10 @@ _READER = """
 import sys
 from pathlib import Path
 from uuid import UUID
-from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.model.ids import TopicIdPartition
 
-state = RemoteLogMetadataState.open_shared(Path(sys.argv[1]))
+state = RemoteLogMetadataState(StateFiles.open_shared(Path(sys.argv[1])))
 partition = TopicIdPartition(UUID(int=7), 3)
 for _ in sys.stdin:
     print(state.remote_end_offset(partition), state.fresh_at_ms(0), flush=True)
@@ -138,14 +139,14 @@ import sys
 from pathlib import Path
 from uuid import UUID
 from tiers.broker.client import BrokerClient
-from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.ids import TopicIdPartition
 
 client = BrokerClient([("broker", 9092)], client_id="test")
-reader = SharedRemoteLogMetadataReader(client, Path(sys.argv[1]), "remote-reader", wall_clock_ms=lambda: 0)
+reader = SharedMetadataLog(client, Path(sys.argv[1]), "remote-reader")
 for line in sys.stdin:
-    assert reader.reopen_if_replaced()
-    print(reader.remote_end_offset(TopicIdPartition(UUID(int=7), 3)), flush=True)
+    assert reader.state.reopen_if_replaced()
+    print(reader.state.remote_end_offset(TopicIdPartition(UUID(int=7), 3)), flush=True)
 """
 
 
@@ -184,11 +185,9 @@ async def test_a_log_start_is_waited_for_as_long_as_its_caller_would(
     open_state(tmp_path).close()
     ticks = itertools.count(0, 100)
     client = BrokerClient([("broker", 9092)], client_id="test")
-    worker = SharedRemoteLogMetadataReader(
-        client, tmp_path, "worker-1", clock_ms=lambda: next(ticks), wall_clock_ms=lambda: NOW_MS
-    )
+    worker = SharedMetadataLog(client, tmp_path, "worker-1", clock_ms=lambda: next(ticks))
     await worker.open()
     with pytest.raises(RemoteLogMetadataNotReadyError, match=f"did not read it in ({waited}) ms"):
-        await worker.put_log_start(segment(1, 0, 9).topic_id_partition, user(5), timeout_ms)
+        await RemoteLogMetadataManager(worker).put_log_start(segment(1, 0, 9).topic_id_partition, user(5), timeout_ms)
     await worker.close()
     await client.close()

@@ -11,10 +11,9 @@ import pytest
 from tests.support.tiers.metadata_state import segment
 from tests.support.tiers.owning import Group, group_of_one
 from tiers.errors import OwnershipLostError
-from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.records.serde import KeyAndValue, key_and_value
 from tiers.metadata.tenure import Tenure, begin_in
 from tiers.metadata.topic.group.tenures import AWAIT_MS
-from tiers.metadata.written_records import key_and_value
 
 RECORD = key_and_value(segment(1, 0, 9))
 

@@ -10,8 +10,7 @@ import pytest
 from tests.support.tiers.following import TOPIC, Cluster, Following, finished
 from tests.support.tiers.metadata_state import NEIGHBOUR, NOW_MS, PARTITION, open_state, segment, to
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.written_records import key_and_value
+from tiers.metadata.records.serde import KeyAndValue, key_and_value
 from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.upkeep.importing import as_a_whole
 

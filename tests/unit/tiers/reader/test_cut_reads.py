@@ -57,7 +57,7 @@ def test_reads_go_over_the_cut_without_a_seam(kept: int, replaced: int, added: i
     async def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
             tier, left = await cut_tier(Path(folder), kept, replaced, added)
-            async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
+            async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader:
                 for _ in range(2):  # once from the store, once from memory
                     assert await read_all(reader, len(left) * 10, max_bytes) == b"".join(left)
                 with pytest.raises(OffsetGapError):
@@ -72,8 +72,8 @@ def test_reads_go_over_the_cut_without_a_seam(kept: int, replaced: int, added: i
 async def test_timestamps_find_nothing_that_was_cut_off(tmp_path: Path, kept: int, replaced: int) -> None:
     tier, left = await cut_tier(tmp_path, kept, replaced, 5)
     cut, end = kept * 10, len(left) * 10
-    async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
-        offsets = RemoteLogOffsetReader(tier.rlmm, reader)
+    async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader:
+        offsets = RemoteLogOffsetReader(tier.state, reader)
         for timestamp_ms, to_offset, offset in (
             (OLD_MS, end, 0),
             (NEW_MS, end, cut),
@@ -137,7 +137,7 @@ async def test_no_read_crosses_a_cut_that_cut_off_a_marker(
     tier._open_transactions[P0] = OpenTransactions(ongoing=(ABORTED,), history_from=0)
     after = [data(4, 3), marker(6, behind, 3)]
     await tier.add(P0, after, 4, reported_behind)
-    async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader:
         for _ in range(2):  # once from the store, once from memory
             read = await reader.read(asked(4, isolation_level=1))
             assert (joined(read), read.aborted_transactions) == (b"".join(after), reported_behind)
@@ -153,7 +153,7 @@ async def test_a_reader_gets_over_offsets_without_records_before_a_cut(tmp_path:
     await tier.rlmm.put_cut(P0, 1, 15)
     tier._leader_epochs[P0] = (LeaderEpochEntry(0, 0),)
     await tier.add(P0, [batch_of(15, 10, value_bytes=20, leader_epoch=3)], 15)
-    async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader:
         assert (await reader.read(asked(15))).first_offset == 15  # cached from now on
         read = await reader.read(asked(10))
         assert [next(iterate_batches(view)).base_offset for view in read.records] == [15]

@@ -47,7 +47,7 @@ def on_disk(folder: Path) -> list[Path]:
 
 @asynccontextmanager
 async def reader_of(tier: RemoteTier, disk_chunks: DiskChunkCache) -> AsyncIterator[RemoteLogReader]:
-    async with RemoteLogReader(tier.rlmm, tier.storage, SETTINGS, disk_chunks=disk_chunks) as reader:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS, disk_chunks=disk_chunks) as reader:
         await wait_idle(disk_chunks)
         yield reader
         await wait_idle(reader.chunk_pool)
@@ -55,7 +55,7 @@ async def reader_of(tier: RemoteTier, disk_chunks: DiskChunkCache) -> AsyncItera
 
 
 async def chunks_of(tier: RemoteTier, reader: RemoteLogReader) -> tuple[Chunk, ...]:
-    (segment,) = tier.rlmm.list_remote_log_segments(P0)
+    (segment,) = tier.state.list_remote_log_segments(P0)
     return tuple((await reader.index(segment, deadline_ms=in_ms(), connection_id=1)).chunks())
 
 
@@ -119,7 +119,7 @@ async def test_damaged_bytes_of_the_store_are_not_kept(tier: RemoteTier, tmp_pat
 
 async def test_a_whole_file_that_is_not_the_chunk_is_fetched_again(tier: RemoteTier, tmp_path: Path) -> None:
     batches = await tier.fill(P0, segments=1, batches=3)
-    (segment,) = tier.rlmm.list_remote_log_segments(P0)
+    (segment,) = tier.state.list_remote_log_segments(P0)
     async with disk(tmp_path) as kept:
         await wait_idle(kept)
         kept.put(ChunkKey(segment.segment_id.id, 0), [memoryview(bytes(1000))])
@@ -139,7 +139,7 @@ async def test_extents_of_an_encrypted_store_are_encrypted_on_the_disk(tmp_path:
         for _ in range(2):
             kept = disk(tmp_path)
             async with RemoteLogReader(
-                bench.metadata,
+                bench.metadata.log,
                 bench.store,
                 SETTINGS,
                 decode_indexes=partial(decode_index, ciphers=RING),

@@ -29,7 +29,7 @@ async def test_above_a_quota_a_read_is_empty_until_the_window_has_passed(tmp_pat
     now_ms = 1_000_000
     value = {"per_topic": [("orders", 1000)]} if limit == "per_topic" else {limit: 1000}
     quotas = RemoteFetchQuotas(lambda: now_ms, window=QuotaWindow(1, 1000), **value)
-    async with RemoteLogReader(tier.rlmm, tier.storage, RemoteLogReaderSettings(), quotas=quotas) as reader:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, RemoteLogReaderSettings(), quotas=quotas) as reader:
         first = await read(reader, "a")
         assert first.size_bytes > 1000
         gets = len(tier.storage.gets)
@@ -49,7 +49,7 @@ async def test_an_offset_that_is_not_remote_is_reported_above_the_quota_too(tmp_
     await tier.rlmm.put_log_start(P0, user_log_start(50))
     quotas = RemoteFetchQuotas(lambda: 0, bytes_per_second=1)
     assert quotas.reserve("orders", "a", 1 << 30) is not None
-    async with RemoteLogReader(tier.rlmm, tier.storage, RemoteLogReaderSettings(), quotas=quotas) as reader:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, RemoteLogReaderSettings(), quotas=quotas) as reader:
         with pytest.raises(OffsetBelowLogStartError):
             await read(reader, "a", 10)
         assert not (await read(reader, "a", 60)).records
@@ -59,7 +59,7 @@ async def test_a_read_that_fails_uses_nothing_up(tmp_path: Path) -> None:
     tier = RemoteTier(tmp_path)
     await tier.fill(P0, segments=1, batches=20)
     quotas = RemoteFetchQuotas(lambda: 0, window=QuotaWindow(1, 1000), bytes_per_second=1000)
-    async with RemoteLogReader(tier.rlmm, tier.storage, RemoteLogReaderSettings(), quotas=quotas) as reader:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, RemoteLogReaderSettings(), quotas=quotas) as reader:
         tier.storage.damage = lambda data: b""
         for _ in range(3):
             with pytest.raises(CorruptSegmentError):

@@ -38,7 +38,7 @@ async def test_a_late_object_is_read_when_the_store_shows_it(tmp_path: Path, suf
         await until(lambda: max(len(tier.storage.gets), tier.storage.index_gets) >= 2)
         passed_ms = 600_000
 
-    async with RemoteLogReader(tier.rlmm, tier.storage, settings, clock_ms=clock_ms, jitter=lambda: 0.0) as reader:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, settings, clock_ms=clock_ms, jitter=lambda: 0.0) as reader:
         with pytest.raises(RemoteReadTimeoutError) as raised:
             await asyncio.gather(reader.read(asked(0, deadline_ms=clock_ms() + 600_000)), time_passes())
         assert isinstance(raised.value.cause, RemoteResourceNotFoundError)

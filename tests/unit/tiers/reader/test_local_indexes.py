@@ -46,7 +46,7 @@ async def test_after_a_restart_nothing_is_fetched_but_records(
     made = b"".join(await tier.fill(P0, segments=3, batches=4))
     for starts, counts in (([0, 40, 80], (0, 3)), ([], (3, 0))):
         local = local_indexes(tmp_path)
-        async with RemoteLogReader(tier.rlmm, tier.storage, local_indexes=local) as reader:
+        async with RemoteLogReader(tier.rlmm.log, tier.storage, local_indexes=local) as reader:
             assert await read_all(reader, 120) == made
         assert (sorted(fetched), (local.hits, local.misses)) == (starts, counts)
         fetched.clear()

@@ -72,7 +72,7 @@ class DistantStore:
 async def filled(folder: Path, store: DistantStore) -> InMemoryRemoteLogMetadataManager:
     tier = RemoteTier(folder, chunk_bytes=CHUNK)
     await tier.fill(P0, segments=4, batches=200, records=1, value_bytes=CHUNK - 100)
-    for segment in tier.rlmm.list_remote_log_segments(P0):
+    for segment in tier.state.list_remote_log_segments(P0):
         uuid = segment.segment_id.id
         store.logs[uuid] = await tier.storage.fetch_log_segment(segment, 0)
         store.indexes[uuid] = await tier.storage.fetch_indexes(segment)
@@ -102,7 +102,7 @@ def backfill(folder: Path, *, latency_s: float, rate: float, client_s: float, re
 
         async with (
             RemoteLogReader(
-                rlmm, cast(RemoteStorageManager, store), SETTINGS, clock_ms=lambda: int(loop.time() * 1000)
+                rlmm.log, cast(RemoteStorageManager, store), SETTINGS, clock_ms=lambda: int(loop.time() * 1000)
             ) as reader,
             asyncio.TaskGroup() as group,
         ):

@@ -25,8 +25,8 @@ async def tier(tmp_path: Path) -> RemoteTier:
 
 @pytest.fixture
 async def offsets(tier: RemoteTier) -> AsyncIterator[RemoteLogOffsetReader]:
-    async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
-        yield RemoteLogOffsetReader(tier.rlmm, reader)
+    async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader:
+        yield RemoteLogOffsetReader(tier.state, reader)
 
 
 async def find(
@@ -100,6 +100,6 @@ async def test_the_answer_is_that_of_a_scan(
         flat += [(base + n, timestamp) for n, timestamp in enumerate(of_segment)]
         await tier.add(P0, [build_batch(o, [record(o, t)]) for o, t in flat[base:]], base)
     expected = next(((o, t) for o, t in flat if t >= wanted and o >= from_offset), None)
-    async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
-        found = await find(RemoteLogOffsetReader(tier.rlmm, reader), wanted, from_offset)
+    async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader:
+        found = await find(RemoteLogOffsetReader(tier.state, reader), wanted, from_offset)
     assert (None if found is None else (found.offset, found.timestamp_ms)) == expected

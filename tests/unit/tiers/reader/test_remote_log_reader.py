@@ -43,7 +43,7 @@ async def tier(tmp_path: Path) -> RemoteTier:
 
 @pytest.fixture
 async def reader(tier: RemoteTier) -> AsyncIterator[RemoteLogReader]:
-    async with RemoteLogReader(tier.rlmm, tier.storage, SETTINGS, jitter=lambda: 0.0) as made:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS, jitter=lambda: 0.0) as made:
         yield made
 
 
@@ -110,7 +110,7 @@ async def test_a_store_that_stays_down_is_an_error_that_names_the_cause(tier: Re
         return monotonic_ms() + passed_ms
 
     async with (
-        RemoteLogReader(tier.rlmm, tier.storage, SETTINGS, clock_ms=clock_ms, jitter=lambda: 0.0) as reader,
+        RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS, clock_ms=clock_ms, jitter=lambda: 0.0) as reader,
         asyncio.TaskGroup() as group,
     ):
         reading = group.create_task(error_of(reader.read(asked(0, timeout_ms=600_000))))
@@ -134,7 +134,7 @@ async def test_a_slow_download_outlives_its_request(tier: RemoteTier, reader: Re
 
 async def test_a_segment_deleted_under_the_read_is_looked_up_again(tier: RemoteTier, reader: RemoteLogReader) -> None:
     await tier.fill(P0, segments=1, batches=1)
-    (segment,) = tier.rlmm.list_remote_log_segments(P0)
+    (segment,) = tier.state.list_remote_log_segments(P0)
     tier.storage.gate = asyncio.Event()
     tier.storage.failures.append(RemoteResourceNotFoundError("gone"))
     async with asyncio.TaskGroup() as group:
@@ -171,7 +171,7 @@ async def test_damaged_bytes_are_never_served(
 
 async def test_a_damaged_chunk_leaves_its_neighbours_readable(tier: RemoteTier, reader: RemoteLogReader) -> None:
     batches = await tier.fill(P0, segments=1, batches=12)
-    (segment,) = tier.rlmm.list_remote_log_segments(P0)
+    (segment,) = tier.state.list_remote_log_segments(P0)
     chunks = (await reader.index(segment, deadline_ms=in_ms(), connection_id=1)).chunks()
     bad = chunks[1].stored_position
 
@@ -214,7 +214,7 @@ async def test_a_full_queue_does_not_fail_a_read_that_has_its_first_chunk(tier: 
     batches = await tier.fill(P0, segments=1, batches=20)
     remote_log = RemoteLogConfig(reader_threads=1, reader_max_pending_tasks=1)
     settings = RemoteLogReaderSettings(first_get_bytes=1, min_get_bytes=1, max_get_bytes=1, remote_log=remote_log)
-    async with RemoteLogReader(tier.rlmm, tier.storage, settings) as reader:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, settings) as reader:
         found = await reader.read(asked(0))
         assert joined(found) == b"".join(batches)[: found.size_bytes]
         assert found.size_bytes
@@ -235,7 +235,7 @@ async def test_aborted_transactions_of_all_segments_read_sorted_and_once(tmp_pat
     first, second = AbortedTransaction(7, 0), AbortedTransaction(8, 2)
     await tier.add(P0, [data(0, 7), data(2, 8), data(4, 7), abort(6, 8)], 0, [second, first])
     await tier.add(P0, [data(7, -1), abort(9, 7), data(10, 7)], 7, [first])
-    async with RemoteLogReader(tier.rlmm, tier.storage, SETTINGS) as reader:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS) as reader:
         await reader.read(asked(7))
         assert (await reader.read(asked(0))).aborted_transactions is None
         whole = await reader.read(asked(0, isolation_level=1))
@@ -252,7 +252,7 @@ async def test_no_read_spans_a_gap(tmp_path: Path) -> None:
     await tier.rlmm.put_log_gap(P0, LogGap(4, 20), 0)
     await tier.add(P0, [data(20, 7)], 20, is_behind_gap=True)
 
-    async with RemoteLogReader(tier.rlmm, tier.storage, SETTINGS) as reader:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS) as reader:
         for _ in range(2):  # once from the store, once from memory
             behind = await reader.read(asked(20, isolation_level=1))
             assert (joined(behind), behind.aborted_transactions) == (data(20, 7), ())
@@ -271,7 +271,7 @@ async def test_any_read_is_the_longest_run_of_whole_batches_that_fits(
 ) -> None:
     tier = RemoteTier(tmp_path_factory.mktemp("tier"))
     batches = await tier.fill(P0, segments=1, batches=30)
-    async with RemoteLogReader(tier.rlmm, tier.storage, SETTINGS) as reader:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS) as reader:
         result = await reader.read(asked(offset, max_bytes, min_one_message=min_one))
         got = joined(result)
         rest = batches[offset // 10 :]
@@ -291,7 +291,7 @@ async def test_another_segments_objects_are_an_error_never_an_answer(
 ) -> None:
     """Each is whole in itself: every checksum matches."""
     await tier.fill(P0, segments=2, batches=5)
-    first, second = tier.rlmm.list_remote_log_segments(P0)
+    first, second = tier.state.list_remote_log_segments(P0)
     inner = tier.storage.inner
 
     async def fetch_indexes(metadata: RemoteLogSegmentMetadata) -> bytes:
@@ -308,7 +308,7 @@ async def test_another_segments_objects_are_an_error_never_an_answer(
 
 async def test_gets_of_chunks_that_fail_open_the_circuit(tier: RemoteTier, reader: RemoteLogReader) -> None:
     await tier.fill(P0, segments=1, batches=6)
-    (segment,) = tier.rlmm.list_remote_log_segments(P0)
+    (segment,) = tier.state.list_remote_log_segments(P0)
     await reader.index(segment, deadline_ms=in_ms(), connection_id=1)
     tier.storage.is_down = True
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:

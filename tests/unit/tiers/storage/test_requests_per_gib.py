@@ -66,7 +66,7 @@ async def test_requests_per_gib(s3: VersityGateway, tmp_path: Path, share: float
             for _ in range(ROUNDS):
                 await process.manager.round()
                 clock.advance(ROUND_MS)
-        last = process.metadata.remote_log_segment_metadata(PARTITION, log.batches - 1)
+        last = process.metadata.state.remote_log_segment_metadata(PARTITION, log.batches - 1)
     finally:
         await process.end()
     assert last is not None

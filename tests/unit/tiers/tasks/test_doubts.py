@@ -47,8 +47,11 @@ async def test_in_doubt_records_are_copied_and_none_is_removed(bench: Workbench)
     bench.log.append(*batches(100, 130))
     await whole_rounds(bench, tasks, 5)
     assert tasks.doubt
-    assert bench.metadata.remote_end_offset(PARTITION) == 129
-    assert (bench.log.log_start_offset, [each.offset for each in bench.metadata.log_starts(PARTITION)]) == (0, [35])
+    assert bench.state.remote_end_offset(PARTITION) == 129
+    assert (bench.log.log_start_offset, [each.offset for each in bench.state.log_starts(PARTITION)]) == (
+        0,
+        [35],
+    )
     assert set(objects) <= set(await bench.objects())
 
 

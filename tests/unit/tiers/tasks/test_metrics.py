@@ -144,7 +144,7 @@ async def test_the_oldest_uncopied_record_has_the_age_of_its_timestamp(bench: Wo
 
     bench.log.append(batch_of(0, 10, timestamp=bench.wall_ms - HOUR_MS))
     await bench.copy_all()
-    assert bench.metadata.remote_end_offset(PARTITION) is None
+    assert bench.state.remote_end_offset(PARTITION) is None
     assert oldest_s() == 0
     bench.now_ms += 1_000
     bench.wall_ms += 1_000
@@ -152,6 +152,6 @@ async def test_the_oldest_uncopied_record_has_the_age_of_its_timestamp(bench: Wo
     assert oldest_s() == HOUR_MS / 1000 + 1
     bench.now_ms += POLICY.segment_ms
     await bench.copy_all()
-    assert bench.metadata.remote_end_offset(PARTITION) == 9
+    assert bench.state.remote_end_offset(PARTITION) == 9
     await bench.copy()
     assert oldest_s() == 0

@@ -67,7 +67,7 @@ class History:
             log.leader_epoch += 1
         elif what == "unclean election":
             # Every replica that may lead has the trims and the log's beginning. Otherwise the partition would stop.
-            start = bench.metadata.log_start_offset(PARTITION) or 0
+            start = bench.state.log_start_offset(PARTITION) or 0
             first = max(1, log.log_start_offset, start)
             ends = [batch.next_offset for batch in iterate_batches(log.records) if batch.next_offset >= first]
             if ends:
@@ -91,7 +91,7 @@ class History:
 
     async def check(self) -> None:
         bench, log = self.bench, self.bench.log
-        start = max(self.user_start, bench.metadata.log_start_offset(PARTITION) or 0)
+        start = max(self.user_start, bench.state.log_start_offset(PARTITION) or 0)
         total_bytes = len(log.bytes_of(start, log.end_offset)) if start < log.end_offset else 0
         assert start <= log.end_offset
         expected_start = max(self.user_start, self.start_before)
@@ -99,7 +99,7 @@ class History:
         for batch in iterate_batches(log.records):
             if batch.last_offset < start or max(batch.base_offset, start) >= log.log_start_offset:
                 continue
-            segment = bench.metadata.remote_log_segment_metadata(PARTITION, max(batch.base_offset, start))
+            segment = bench.state.remote_log_segment_metadata(PARTITION, max(batch.base_offset, start))
             assert segment is not None, f"offset {batch.base_offset} is in no tier"
             stored = bytes(await bench.store.fetch_log_segment(segment, 0, segment.segment_size_bytes))
             assert log.records[batch.start : batch.end] in stored
@@ -119,19 +119,19 @@ class History:
         assert {one.state for one in bench.segments} <= {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
         objects = [name for name in await bench.objects() if parse_segment_key(name)]
         assert len(objects) == 2 * len(bench.segments)
-        remote_end = bench.metadata.remote_end_offset(PARTITION)
-        start = max(self.user_start, bench.metadata.log_start_offset(PARTITION) or 0)
+        remote_end = bench.state.remote_end_offset(PARTITION)
+        start = max(self.user_start, bench.state.log_start_offset(PARTITION) or 0)
         assert remote_end == bench.log.end_offset - 1 or start == bench.log.end_offset
 
     async def check_what_is_served(self) -> None:
         """The remote tier has no byte above a CUT: it reads as the leader's log."""
         bench = self.bench
-        start = max(self.user_start, bench.metadata.log_start_offset(PARTITION) or 0)
-        end = bench.metadata.remote_end_offset(PARTITION)
+        start = max(self.user_start, bench.state.log_start_offset(PARTITION) or 0)
+        end = bench.state.remote_end_offset(PARTITION)
         if end is None or end < start:
             return
         served, offset = b"", start
-        async with RemoteLogReader(bench.metadata, bench.store) as reader:
+        async with RemoteLogReader(bench.metadata.log, bench.store) as reader:
             while offset <= end:
                 read = await reader.read(
                     RemoteReadRequest(

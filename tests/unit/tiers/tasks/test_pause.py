@@ -75,7 +75,7 @@ def produce(running: Running, first: int, end: int) -> None:
 async def test_a_paused_trim_does_not_begin(copied: Workbench) -> None:
     await record(copied, TierWork.TRIMMING)
     assert await copied.trim(paused(KEEP_NOTHING, TierWork.TRIMMING)) is None
-    assert (copied.log.trims, copied.metadata.local_log_start(PARTITION)) == ([], None)
+    assert (copied.log.trims, copied.state.local_log_start(PARTITION)) == ([], None)
     await record(copied)
     assert await copied.trim(KEEP_NOTHING) == 60
 
@@ -83,7 +83,7 @@ async def test_a_paused_trim_does_not_begin(copied: Workbench) -> None:
 async def test_a_pause_that_the_policy_does_not_know_yet_holds_a_trim(copied: Workbench) -> None:
     await record(copied, TierWork.TRIMMING)
     assert await copied.trim(KEEP_NOTHING) is None
-    assert copied.metadata.local_log_start(PARTITION) is None
+    assert copied.state.local_log_start(PARTITION) is None
 
 
 async def test_a_trim_that_has_begun_is_not_paused_half_way(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ async def test_a_trim_that_has_begun_is_not_paused_half_way(copied: Workbench, m
 
     monkeypatch.setattr(copied.log, "delete_records", pausing)
     assert await copied.trim(KEEP_NOTHING) == 60
-    start = copied.metadata.local_log_start(PARTITION)
+    start = copied.state.local_log_start(PARTITION)
     assert start is not None
     assert (start.offset, copied.log.trims) == (60, [60])
 
@@ -103,13 +103,13 @@ async def test_a_trim_that_has_begun_is_not_paused_half_way(copied: Workbench, m
 async def test_paused_expiry_moves_no_log_start(copied: Workbench) -> None:
     await record(copied, TierWork.EXPIRING)
     assert await copied.expire(paused(EXPIRES_ALL, TierWork.EXPIRING)) == 0
-    assert copied.metadata.log_starts(PARTITION) == []
+    assert copied.state.log_starts(PARTITION) == []
 
 
 async def test_a_pause_that_the_policy_does_not_know_yet_holds_expiry(copied: Workbench) -> None:
     await record(copied, TierWork.EXPIRING)
     assert await copied.expire(EXPIRES_ALL) == 0
-    assert copied.metadata.log_starts(PARTITION) == []
+    assert copied.state.log_starts(PARTITION) == []
     await record(copied)
     assert await copied.expire(EXPIRES_ALL) > 0
 
@@ -136,7 +136,7 @@ async def test_each_work_is_paused_alone_and_goes_on(running: Running) -> None:
         await change(TierWork.TRIMMING, TierWork.EXPIRING)
         await until(lambda: len(bench.finished) == 3)
         await log.rounds(3)
-        assert (log.trims, bench.metadata.log_starts(PARTITION), len(bench.finished)) == ([], [], 3)
+        assert (log.trims, bench.state.log_starts(PARTITION), len(bench.finished)) == ([], [], 3)
         await change(TierWork.EXPIRING)
         await until(lambda: log.trims == [60])
         assert len(bench.finished) == 3
@@ -161,7 +161,7 @@ async def test_records_that_brokers_remove_while_nothing_is_copied_are_a_gap(
         await until(lambda: not work.is_copied and "copy" not in work.running)
         produce(running, 10, 12)
         log.log_start_offset = 110
-        await until(lambda: bench.metadata.gaps(PARTITION) == [LogGap(90, 110)])
+        await until(lambda: bench.state.gaps(PARTITION) == [LogGap(90, 110)])
         await log.rounds(3)
         assert (len(bench.finished), bench.finished[-1]) == (3, (60, 89))
         running.topics.policies = {POLICY.topic_id: replace(POLICY, partition_count=1)}

@@ -45,7 +45,7 @@ async def test_an_upload_in_progress_goes_on_over_a_rebalance(
             uploads.append(metadata.start_offset)
             copying.set()
             await go_on.wait()
-        assert begun_in(0) == running.bench.metadata.tenure(metadata.topic_id_partition)
+        assert begun_in(0) == running.bench.metadata.log.tenure(metadata.topic_id_partition)
         return await copy(metadata, data)
 
     monkeypatch.setattr(running.bench.store, "copy_log_segment_data", slowly)

@@ -83,7 +83,7 @@ async def test_retention_that_was_raised_during_a_copy_counts_after_it(
         await until(lambda: running.topics.refreshes > seen + 1)
         go_on.set()
         await until(lambda: running.remote_end(PARTITION) == 89)
-    assert running.bench.metadata.log_starts(PARTITION) == []
+    assert running.bench.state.log_starts(PARTITION) == []
 
 
 async def test_a_failing_partition_is_retried_and_leaves_the_others_alone(running: Running) -> None:
@@ -127,7 +127,7 @@ async def test_a_cut_that_is_not_proved_is_an_alarm_and_copying_goes_on(running:
         log.append(*[batch_of(offset, 10, value_bytes=15, leader_epoch=3) for offset in range(60, 200, 10)])
         await until(lambda: running.bench.active("diverged") == 1)
         await until(lambda: (running.remote_end(PARTITION) or 0) >= 149)
-        assert [(cut.offset, cut.is_proved) for cut in running.bench.metadata.cuts(PARTITION)] == [(60, False)]
+        assert [(cut.offset, cut.is_proved) for cut in running.bench.state.cuts(PARTITION)] == [(60, False)]
         await running.bench.metadata.put_named_cut(PARTITION, 3, 60)
         await until(lambda: running.bench.active("diverged") == 0)
     assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 1
@@ -166,7 +166,7 @@ async def test_a_doubt_is_one_alarm_until_it_ends_and_copying_goes_on(
     log, metadata = running.logs.of[PARTITION], running.bench.metadata
     async with running.run():
         await until(lambda: log.log_start_offset == 60)
-        middle = metadata.remote_log_segment_metadata(PARTITION, 30)
+        middle = metadata.state.remote_log_segment_metadata(PARTITION, 30)
         assert middle is not None
         for episode in (1, 2):
             stored, trimmed_to = metadata.segments.pop(middle.segment_id), log.log_start_offset
@@ -190,7 +190,7 @@ async def test_a_round_cuts_after_an_unclean_election_and_copies_the_leader(runn
         await until(lambda: running.remote_end(PARTITION) == 139)
         assert running.bench.metric("remote_log_cuts_total", topic="orders") == 1
         assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 0
-    successor = running.bench.metadata.remote_log_segment_metadata(PARTITION, 80)
+    successor = running.bench.state.remote_log_segment_metadata(PARTITION, 80)
     assert successor is not None
     assert (successor.start_offset, successor.segment_leader_epochs[0].epoch) == (80, 1)
 

@@ -27,7 +27,7 @@ async def calls_of_a_round(folder: Path, segments: int) -> int:
     process = TierProcess("a", folder, log, topic, OneTopic(RETAINED), clock)
     await process.open()
     try:
-        while process.metadata.cover_size(PARTITION).whole_segments < segments:
+        while process.state.cover_size(PARTITION).whole_segments < segments:
             for _ in range(10):
                 log.append(batch_of(log.end_offset, 10, value_bytes=100))
             while await process.manager.round():

@@ -74,9 +74,9 @@ async def test_an_expiry_in_progress_ends_when_its_retention_is_replaced(
         asking.go_on.set()
         if is_raised:
             await until(lambda: running.logs.of[PARTITION].surveys > looks + 4)
-            assert metadata.log_starts(PARTITION) == metadata.log_starts(OTHER) == []
+            assert metadata.state.log_starts(PARTITION) == metadata.state.log_starts(OTHER) == []
         else:
-            await until(lambda: bool(metadata.log_starts(PARTITION)))
+            await until(lambda: bool(metadata.state.log_starts(PARTITION)))
 
 
 @pytest.mark.parametrize("by", ["policy", "recorded total", "pause"])
@@ -98,7 +98,7 @@ async def test_a_waiting_log_start_ends_when_its_settings_change(
         looks = log.surveys
         writing.go_on.set()
         await until(lambda: log.surveys > looks + 4)
-        assert metadata.log_starts(PARTITION) == metadata.log_starts(OTHER) == []
+        assert metadata.state.log_starts(PARTITION) == metadata.state.log_starts(OTHER) == []
 
 
 async def test_a_trim_in_progress_ends_when_its_local_retention_is_replaced(
@@ -138,7 +138,7 @@ async def test_a_partition_that_is_tiered_no_more_is_given_up_at_once(
         await copying.cancelled.wait()
         assert [running.remote_end(each) for each in BOTH] == [89, 89]
         assert [log.trims for log in logs.values()] == [[], []]
-        assert running.bench.metadata.log_starts(PARTITION) == []
+        assert running.bench.state.log_starts(PARTITION) == []
         copying.go_on.set()
         running.topics.policies = policies
         running.manager.settings_changed()

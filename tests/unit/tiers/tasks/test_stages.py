@@ -62,7 +62,7 @@ def failures(running: Running, stage: str) -> float:
 
 
 def remote_start(running: Running) -> int | None:
-    return running.bench.metadata.earliest_offset(PARTITION)
+    return running.bench.state.earliest_offset(PARTITION)
 
 
 def is_copied_and_trimmed(running: Running, to: int) -> bool:
@@ -83,7 +83,7 @@ async def test_a_damaged_batch_costs_no_readable_record_before_it(bench: Workben
         await until(lambda: failures(running, "copy") > 1)
         log.log_start_offset = 130
         await until(lambda: (running.remote_end(PARTITION) or 0) > 130)
-    assert bench.metadata.gaps(PARTITION) == [LogGap(120, 130)]
+    assert bench.state.gaps(PARTITION) == [LogGap(120, 130)]
     assert bench.finished[:2] == [(0, 59), (60, 119)]
 
 
@@ -348,7 +348,7 @@ async def test_a_copy_in_progress_ends_before_the_tier_is_cut(running: Running, 
         store.hanging.clear()
         await until(lambda: running.remote_end(PARTITION) == 139)
     offset = 0
-    while (segment := bench.metadata.remote_log_segment_metadata(PARTITION, offset)) is not None:
+    while (segment := bench.state.remote_log_segment_metadata(PARTITION, offset)) is not None:
         offset = segment.valid_end_offset + 1
     assert offset == 140
 
@@ -408,7 +408,7 @@ async def test_a_copy_in_progress_is_no_leftover_when_the_log_start_passes_it(
         attempt = running.manager._managed[PARTITION].attempts.in_progress
         await bench.metadata.put_log_start(PARTITION, LogStart(180, 0, LogStartReason.USER))
         await until(lambda: remote_start(running) is None)
-        known = bench.metadata.remote_log_segment_metadata_by_id(attempt) if attempt else None
+        known = bench.state.remote_log_segment_metadata_by_id(attempt) if attempt else None
         assert known is not None
         assert known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
         store.hanging.clear()

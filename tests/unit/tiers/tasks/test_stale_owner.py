@@ -54,7 +54,7 @@ async def test_a_trim_of_another_owner_is_no_gap(call: str, tmp_path: Path) -> N
             a.calls.thawed.set()
             await standing
         b.metadata.follow()
-        assert b.metadata.log_start_offset(PARTITION) == 0
+        assert b.metadata.state.log_start_offset(PARTITION) == 0
         async with b.reader() as reader:
             await model.read_all(reader, 0, log.log_start_offset)
     finally:

@@ -132,14 +132,14 @@ async def test_a_pool_of_one_copies_one_partition_at_a_time(
 async def test_a_pool_of_one_surveys_one_partition_at_a_time(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     restart(running, manager_threads=1)
     asked, go_on = [], asyncio.Event()
-    fresh = running.bench.metadata.ensure_fresh
+    fresh = running.bench.metadata.log.ensure_fresh
 
     async def slowly(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
         asked.append(partition)
         await go_on.wait()
         await fresh(partition, max_age_ms, timeout_ms)
 
-    monkeypatch.setattr(running.bench.metadata, "ensure_fresh", slowly)
+    monkeypatch.setattr(running.bench.metadata.log, "ensure_fresh", slowly)
     async with running.run():
         await until(lambda: len(asked) == 1)
         refreshes = running.topics.refreshes

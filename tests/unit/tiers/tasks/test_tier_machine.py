@@ -21,11 +21,11 @@ from hypothesis.stateful import (
 )
 
 from tests.support.fakes.io_calls import Event
-from tests.support.fakes.metadata_topic import FakeTopicMetadataManager
 from tests.support.fakes.tier_process import PARTITION
 from tests.support.tiers.tier_machine import Tier
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.segment.transactions import TransactionTracker
 from tiers.tasks.history import cut_task
 from tiers.tasks.retention import trim_task
@@ -48,7 +48,7 @@ def trim_before_it_is_visible(patch: pytest.MonkeyPatch) -> None:
     def seen_long_ago(self: object, segment_id: object) -> int:
         return 0
 
-    patch.setattr(FakeTopicMetadataManager, "seen_at_ms", seen_long_ago)
+    patch.setattr(RemoteLogMetadataStateWriter, "seen_at_ms", seen_long_ago)
 
 
 def expire_one_segment_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def expire_one_segment_too_many(patch: pytest.MonkeyPatch) -> None:
 
     def one_more(task: RLMExpirationTask, policy: TopicPolicy, log_start: int, local_only_bytes: int) -> int:
         end = expired_to(task, policy, log_start, local_only_bytes)
-        following = task._services.metadata.next_segment(PARTITION, end)
+        following = task._services.metadata.state.next_segment(PARTITION, end)
         return end if end == log_start or following is None else following.valid_end_offset + 1
 
     patch.setattr(RLMExpirationTask, "_expired_to", one_more)

@@ -78,7 +78,9 @@ async def cluster() -> AsyncIterator[Cluster]:
 def tiered(
     cluster: Cluster, *rules: TopicConfig, overrides: Mapping[UUID, Mapping[str, str]] | None = None
 ) -> TieredTopics:
-    return TieredTopics(cluster.client, rules, RemoteLogManagerMetrics(CollectorRegistry()), settings(overrides or {}))
+    return TieredTopics(
+        cluster.client, rules, RemoteLogManagerMetrics(CollectorRegistry()), settings(overrides or {}).log
+    )
 
 
 def settings(own: Mapping[UUID, Mapping[str, str]]) -> InMemoryRemoteLogMetadataManager:
@@ -117,7 +119,9 @@ async def test_what_is_paused_is_told_at_its_beginning_and_at_its_end(
     topic_id = cluster.add("orders", 1)
     metadata = settings({topic_id: {TierWork.TRIMMING.key: "true"}})
     registry = CollectorRegistry()
-    topics = TieredTopics(cluster.client, [TopicConfig(pattern="orders")], RemoteLogManagerMetrics(registry), metadata)
+    topics = TieredTopics(
+        cluster.client, [TopicConfig(pattern="orders")], RemoteLogManagerMetrics(registry), metadata.log
+    )
     labels = {"topic": "orders", "work": "trimming"}
     for _ in range(2):
         assert (await topics.refresh(TIMEOUT_MS))[topic_id].paused == {TierWork.TRIMMING}
@@ -135,7 +139,7 @@ async def test_a_pause_is_shown_for_as_long_as_it_lasts(cluster: Cluster) -> Non
     metadata = settings({topic_id: {TierWork.TRIMMING.key: "true"}})
     registry = CollectorRegistry()
     metrics = RemoteLogManagerMetrics(registry)
-    topics = TieredTopics(cluster.client, [TopicConfig(pattern="orders")], metrics, metadata)
+    topics = TieredTopics(cluster.client, [TopicConfig(pattern="orders")], metrics, metadata.log)
     await topics.refresh(TIMEOUT_MS)
     metrics.add(TopicIdPartition(topic_id, 0, "orders"))
     for now_ms in (0, TOPIC_KEPT_MS):
@@ -201,7 +205,7 @@ async def test_a_refused_topic_with_remote_records_is_an_error(
         cluster.add(name, number, DELETE | {"cleanup.policy": "compact"})
     metadata, registry = settings({}), CollectorRegistry()
     await copied(metadata, segment(TopicIdPartition(UUID(int=2), 0, "orders"), 0, 9))
-    topics = TieredTopics(cluster.client, [TopicConfig(pattern="*")], RemoteLogManagerMetrics(registry), metadata)
+    topics = TieredTopics(cluster.client, [TopicConfig(pattern="*")], RemoteLogManagerMetrics(registry), metadata.log)
     with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
         assert await topics.refresh(TIMEOUT_MS) == {}
     refused = [line for line in caplog.records if line.message == "a topic cannot be tiered"]
@@ -333,7 +337,7 @@ async def test_tier_settings_that_are_not_read_change_and_expire_nothing(cluster
     )
     metrics = RemoteLogManagerMetrics(CollectorRegistry())
     topics = TieredTopics(
-        cluster.client, [TopicConfig(pattern="orders"), TopicConfig(pattern="views")], metrics, metadata
+        cluster.client, [TopicConfig(pattern="orders"), TopicConfig(pattern="views")], metrics, metadata.log
     )
     metadata.fresh = False
     assert await topics.refresh(TIMEOUT_MS) == {}
@@ -439,7 +443,7 @@ async def test_one_line_says_what_is_tiered_and_by_which_rule(
     metadata = settings({})
     for number, name in enumerate(("orders-eu", "orders-us", "payments"), 1):
         cluster.add(name, number)
-    topics = TieredTopics(cluster.client, [], RemoteLogManagerMetrics(CollectorRegistry()), metadata)
+    topics = TieredTopics(cluster.client, [], RemoteLogManagerMetrics(CollectorRegistry()), metadata.log)
     with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
         for _ in range(2):
             await topics.refresh(TIMEOUT_MS)

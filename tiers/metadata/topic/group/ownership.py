@@ -21,14 +21,15 @@ from dataclasses import dataclass, field
 
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.records.record_types import KeyAndValue, check_writable
+from tiers.metadata.records.record_types import check_writable
+from tiers.metadata.records.serde import KeyAndValue
 from tiers.metadata.tenure import Tenure, begun_in
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.topic.group.tenures import AWAIT_MS, Tenures
 from tiers.metadata.topic.metadata_producer import ClockSkew, TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.metadata.topic.tier_config_writer import tier_config_transactional_id
+from tiers.metadata.topic.topic_log import in_turn_transactional_id
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class MetadataPartitionOwnership:
         self._tasks: asyncio.TaskGroup | None = None
         self._tenures = Tenures(clock_ms)
         self.suspended_for: str | None = None
-        """Why this process owns nothing although partitions are assigned to it. The metadata manager sets it."""
+        """Why this process owns nothing although partitions are assigned to it. `TopicBasedMetadataLog` sets it."""
 
     async def run(self) -> None:
         """Is a member of the group until cancelled."""
@@ -161,13 +162,10 @@ class MetadataPartitionOwnership:
                 raise OwnershipLostError(f"this process does not own metadata partition {metadata_partition} any more")
             to_write = records()
             check_writable(to_write, owned.assignment.record_types)
-            position = self._follower.position(metadata_partition)
-            epoch = self._follower.leader_epoch(metadata_partition)
+            before = self._follower.known(metadata_partition)
             try:
                 offset = await owned.producer.commit(to_write, owned.assignment.member, timeout_ms)
-                await self._follower.read_past(
-                    metadata_partition, offset, timeout_ms, position=position, leader_epoch=epoch
-                )
+                await self._follower.read_past(metadata_partition, offset, before, timeout_ms)
             except OwnershipLostError as error:
                 logger.warning(
                     "this process lost the ownership of a metadata partition",
@@ -260,7 +258,7 @@ class MetadataPartitionOwnership:
         except RemoteLogMetadataNotReadyError:
             # A process that died while it wrote tier settings left an open transaction. Readers wait behind it until
             # its timeout, and until the coordinator looks for timeouts. This fences a live writer, which tries again.
-            name = tier_config_transactional_id(self._transactional_id_prefix, metadata_partition)
+            name = in_turn_transactional_id(self._transactional_id_prefix, metadata_partition)
             tier_configs = self._producer(metadata_partition, name)
             await tier_configs.initialize(_INITIALIZE_TIMEOUT_MS)
             for one in (producer, tier_configs):

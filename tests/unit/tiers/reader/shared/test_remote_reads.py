@@ -57,7 +57,7 @@ class Processes:
         self.listener = stack.enter_context(listen())
         self.buffers = SharedBuffers(lambda number: self.server.on_dropped(number))
         self.reader = RemoteLogReader(
-            tier.rlmm,
+            tier.rlmm.log,
             tier.storage if tracer is None else TracedStore(tier.storage, tracer),
             RemoteLogReaderSettings(
                 remote_log=RemoteLogConfig(chunk_cache_bytes=cache_bytes, read_ahead_bytes=1),
@@ -361,7 +361,7 @@ async def test_a_trace_goes_on_in_the_process_that_reads(tmp_path: Path, stack: 
     tracer = RecordingTracer()
     processes = await running(tmp_path, stack, tracer=tracer)
     await processes.tier.fill(P0, segments=1, batches=1)
-    reads = TracedReads(await processes.client(), tracer, processes.tier.rlmm)
+    reads = TracedReads(await processes.client(), tracer, processes.tier.state)
     fetch = tracer.begin(ClientFetch("app", 1, 17, 1), 0)
     assert fetch is not None
     for _ in range(2):

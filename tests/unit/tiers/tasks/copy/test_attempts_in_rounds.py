@@ -51,7 +51,7 @@ def owner(bench: Workbench) -> PartitionTasks:
 
 
 def unread(bench: Workbench, first: int, end: int) -> list[int]:
-    known = bench.metadata.remote_log_segment_metadata
+    known = bench.state.remote_log_segment_metadata
     return [offset for offset in range(first, end) if known(PARTITION, offset) is None]
 
 
@@ -63,7 +63,7 @@ async def test_a_whole_attempt_is_readable_up_to_the_cut(log: Workbench, announc
     log.log.log_start_offset = 40
     log.log.append(*batches(50, 200, leader_epoch=1))
     await whole_rounds(log, owner(log), 20)
-    assert (unread(log, 30, 50), log.metadata.gaps(PARTITION)) == ([], [])
+    assert (unread(log, 30, 50), log.metadata.state.gaps(PARTITION)) == ([], [])
 
 
 @announced
@@ -76,7 +76,7 @@ async def test_a_leader_without_the_records_ends_no_refusal(log: Workbench, anno
     await whole_rounds(log, tasks, 5)
     log.log.log_start_offset = 100
     await whole_rounds(log, tasks, 20)
-    assert log.metadata.remote_log_segment_metadata(PARTITION, 50) is None
+    assert log.metadata.state.remote_log_segment_metadata(PARTITION, 50) is None
 
 
 async def test_a_whole_attempt_above_a_cut_stays(log: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +217,8 @@ async def test_another_member_keeps_and_stores_what_its_spool_has(
         await rounds(a, 5)
     await a.store_kept()
     metadata = b.metadata if is_announced else a.metadata
-    assert metadata.remote_log_segment_metadata(PARTITION, first + 29) is not None
-    assert RemoteLog(metadata, PARTITION).earliest(first + 60) == 0
+    assert metadata.state.remote_log_segment_metadata(PARTITION, first + 29) is not None
+    assert RemoteLog(metadata.state, PARTITION).earliest(first + 60) == 0
     assert a.spooled() == []
     await a.end()
     await b.end()

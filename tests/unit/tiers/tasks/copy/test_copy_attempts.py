@@ -151,7 +151,7 @@ async def test_no_gap_is_recorded_over_an_attempt_that_is_not_known(
         log.now_ms += log.services.settings.gap_alarm_ms
         await log.copy_all()
     assert log.finished == [(0, 29), (60, 89)]
-    assert log.metadata.gaps(PARTITION) == []
+    assert log.metadata.state.gaps(PARTITION) == []
     log.now_ms += log.services.settings.remote_log.task_interval_ms
     await run(log)
     assert log.finished == [(0, 29), (30, 59), (60, 89)]
@@ -226,7 +226,7 @@ async def test_no_gap_is_recorded_over_an_attempt_that_is_stored_late(log: Workb
     log.now_ms += log.services.settings.gap_alarm_ms
     path.write_bytes(raw)
     await log.copy()
-    assert log.metadata.gaps(PARTITION) == []
+    assert log.metadata.state.gaps(PARTITION) == []
     assert log.finished == [(0, 29), (30, 59), (60, 89)]
 
 
@@ -311,10 +311,10 @@ async def test_an_attempt_ends_the_gap_that_it_fills(log: Workbench) -> None:
     await begun(log, 30, 50)
     await run(log)
     assert log.finished == [(0, 29), (30, 49), (60, 89)]
-    assert log.metadata.gaps(PARTITION) == [LogGap(30, 60)]
+    assert log.metadata.state.gaps(PARTITION) == [LogGap(30, 60)]
     await begun(log, 50, 60)
     await run(log)
-    assert log.metadata.gaps(PARTITION) == []
+    assert log.metadata.state.gaps(PARTITION) == []
 
 
 async def test_an_attempt_that_the_leader_denies_is_not_finished(log: Workbench) -> None:
@@ -336,10 +336,10 @@ async def test_an_attempt_that_is_cut_adds_the_records_before_the_cut(log: Workb
     log.log.elect_unclean(20)
     log.log.append(*batches(20, 70, leader_epoch=1))
     await run(log)
-    assert log.metadata.remote_end_offset(PARTITION) == 19
+    assert log.metadata.state.remote_end_offset(PARTITION) == 19
     await log.copy()
     assert log.finished == [(0, 29), (20, 49)]
-    assert RemoteLog(log.metadata, PARTITION).epoch_at(20) == 1
+    assert RemoteLog(log.metadata.state, PARTITION).epoch_at(20) == 1
 
 
 async def test_an_attempt_of_a_plan_is_finished_with_what_its_objects_say(log: Workbench) -> None:
@@ -377,9 +377,7 @@ async def test_leader_epochs_ascend_over_an_attempt_and_other_segments(
         await copied(bench, *other)
     entries = tuple(LeaderEpochEntry(*each) for each in epochs)
     assert (
-        RemoteLog(bench.metadata, PARTITION).agrees(
-            replace(await begun(bench, 30, 60), segment_leader_epochs=entries), 59
-        )
+        RemoteLog(bench.state, PARTITION).agrees(replace(await begun(bench, 30, 60), segment_leader_epochs=entries), 59)
         is is_agreed
     )
 
@@ -422,7 +420,7 @@ async def test_a_kept_segment_of_a_deleted_attempt_gets_another_uuid(log: Workbe
     log.log.log_start_offset = 60
     for _ in range(3):
         await log.copy()
-        assert log.metadata.gaps(PARTITION) == []
+        assert log.metadata.state.gaps(PARTITION) == []
         log.now_ms += log.services.settings.gap_alarm_ms
     assert (30, 59) in log.finished
 

@@ -143,7 +143,7 @@ async def test_a_burst_of_large_records_is_copied_before_its_removal(bench: Work
         await watch.run(policy, await bench.survey(), bench.copy_task.uncopied.at_most)
         while await bench.copy(policy, watch.share):
             pass
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
     copied = await bench.remote_bytes()
     assert produced.startswith(copied)
     assert len(produced) - len(copied) < 0.5 * 5_000

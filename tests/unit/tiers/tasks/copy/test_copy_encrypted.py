@@ -33,7 +33,7 @@ def encrypt_with(bench: Workbench, ring: KeyRing) -> None:
 
 async def read(bench: Workbench, offset: int, ring: KeyRing) -> bytes:
     decode = partial(decode_index, ciphers=ring)
-    async with RemoteLogReader(bench.metadata, bench.store, SETTINGS, decode_indexes=decode) as reader:
+    async with RemoteLogReader(bench.metadata.log, bench.store, SETTINGS, decode_indexes=decode) as reader:
         found = await reader.read(
             RemoteReadRequest(
                 PARTITION,

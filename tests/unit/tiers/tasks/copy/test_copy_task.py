@@ -85,10 +85,10 @@ async def test_the_first_copy_begins_where_the_local_log_starts(bench: Workbench
     bench.log.append(*batches(0, 10))
     bench.log.log_start_offset = 20
     await bench.copy_all()
-    assert bench.metadata.log_starts(PARTITION) == []
-    assert bench.metadata.log_start_offset(PARTITION) == 20
+    assert bench.state.log_starts(PARTITION) == []
+    assert bench.state.log_start_offset(PARTITION) == 20
     assert bench.finished[0][0] == 20
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ async def test_a_kept_segment_counts_up_to_where_a_new_leader_cut_it(kept: Workb
         await bench.copy_all()
         bench.now_ms += bench.services.settings.gap_alarm_ms
     await bench.copy_all()
-    assert bench.metadata.gaps(PARTITION) == [LogGap(60, 90)]
+    assert bench.state.gaps(PARTITION) == [LogGap(60, 90)]
     assert bench.services.spool.kept() == []
     assert bench.finished[4:] == [(40, 69), (90, 119)]
     assert bench.segments[4].valid_end_offset == 59
@@ -183,7 +183,7 @@ async def test_a_kept_segment_outlives_a_new_leader_that_has_it(kept: Workbench)
     bench.now_ms += bench.services.settings.remote_log.task_interval_ms
     await bench.copy_all()
     assert bench.finished[4:] == [(40, 69), (70, 99)]
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
     assert await bench.remote_bytes() == bench.log.bytes_of(0, 99)
 
 

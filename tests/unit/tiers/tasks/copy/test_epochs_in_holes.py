@@ -39,7 +39,7 @@ async def test_the_tier_and_the_leader_agree_on_every_offset(bench: Workbench, l
     assert epochs_of(segment) == [(3, 0), (5, 150)]
     for offset in range(1, 210):
         of_leader = await epoch_before(log, PARTITION, offset, 5, 1000)
-        assert RemoteLog(bench.metadata, PARTITION).epoch_at(offset - 1) == of_leader
+        assert RemoteLog(bench.state, PARTITION).epoch_at(offset - 1) == of_leader
     assert await verify_segment(bench.store, segment, None) == []
 
 
@@ -73,7 +73,7 @@ async def test_a_deletion_during_a_copy_cuts_off_no_record(
 
     monkeypatch.setattr(bench.store, "copy_log_segment_data", copy_while_a_user_deletes)
     await bench.copy(AT_ONCE)
-    assert bench.metadata.log_start_offset(PARTITION) == 200
+    assert bench.state.log_start_offset(PARTITION) == 200
     # The broker's own retention removes the copied records.
     log.log_start_offset = 220
     log.append(batch_of(220, 10, leader_epoch=5))
@@ -81,12 +81,12 @@ async def test_a_deletion_during_a_copy_cuts_off_no_record(
         await bench.check_facts()
         await bench.copy(AT_ONCE)
     assert {segment.cut_at for segment in bench.segments} == {None}
-    assert bench.metadata.remote_log_segment_metadata(PARTITION, 205) is not None
+    assert bench.state.remote_log_segment_metadata(PARTITION, 205) is not None
 
 
 async def test_a_log_start_in_a_hole_is_confirmed_by_a_leader_that_lost_it(bench: Workbench, log: InMemoryLog) -> None:
     await bench.copy(AT_ONCE)
-    last_epoch = RemoteLog(bench.metadata, PARTITION).epoch_at(199)
+    last_epoch = RemoteLog(bench.state, PARTITION).epoch_at(199)
     start = LogStart(200, 5, LogStartReason.USER, last_epoch)
     log.log_start_offset = 200
     assert await confirms_log_start(log, PARTITION, start, 1000)

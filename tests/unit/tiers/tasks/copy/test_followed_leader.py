@@ -57,7 +57,7 @@ async def copied_behind_60(bench: Workbench, tasks: PartitionTasks) -> list[tupl
 
 
 def gaps(bench: Workbench) -> list[tuple[int, int]]:
-    return [(gap.first_offset, gap.next_offset) for gap in bench.metadata.gaps(PARTITION)]
+    return [(gap.first_offset, gap.next_offset) for gap in bench.state.gaps(PARTITION)]
 
 
 def before_read(bench: Workbench, patch: pytest.MonkeyPatch, at: int, happens: Callable[[], None]) -> None:

@@ -56,7 +56,7 @@ class Owner:
         local = LocalIndexes(own, 60_000, SharedIndexFiles(self.folder, ring))
         decode = partial(decode_index, ciphers=ring)
         async with RemoteLogReader(
-            self.bench.metadata, self.bench.store, decode_indexes=decode, local_indexes=local
+            self.bench.metadata.log, self.bench.store, decode_indexes=decode, local_indexes=local
         ) as reader:
             read = []
             for first, _ in self.bench.finished:

@@ -22,7 +22,7 @@ BEYOND = [batch_of(FAR + 10 * number, 10, leader_epoch=2, timestamp=1_600_000_00
 async def copy_everything(bench: Workbench, segment_bytes: int) -> None:
     policy = replace(POLICY, segment_bytes=segment_bytes)
     await bench.copy_all(policy)
-    while bench.metadata.remote_end_offset(PARTITION) != bench.log.end_offset - 1:
+    while bench.state.remote_end_offset(PARTITION) != bench.log.end_offset - 1:
         bench.now_ms += policy.segment_ms
         await bench.copy_all(policy)
 
@@ -58,7 +58,7 @@ async def test_a_long_hole_at_the_start_of_a_log_is_read_over(bench: Workbench) 
     bench.log.leader_epoch = 2
     await copy_everything(bench, 100_000)
     assert bench.finished == [(0, FAR + 399)]
-    async with RemoteLogReader(bench.metadata, bench.store) as reader:
+    async with RemoteLogReader(bench.metadata.log, bench.store) as reader:
         for offset, first in ((0, FAR), (FAR - 1, FAR), (FAR + 399, FAR + 390)):
             read = await reader.read(RemoteReadRequest(PARTITION, offset, 1 << 20, True, 1, monotonic_ms() + 30_000, 1))
             records = b"".join(map(bytes, read.records))

@@ -44,7 +44,7 @@ class LyingLife(Life):
         return self.stores[-1]
 
     def is_named(self, segment_id: RemoteLogSegmentId) -> bool:
-        known = self.process.metadata.remote_log_segment_metadata_by_id(segment_id)
+        known = self.process.state.remote_log_segment_metadata_by_id(segment_id)
         return known is not None and known.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED
 
     @property
@@ -87,7 +87,7 @@ async def test_the_tasks_wait_and_go_on(lie: Lie, step: int, tmp_path: Path) -> 
         await life.some_rounds(step)
         assert life.store.lies_told > 0 or (lie, step) == (Lie.FORGETS, EXPIRING)
         if step == COPYING:
-            assert life.process.metadata.remote_end_offset(PARTITION) is None
+            assert life.process.state.remote_end_offset(PARTITION) is None
             assert life.log.log_start_offset == start_before == 0
         life.store.lie = None
         await life.check_what_is_readable()
@@ -120,7 +120,7 @@ async def test_readers_try_again_and_are_served_later(lie: Lie, tmp_path: Path) 
 
 async def test_an_object_that_shrinks_during_a_read_is_never_served(tmp_path: Path) -> None:
     async with lived(tmp_path, EXPIRING) as life, life.process.reader() as reader:
-        segment = life.process.metadata.remote_log_segment_metadata(PARTITION, 0)
+        segment = life.process.state.remote_log_segment_metadata(PARTITION, 0)
         assert segment is not None
         await reader.index(segment, deadline_ms=monotonic_ms() + 20_000, connection_id=1)
         life.store.lie = Lie.TRUNCATES

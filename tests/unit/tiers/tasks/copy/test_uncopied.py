@@ -45,7 +45,7 @@ ACTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 9)))
 
 
 def left_bytes(bench: Workbench, bounds: LocalLogBounds) -> int:
-    first = RemoteLog(bench.metadata, PARTITION).first_uncopied(bounds)
+    first = RemoteLog(bench.state, PARTITION).first_uncopied(bounds)
     return size_from(bench, first) if first < bench.log.end_offset else 0
 
 
@@ -139,7 +139,7 @@ async def test_records_before_copied_ones_are_not_remote(bench: Workbench) -> No
     produce(bench, 6)
     await finished_by_a_job(bench, 30, 59)
     bounds = await bench.survey()
-    assert RemoteLog(bench.metadata, PARTITION).first_uncopied(bounds) == 0
+    assert RemoteLog(bench.state, PARTITION).first_uncopied(bounds) == 0
     assert bench.copy_task.uncopied.size_bytes >= len(bench.log.bytes_of(0, 29))
     await finished_by_a_job(bench, 0, 29)
     await bench.survey()

@@ -38,12 +38,12 @@ async def test_a_late_object_is_deleted_after_a_day(bench: Workbench, late: Remo
     bench.wall_ms += DAY_MS - 1
     assert await task.run() == 0
     assert len(await bench.objects()) == 2
-    (kept,) = bench.metadata.deleted_segments(PARTITION)
+    (kept,) = bench.state.deleted_segments(PARTITION)
     assert (kept.segment_id, kept.state) == (late.segment_id, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
     bench.wall_ms += 1
     assert await task.run() == 1
     assert await bench.objects() == []
-    assert bench.metadata.deleted_segments() == []
+    assert bench.state.deleted_segments() == []
     assert await task.run() == 0
 
 
@@ -58,7 +58,7 @@ async def test_a_segment_stays_known_while_its_objects_cannot_be_deleted(
         failing.setattr(bench.store, "delete_log_segment_data", refused)
         with pytest.raises(RetriableRemoteStorageError):
             await DeletedSegmentsTask(bench.services).run()
-    assert [one.segment_id for one in bench.metadata.deleted_segments()] == [late.segment_id]
+    assert [one.segment_id for one in bench.state.deleted_segments()] == [late.segment_id]
     assert await DeletedSegmentsTask(bench.services).run() == 1
 
 
@@ -75,7 +75,7 @@ async def test_a_segment_that_cannot_be_deleted_holds_up_no_other(
     delete = bench.store.delete_log_segment_data
     await bench.expire(with_retention(retention_bytes=0))
     bench.wall_ms += DAY_MS
-    first = bench.metadata.deleted_segments()[0].segment_id
+    first = bench.state.deleted_segments()[0].segment_id
     asked = []
 
     async def all_but_the_first(metadata: RemoteLogSegmentMetadata) -> bool:
@@ -88,7 +88,7 @@ async def test_a_segment_that_cannot_be_deleted_holds_up_no_other(
     with pytest.raises(type(refusal)):
         await DeletedSegmentsTask(bench.services).run()
     assert len(segments) > 80
-    left = {one.segment_id for one in bench.metadata.deleted_segments()}
+    left = {one.segment_id for one in bench.state.deleted_segments()}
     assert (left == {first}) is are_others_forgotten
     assert (len(asked) == len(segments)) is are_others_forgotten
 
@@ -132,7 +132,7 @@ async def test_only_the_owner_forgets_and_only_with_a_clock_that_it_trusts(
     monkeypatch.setattr(bench.store, "delete_log_segment_data", lost)
     with pytest.raises(OwnershipLostError):
         await DeletedSegmentsTask(bench.services).run()
-    assert [one.segment_id for one in bench.metadata.deleted_segments()] == [late.segment_id]
+    assert [one.segment_id for one in bench.state.deleted_segments()] == [late.segment_id]
 
 
 @pytest.mark.parametrize("skew_ms", [-50_000, 0, 50_000])
@@ -145,7 +145,7 @@ async def test_the_time_since_a_deletion_is_counted_on_the_clock_of_the_brokers(
         return skew_ms
 
     monkeypatch.setattr(bench.metadata, "clock_skew_ms", measured)
-    (deleted,) = bench.metadata.deleted_segments()
+    (deleted,) = bench.state.deleted_segments()
     bench.wall_ms = deleted.event_timestamp_ms + DAY_MS - skew_ms - 1
     assert await DeletedSegmentsTask(bench.services).run() == 0
     bench.wall_ms += 1
@@ -154,9 +154,9 @@ async def test_the_time_since_a_deletion_is_counted_on_the_clock_of_the_brokers(
 
 async def test_the_facts_call_a_kept_segment_dead(bench: Workbench, late: RemoteLogSegmentMetadata) -> None:
     """Otherwise `rebuild` would take its late objects for those of a newer segment, unless the log start passed it."""
-    assert late.segment_id.id not in facts_of(bench.metadata, "cluster", PARTITION).dead
+    assert late.segment_id.id not in facts_of(bench.metadata.log, "cluster", PARTITION).dead
     bench.metadata.all_log_starts.clear()
-    assert late.segment_id.id in facts_of(bench.metadata, "cluster", PARTITION).dead
+    assert late.segment_id.id in facts_of(bench.metadata.log, "cluster", PARTITION).dead
 
 
 async def test_a_copy_gives_up_after_half_of_the_time(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ async def test_all_attempts_of_a_plan_go_eight_at_a_time(bench: Workbench, monke
     store = Store(bench, monkeypatch, alone=frozenset({0}))
     assert await delete_attempts(bench.services, PARTITION, bench.segments) == store.asked == 33
     assert store.most_under_way == 8
-    assert (bench.segments, bench.metadata.copy_plans(PARTITION)) == ([], [])
+    assert (bench.segments, bench.state.copy_plans(PARTITION)) == ([], [])
 
 
 async def test_after_a_failure_one_alone_tells_how_the_store_is(
@@ -66,7 +66,7 @@ async def test_after_a_failure_one_alone_tells_how_the_store_is(
     store.refused = {8}
     assert await delete_attempts(bench.services, PARTITION, bench.segments) == 17
     assert (store.asked, len(bench.segments)) == (18, 1)
-    assert bench.metadata.copy_plans(PARTITION) != []
+    assert bench.state.copy_plans(PARTITION) != []
 
 
 async def test_a_store_that_goes_down_meanwhile_is_left_alone(

@@ -104,7 +104,7 @@ async def test_a_refused_request_ends_while_the_owner_runs(missing: Workbench) -
     await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=False)
     await task.run()
     await round_after(missing, task, delay_ms)
-    assert missing.metadata.topic_deletions() == {}
+    assert missing.state.topic_deletions() == {}
     existence.deleted = {TOPIC_ID}
     assert await rounds_for(missing, task, 2 * DAY_MS, HOUR_MS) == 0
     assert len(await missing.objects()) == 6
@@ -118,9 +118,9 @@ async def test_a_second_request_has_the_whole_delay_again(missing: Workbench) ->
     await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=False)
     await round_after(missing, task, 1)
     await round_after(missing, task, delay_ms - 1)
-    assert missing.metadata.topic_deletions().keys() == {TOPIC_ID}
+    assert missing.state.topic_deletions().keys() == {TOPIC_ID}
     await round_after(missing, task, 1)
-    assert missing.metadata.topic_deletions() == {}
+    assert missing.state.topic_deletions() == {}
 
 
 async def test_a_confirmed_deletion_waits_only_minutes(missing: Workbench) -> None:
@@ -180,12 +180,12 @@ async def test_the_records_of_a_topic_end_when_nothing_of_it_is_left(missing: Wo
     assert await rounds_for(missing, task, delay_ms, delay_ms) == 1
     await round_after(missing, task, SECOND_MS)
     await round_after(missing, task, delay_ms - 1)
-    assert missing.metadata.missing.keys() == missing.metadata.topic_deletions().keys() == {TOPIC_ID}
+    assert missing.metadata.missing.keys() == missing.state.topic_deletions().keys() == {TOPIC_ID}
     # A restart only delays.
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
     await task.run()
     await round_after(missing, task, delay_ms)
-    assert (missing.metadata.missing, missing.metadata.topic_deletions()) == ({}, {})
+    assert (missing.metadata.missing, missing.state.topic_deletions()) == ({}, {})
     written = missing.metadata.written
     assert await rounds_for(missing, task, 7 * DAY_MS, DAY_MS) == 0
     assert missing.metadata.written == written
@@ -197,7 +197,7 @@ async def test_the_owner_of_partition_0_writes_and_every_owner_acts(
     second = replace(PARTITION, partition=1)
     await put_segments(missing, 1, second)
     owned: set[TopicIdPartition] = {second}
-    monkeypatch.setattr(missing.metadata, "owns", lambda partition: partition in owned)
+    monkeypatch.setattr(missing.metadata.log, "owns", lambda partition: partition in owned)
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
     assert await rounds_for(missing, task, 7 * DAY_MS, DAY_MS) == 0
     assert missing.metadata.missing == {}
@@ -209,7 +209,7 @@ async def test_the_owner_of_partition_0_writes_and_every_owner_acts(
     await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
     owned = {second}
     assert await round_after(missing, task, SECOND_MS) == 1
-    assert [each.partition for each in missing.metadata.partitions()] == [0]
+    assert [each.partition for each in missing.state.partitions()] == [0]
 
 
 async def test_partition_0_itself_need_not_be_remote(missing: Workbench) -> None:
@@ -219,7 +219,7 @@ async def test_partition_0_itself_need_not_be_remote(missing: Workbench) -> None
     await until_recorded(missing, task)
     await missing.metadata.put_topic_deletion(only.topic_id, only.topic, is_confirmed=True)
     assert await round_after(missing, task, delay_of(missing)) == 1
-    assert missing.metadata.partitions() == [PARTITION]
+    assert missing.state.partitions() == [PARTITION]
 
 
 async def test_settings_are_forgotten_by_the_same_proof(bench: Workbench) -> None:
@@ -228,7 +228,7 @@ async def test_settings_are_forgotten_by_the_same_proof(bench: Workbench) -> Non
     task = TopicDeletionTask(bench.services, Existence(TOPIC_ID))
     await bench.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
     await task.run()
-    assert bench.metadata.topic_tier_config(TOPIC_ID)
+    assert bench.state.topic_tier_config(TOPIC_ID)
     await round_after(bench, task, delay_ms)
     assert bench.metadata.tier_configs == {}
 
@@ -245,7 +245,7 @@ async def test_a_sighting_that_cannot_be_recorded_stops_no_proved_deletion(two_m
     await task.run()
     with pytest.raises(RemoteLogMetadataError):
         await round_after(bench, task, delay_ms)
-    assert [each.topic for each in bench.metadata.partitions()] == ["orders"]
+    assert [each.topic for each in bench.state.partitions()] == ["orders"]
 
 
 async def test_a_proof_stays_while_metadata_is_unread(missing: Workbench) -> None:
@@ -256,7 +256,7 @@ async def test_a_proof_stays_while_metadata_is_unread(missing: Workbench) -> Non
     missing.metadata.knows_all_partitions = False
     await rounds_for(missing, task, 4 * delay_ms, delay_ms)
     assert await missing.objects() == []
-    assert missing.metadata.topic_deletions().keys() == {TOPIC_ID}
+    assert missing.state.topic_deletions().keys() == {TOPIC_ID}
     missing.metadata.knows_all_partitions = True
     await round_after(missing, task, delay_ms)
-    assert missing.metadata.topic_deletions() == {}
+    assert missing.state.topic_deletions() == {}

@@ -53,7 +53,7 @@ async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench) -
     assert [parse_facts_key(key) is not None for key in await copied.objects()] == [True]
     assert copied.segments == []
     assert copied.steps[0] == "log-start-raised"
-    assert copied.metadata.log_start_offset(PARTITION) == 0
+    assert copied.state.log_start_offset(PARTITION) == 0
     assert await task.run(idle) == 0
 
 
@@ -65,7 +65,7 @@ async def test_the_log_start_names_the_epoch_of_the_last_remote_record(bench: Wo
     bench.log.log_start_offset = 60
     await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     assert await RemoteDisableTask(bench.services).run(idle) == 3
-    assert bench.metadata.log_starts(PARTITION) == [user_log_start(60, leader_epoch=6, last_epoch=5)]
+    assert bench.state.log_starts(PARTITION) == [user_log_start(60, leader_epoch=6, last_epoch=5)]
 
 
 async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) -> None:
@@ -75,7 +75,7 @@ async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) 
     task = RemoteDisableTask(copied.services)
     assert await task.run(idle) == 5
     assert await task.run(idle) == 0
-    assert copied.metadata.copy_plans(PARTITION) == []
+    assert copied.state.copy_plans(PARTITION) == []
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ async def test_while_expiring_is_paused_nothing_is_deleted(copied: Workbench) ->
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", paused)
     assert await RemoteDisableTask(copied.services).run(idle) == 0
     assert len(copied.finished) == 3
-    assert copied.metadata.log_starts(PARTITION) == []
+    assert copied.state.log_starts(PARTITION) == []
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {TierWork.EXPIRING.key: None})
     assert await RemoteDisableTask(copied.services).run(idle) == 3
 
@@ -117,7 +117,7 @@ async def test_a_request_that_is_taken_back_in_time_deletes_nothing(
     monkeypatch.setattr(metadata, "put_log_start", waits)
     with pytest.raises(RemoteLogError, match="tiered again"):
         await RemoteDisableTask(copied.services).run(idle)
-    assert (len(copied.finished), metadata.log_starts(PARTITION)) == (3, [])
+    assert (len(copied.finished), metadata.state.log_starts(PARTITION)) == (3, [])
 
 
 async def test_a_segment_that_only_the_store_knows_stops_the_deletion(copied: Workbench) -> None:
@@ -128,7 +128,7 @@ async def test_a_segment_that_only_the_store_knows_stops_the_deletion(copied: Wo
     with pytest.raises(MetadataLostError, match="which the metadata does not know"):
         await RemoteDisableTask(copied.services).run(idle)
     assert await copied.objects() == objects
-    assert copied.metadata.log_starts(PARTITION) == []
+    assert copied.state.log_starts(PARTITION) == []
 
 
 async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:
@@ -182,7 +182,7 @@ async def test_a_request_that_was_taken_back_unread_deletes_nothing(
     copied: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another proxy recorded that the user has enabled tiering again. This one is behind with the topic's settings."""
-    metadata, read = copied.metadata, copied.metadata.ensure_fresh
+    metadata, read = copied.metadata, copied.metadata.log.ensure_fresh
 
     async def read_to_the_end(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
         if max_age_ms == 0:
@@ -190,11 +190,11 @@ async def test_a_request_that_was_taken_back_unread_deletes_nothing(
         await read(partition, max_age_ms, timeout_ms)
 
     metadata.tier_configs[PARTITION] = DISABLED
-    monkeypatch.setattr(metadata, "ensure_fresh", read_to_the_end)
+    monkeypatch.setattr(metadata.log, "ensure_fresh", read_to_the_end)
     with pytest.raises(RemoteLogError, match="tiered again"):
         await RemoteDisableTask(copied.services).run(idle)
     assert len(copied.finished) == 3
-    assert metadata.log_starts(PARTITION) == []
+    assert metadata.state.log_starts(PARTITION) == []
 
 
 async def test_a_request_that_is_taken_back_half_way_leaves_no_record_uncopied(
@@ -248,4 +248,4 @@ async def test_a_request_that_came_back_with_lost_metadata_deletes_nothing(copie
     with pytest.raises(MetadataLostError, match="lost records since"):
         await RemoteDisableTask(copied.services).run(idle)
     assert len(copied.finished) == 3
-    assert copied.metadata.log_starts(PARTITION) == []
+    assert copied.state.log_starts(PARTITION) == []

@@ -91,9 +91,9 @@ async def test_segments_recorded_after_the_deletion_ended_are_deleted_too(copied
     copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
     assert await task.run() == 1
     await copied.metadata.put_log_start(PARTITION, LogStart(50, 0, LogStartReason.USER))
-    assert copied.metadata.partitions() == [PARTITION]
+    assert copied.state.partitions() == [PARTITION]
     assert await task.run() == 1
-    assert copied.metadata.partitions() == []
+    assert copied.state.partitions() == []
     assert await task.run() == 0
 
 
@@ -272,7 +272,7 @@ async def test_a_partition_that_cannot_be_deleted_leaves_the_others_alone(
         await put(metadata)
 
     monkeypatch.setattr(copied.metadata, "put_remote_partition_delete_metadata", refuses)
-    assert copied.metadata.partitions() == [stuck, PARTITION]
+    assert copied.state.partitions() == [stuck, PARTITION]
     with pytest.raises(RemoteLogMetadataError):
         await task.run()
     assert await copied.objects() == []

@@ -45,7 +45,7 @@ class Site:
 
     @property
     def finished(self) -> list[tuple[int, int]]:
-        segments = self.process.metadata.stored_segments(PARTITION)
+        segments = self.process.state.stored_segments(PARTITION)
         return [(each.start_offset, each.metadata.end_offset) for each in segments if each.is_finished]
 
     async def doubt(self) -> str:
@@ -67,14 +67,14 @@ class Site:
         self.clock.advance(VISIBLE_AFTER_MS)
         await self.rounds()
         assert self.log.log_start_offset == 90
-        trim = self.process.metadata.local_log_start(PARTITION)
+        trim = self.process.state.local_log_start(PARTITION)
         assert trim is not None
         records = [value and decode_value(value) for _, _, (_, value) in self.metadata_log.records]
         ends = [at for at, each in enumerate(records) if isinstance(each, RemoteLogSegmentMetadataUpdate)]
         kept = ends[1] if is_next_started else ends[0] + 1
         self.metadata_log.records = self.metadata_log.records[:kept]
         await self.start_anew()
-        assert self.process.metadata.remote_end_offset(PARTITION) == 29
+        assert self.process.state.remote_end_offset(PARTITION) == 29
         await self.process.metadata.put_local_log_start(PARTITION, trim)
 
     async def rounds(self) -> None:
@@ -91,7 +91,7 @@ class Site:
 
     async def accept(self) -> list[str]:
         metadata, bounds = self.process.metadata, await self.log.bounds(PARTITION, 1000)
-        await metadata.ensure_fresh(PARTITION, 0, 1000)
+        await metadata.log.ensure_fresh(PARTITION, 0, 1000)
         return await accept_what_is_left(self.process.store, metadata, "cluster", PARTITION, bounds, 0, 1000)
 
     async def doubt_later(self) -> str:
@@ -129,8 +129,8 @@ async def test_a_doubt_holds_back_what_destroys_and_copying_goes_on(site: Site) 
     assert "metadata was lost" in await site.doubt()
     assert site.finished == [(0, 29), (90, 119), (120, 149)]
     assert site.log.log_start_offset == 90
-    assert site.process.metadata.log_starts(PARTITION) == []
-    assert site.process.metadata.gaps(PARTITION) == []
+    assert site.process.state.log_starts(PARTITION) == []
+    assert site.process.state.gaps(PARTITION) == []
     assert site.stored() > stored
 
 
@@ -141,7 +141,7 @@ async def test_an_acceptance_finishes_what_only_the_store_knows(site: Site, is_c
     assert await site.accept() == []
     assert await site.doubt_later() == ""
     assert site.finished[:3] == [(0, 29), (30, 59), (60, 89)]
-    assert site.process.metadata.gaps(PARTITION) == []
+    assert site.process.state.gaps(PARTITION) == []
     await site.start_anew()
     assert await site.doubt() == ""
 
@@ -157,13 +157,13 @@ async def test_an_acceptance_takes_effect_without_the_objects(
     for _ in range(4):
         assert await site.doubt_later() == ""
     metadata = site.process.metadata
-    assert metadata.gaps(PARTITION) == [LogGap(*gap)]
-    assert RemoteLog(metadata, PARTITION).lost_trim(gap[0]) is None
+    assert metadata.state.gaps(PARTITION) == [LogGap(*gap)]
+    assert RemoteLog(metadata.state, PARTITION).lost_trim(gap[0]) is None
     await site.start_anew()
     await site.rounds()
     site.clock.advance(POLICY.segment_ms)
     await site.rounds()
-    assert site.process.metadata.remote_end_offset(PARTITION) == 99
+    assert site.process.state.remote_end_offset(PARTITION) == 99
 
 
 def batches(first: int, end: int, leader_epoch: int = 0) -> list[bytes]:
@@ -206,9 +206,9 @@ async def test_an_acceptance_restores_a_cut_and_both_segments(bench: Workbench) 
     bench.restart()
     await bench.accept()
     await rounds(bench, PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 1)), 3)
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
     assert [(each.start_offset, each.cut_at) for each in bench.segments][:4] == answers[:4]
-    assert all(each.is_finished for each in bench.metadata.stored_segments(PARTITION))
+    assert all(each.is_finished for each in bench.state.stored_segments(PARTITION))
 
 
 async def test_an_acceptance_ends_though_it_cannot_restore_a_segment(bench: Workbench) -> None:
@@ -229,8 +229,8 @@ async def test_an_acceptance_ends_though_it_cannot_restore_a_segment(bench: Work
     await bench.accept()
     await rounds(bench, tasks, 3)
     assert tasks.doubt
-    assert bench.metadata.gaps(PARTITION) == []
-    assert bench.metadata.remote_end_offset(PARTITION) == 299
+    assert bench.state.gaps(PARTITION) == []
+    assert bench.state.remote_end_offset(PARTITION) == 299
 
 
 async def test_a_doubt_about_one_hole_records_no_gap_over_the_next(bench: Workbench) -> None:
@@ -250,7 +250,7 @@ async def test_a_doubt_about_one_hole_records_no_gap_over_the_next(bench: Workbe
     await bench.accept()
     await rounds(bench, tasks, 3)
     assert tasks.doubt
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
 
 
 async def test_an_acceptance_records_a_gap_over_a_segment_of_another_history(bench: Workbench) -> None:
@@ -267,6 +267,6 @@ async def test_an_acceptance_records_a_gap_over_a_segment_of_another_history(ben
     await bench.accept()
     await rounds(bench, tasks, 5)
     assert tasks.doubt == ""
-    assert bench.metadata.gaps(PARTITION) == [LogGap(30, 60)]
-    assert RemoteLog(bench.metadata, PARTITION).attempt_at_head(0, 60) is None
-    assert RemoteLog(bench.metadata, PARTITION).earliest(60) == 60
+    assert bench.state.gaps(PARTITION) == [LogGap(30, 60)]
+    assert RemoteLog(bench.state, PARTITION).attempt_at_head(0, 60) is None
+    assert RemoteLog(bench.state, PARTITION).earliest(60) == 60

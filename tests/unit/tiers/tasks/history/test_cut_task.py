@@ -36,7 +36,7 @@ async def put_nothing(partition: TopicIdPartition, leader_epoch: int, offset: in
 def answering(bench: Workbench) -> list[tuple[int, int]]:
     """Offsets (inclusive) that the segments answer for, in order."""
     found, offset = [], 0
-    while (segment := bench.metadata.next_segment(PARTITION, offset)) is not None:
+    while (segment := bench.state.next_segment(PARTITION, offset)) is not None:
         found.append((max(offset, segment.start_offset), segment.valid_end_offset))
         offset = segment.valid_end_offset + 1
     return found
@@ -45,7 +45,7 @@ def answering(bench: Workbench) -> list[tuple[int, int]]:
 async def copied(bench: Workbench, batches: int) -> None:
     produce(bench, batches)
     await bench.copy_all(AT_ONCE)
-    assert bench.metadata.remote_end_offset(PARTITION) == bench.log.end_offset - 1
+    assert bench.state.remote_end_offset(PARTITION) == bench.log.end_offset - 1
 
 
 async def test_the_end_that_another_leader_replaced_is_cut_off_and_copied_again(bench: Workbench) -> None:
@@ -61,7 +61,7 @@ async def test_the_end_that_another_leader_replaced_is_cut_off_and_copied_again(
     assert ends[-1][1] == 79
     assert 49 in [end for _, end in ends]
     assert set(objects) < set(await bench.objects())
-    first_after = bench.metadata.remote_log_segment_metadata(PARTITION, 50)
+    first_after = bench.state.remote_log_segment_metadata(PARTITION, 50)
     assert first_after is not None
     assert first_after.segment_leader_epochs == (LeaderEpochEntry(1, 50),)
     assert bench.metric("remote_log_cuts_total", topic="orders") == 1
@@ -169,7 +169,7 @@ async def test_a_cut_that_takes_effect_in_a_later_round_is_told(
     ended: list[int | None] = []
 
     async def end_work() -> None:
-        ended.append(bench.metadata.remote_end_offset(PARTITION))
+        ended.append(bench.state.remote_end_offset(PARTITION))
 
     assert await bench.cut_task.run(bounds, end_work)
     assert ended == [49]
@@ -224,7 +224,7 @@ async def test_records_that_were_cut_off_leave_no_epoch_in_later_segments(bench:
     bench.log.elect_unclean(40)
     bench.restart()
     await copied(bench, 2)
-    last = bench.metadata.remote_log_segment_metadata(PARTITION, 59)
+    last = bench.state.remote_log_segment_metadata(PARTITION, 59)
     assert last is not None
     stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
     assert stored.indexes.leader_epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(1, 30), LeaderEpochEntry(3, 40))
@@ -238,13 +238,13 @@ async def test_a_segment_that_is_cut_before_its_last_epoch_does_not_hand_that_on
     assert bench.finished == [(0, 29)]
     bench.log.elect_unclean(10)
     assert not await bench.copy()
-    async with RemoteLogReader(bench.metadata, bench.store) as reader:
+    async with RemoteLogReader(bench.metadata.log, bench.store) as reader:
         epochs = await reader.leader_epochs(PARTITION, deadline_ms=monotonic_ms() + 20_000, connection_id=1)
     assert epochs == (LeaderEpochEntry(0, 0),)
 
     bench.restart()
     await copied(bench, 2)
-    last = bench.metadata.remote_log_segment_metadata(PARTITION, 29)
+    last = bench.state.remote_log_segment_metadata(PARTITION, 29)
     assert last is not None
     stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
     assert stored.indexes.leader_epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(2, 10))
@@ -261,7 +261,7 @@ async def test_a_segment_that_is_cut_hands_on_no_state_of_producers(bench: Workb
     assert not await bench.copy()
     bench.restart()
     await copied(bench, 2)
-    last = bench.metadata.remote_log_segment_metadata(PARTITION, 29)
+    last = bench.state.remote_log_segment_metadata(PARTITION, 29)
     assert last is not None
     stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
     assert decode_producer_snapshot(stored.indexes.producer_snapshot) == ()
@@ -296,10 +296,10 @@ async def test_a_deletion_that_is_recorded_late_counts_for_its_leader(bench: Wor
     assert (answering(bench)[0][0], answering(bench)[-1][1]) == (0, copied_to - 1)
     bench.log.last_stable_offset = None
     await bench.metadata.put_log_start(PARTITION, DELETED)
-    assert (bench.metadata.log_starts(PARTITION), await bench.log_start()) == ([], 0)
+    assert (bench.state.log_starts(PARTITION), await bench.log_start()) == ([], 0)
 
     await lead(bench, 7, 90, *DELETING)
-    assert (bench.metadata.log_starts(PARTITION), await bench.log_start()) == ([DELETED], 90)
+    assert (bench.state.log_starts(PARTITION), await bench.log_start()) == ([DELETED], 90)
     below = [end for start, end in answering(bench) if start < 90]
     assert below == [88], "a CUT voids the rest"
     assert answering(bench)[-1][1] == 149
@@ -308,7 +308,7 @@ async def test_a_deletion_that_is_recorded_late_counts_for_its_leader(bench: Wor
 async def test_a_log_start_that_a_leader_disproved_stays_ended(bench: Workbench) -> None:
     await bench.metadata.put_log_start(PARTITION, DELETED)
     await lead(bench, 5, 0, *CUT_OFF[:9])
-    assert bench.metadata.log_starts(PARTITION) == []
+    assert bench.state.log_starts(PARTITION) == []
     await lead(bench, 7, 90, *DELETING)
     assert (answering(bench)[0][0], answering(bench)[-1][1]) == (0, 149)
 
@@ -318,7 +318,7 @@ async def test_a_late_deletion_of_another_leader_deletes_nothing_below_the_log(b
     await lead(bench, 5, 0, *CUT_OFF[:8])
     await bench.metadata.put_log_start(PARTITION, DELETED)
     await lead(bench, 5, 100, *CUT_OFF)
-    assert (answering(bench), bench.metadata.log_starts(PARTITION)) == ([(0, 29), (30, 59), (60, 79)], [])
+    assert (answering(bench), bench.state.log_starts(PARTITION)) == ([(0, 29), (30, 59), (60, 79)], [])
 
 
 async def test_a_log_that_begins_above_both_gives_no_deletion_its_records(bench: Workbench) -> None:
@@ -339,7 +339,7 @@ async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench
     bench.log.leader_epoch = 7
     produce(bench, 9)
     bounds = await bench.log.bounds(PARTITION, 1000)
-    parting = await find_parting(bench.log, bench.metadata, PARTITION, bounds, 1000)
+    parting = await find_parting(bench.log, bench.state, PARTITION, bounds, 1000)
     assert parting == Parting(30, is_proved=True)
 
 
@@ -347,7 +347,7 @@ async def test_a_leader_with_nothing_new_cuts_too(bench: Workbench) -> None:
     await copied(bench, 10)
     bench.log.elect_unclean(70)
     await bench.copy_all(AT_ONCE)
-    assert bench.metadata.remote_end_offset(PARTITION) == 69
+    assert bench.state.remote_end_offset(PARTITION) == 69
     await bench.copy_all(AT_ONCE)
     assert bench.metric("remote_log_cuts_total", topic="orders") == 1
 
@@ -358,8 +358,8 @@ async def test_an_answer_that_leaves_nothing_stops_the_partition(bench: Workbenc
     bench.log.epoch_answer = answer
     with pytest.raises(LogDivergedError):
         await bench.copy(AT_ONCE)
-    assert bench.metadata.cuts(PARTITION) == []
-    assert bench.metadata.remote_end_offset(PARTITION) == 99
+    assert bench.state.cuts(PARTITION) == []
+    assert bench.state.remote_end_offset(PARTITION) == 99
 
 
 async def test_a_cut_below_the_last_trim_voids_the_trim(bench: Workbench) -> None:
@@ -368,14 +368,14 @@ async def test_a_cut_below_the_last_trim_voids_the_trim(bench: Workbench) -> Non
     bench.now_ms += 60_000
     start = await bench.trim(with_retention(local_retention_bytes=300))
     assert start is not None
-    assert RemoteLog(bench.metadata, PARTITION).last_trim() == (start, 0)
+    assert RemoteLog(bench.state, PARTITION).last_trim() == (start, 0)
     bench.log.log_start_offset = 0
     bench.log.elect_unclean(start - 10)
     bench.restart()
     await bench.copy_all(AT_ONCE)
-    assert bench.metadata.cuts(PARTITION) == [Cut(1, start - 10, bench.wall_ms)]
-    assert RemoteLog(bench.metadata, PARTITION).last_trim() is None
-    assert RemoteLog(bench.metadata, PARTITION).lost_trim(start - 10) is None
+    assert bench.state.cuts(PARTITION) == [Cut(1, start - 10, bench.wall_ms)]
+    assert RemoteLog(bench.state, PARTITION).last_trim() is None
+    assert RemoteLog(bench.state, PARTITION).lost_trim(start - 10) is None
 
 
 async def test_a_cut_above_the_last_trim_is_only_a_cut(bench: Workbench) -> None:
@@ -386,7 +386,7 @@ async def test_a_cut_above_the_last_trim_is_only_a_cut(bench: Workbench) -> None
     bench.log.elect_unclean(start + 10)
     bench.restart()
     await bench.copy_all(AT_ONCE)
-    assert [cut.offset for cut in bench.metadata.cuts(PARTITION)] == [start + 10]
+    assert [cut.offset for cut in bench.state.cuts(PARTITION)] == [start + 10]
 
 
 @pytest.mark.parametrize("last_epoch", [1, UNKNOWN_EPOCH])
@@ -402,7 +402,7 @@ async def test_a_log_start_above_the_cut_does_not_prevent_the_cut(
     produce(bench, 10)
     await bench.metadata.put_log_start(PARTITION, user_log_start(log_start, leader_epoch=1, last_epoch=last_epoch))
     await bench.copy_all(policy)
-    assert [cut.offset for cut in bench.metadata.cuts(PARTITION)] == [50]
+    assert [cut.offset for cut in bench.state.cuts(PARTITION)] == [50]
     assert answering(bench)[-1][1] == 149
     bench.log.leader_epoch, bench.log.log_start_offset = 2, log_start
     await bench.copy_all(policy)
@@ -420,7 +420,7 @@ async def test_records_below_the_log_start_do_not_diverge(bench: Workbench) -> N
     await bench.copy_all(AT_ONCE)
     await bench.expire(POLICY)
     assert answering(bench)[0][0] == 150
-    assert bench.metadata.cuts(PARTITION) == []
+    assert bench.state.cuts(PARTITION) == []
 
 
 async def test_a_log_start_of_records_that_the_leader_never_had_deletes_nothing(bench: Workbench) -> None:
@@ -433,9 +433,9 @@ async def test_a_log_start_of_records_that_the_leader_never_had_deletes_nothing(
     await bench.copy_all(AT_ONCE)
     await bench.expire(POLICY)
     assert bench.log.trims == []
-    assert [cut.offset for cut in bench.metadata.cuts(PARTITION)] == [50]
-    assert bench.metadata.log_start_offset(PARTITION) == 0
-    assert bench.metadata.remote_end_offset(PARTITION) == 219
+    assert [cut.offset for cut in bench.state.cuts(PARTITION)] == [50]
+    assert bench.state.log_start_offset(PARTITION) == 0
+    assert bench.state.remote_end_offset(PARTITION) == 219
 
 
 async def test_a_former_owner_does_not_cut(bench: Workbench) -> None:

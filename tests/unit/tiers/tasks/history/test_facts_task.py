@@ -13,8 +13,8 @@ from tests.support.tiers.workbench import PARTITION, Workbench, copied
 from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import MetadataLostError, RetriableRemoteStorageError
+from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts, newest_of
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.log_start import LogGap
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
@@ -51,7 +51,7 @@ async def test_every_copy_has_the_facts_as_of_its_announcement(bench: Workbench)
     await copied(bench)
     assert (await of_last_copy(bench)).is_empty
     await bench.metadata.put_log_start(PARTITION, user_log_start(5, 0))
-    at = bench.metadata.position(PARTITION)
+    at = bench.metadata.log.position(PARTITION)
     await more(bench, 100)
     facts = await of_last_copy(bench)
     assert facts.log_starts == (user_log_start(5, 0),)

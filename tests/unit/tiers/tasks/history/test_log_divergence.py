@@ -74,18 +74,18 @@ class Tier:
         """Does what `tidegate tier cut` does."""
         metadata = self.process.metadata
         bounds = await self.log.bounds(PARTITION, 1000)
-        parting = await find_parting(self.log, metadata, PARTITION, bounds, 1000)
-        for each in named_cuts(metadata, PARTITION, bounds, offset, parting):
+        parting = await find_parting(self.log, metadata.state, PARTITION, bounds, 1000)
+        for each in named_cuts(metadata.state, PARTITION, bounds, offset, parting):
             await metadata.put_named_cut(PARTITION, each.leader_epoch, each.offset)
 
     def cuts(self) -> list[tuple[int, int, bool]]:
-        return [(each.leader_epoch, each.offset, each.is_proved) for each in self.process.metadata.cuts(PARTITION)]
+        return [(each.leader_epoch, each.offset, each.is_proved) for each in self.process.state.cuts(PARTITION)]
 
     @property
     def is_held(self) -> bool:
         """Whether a CUT that is not proved holds every expiry and deletion."""
         metadata = self.process.metadata
-        return open_cut(metadata, PARTITION, metadata.log_start_offset(PARTITION) or 0) is not None
+        return open_cut(metadata.state, PARTITION, metadata.state.log_start_offset(PARTITION) or 0) is not None
 
     async def stops(self) -> None:
         before = self.stored()
@@ -106,11 +106,11 @@ class Tier:
         return {path.name for path in paths if path.suffix in (".log", ".indexes")}
 
     def cut_at(self) -> list[int | None]:
-        return [one.cut_at for one in self.process.metadata.list_remote_log_segments(PARTITION)]
+        return [one.cut_at for one in self.process.state.list_remote_log_segments(PARTITION)]
 
     async def read(self, offset: int) -> bytes:
         """The remote tier's records from `offset` on."""
-        end, found = self.process.metadata.remote_end_offset(PARTITION), b""
+        end, found = self.process.state.remote_end_offset(PARTITION), b""
         async with self.process.reader() as reader:
             while end is not None and offset <= end:
                 read = await reader.read(RemoteReadRequest(
@@ -129,7 +129,7 @@ async def tier(tmp_path: Path) -> AsyncIterator[Tier]:
     made.produce(OLD_END)
     await made.rounds()
     made.trims = list(made.log.trims)
-    assert made.process.metadata.remote_end_offset(PARTITION) == OLD_END - 1
+    assert made.process.state.remote_end_offset(PARTITION) == OLD_END - 1
     assert made.log.log_start_offset > 0
     yield made
     await made.process.end()
@@ -150,10 +150,10 @@ async def test_a_broker_that_was_emptied_stops_until_an_operator_cuts(tier: Tier
     metadata = tier.process.metadata
     assert tier.cuts() == [(3, 0, True)]
     assert old < tier.stored()
-    assert (metadata.earliest_offset(PARTITION), metadata.remote_end_offset(PARTITION)) == (0, 149)
-    assert (metadata.gaps(PARTITION), metadata.log_starts(PARTITION)) == ([], [])
+    assert (metadata.state.earliest_offset(PARTITION), metadata.state.remote_end_offset(PARTITION)) == (0, 149)
+    assert (metadata.state.gaps(PARTITION), metadata.state.log_starts(PARTITION)) == ([], [])
     assert await tier.read(0) == tier.log.records
-    trimmed = metadata.local_log_start(PARTITION)
+    trimmed = metadata.state.local_log_start(PARTITION)
     assert trimmed == (tier.log.log_start_offset, 3)
     # The new history is trimmed, expired and deleted as ever. The old one stays for as long as the retention.
     await tier.delete_records(140)
@@ -189,14 +189,14 @@ async def test_a_cut_that_is_not_proved_keeps_all_until_an_operator_looked(tier:
     await tier.rounds()
     metadata = tier.process.metadata
     assert (tier.cuts(), tier.is_held) == ([(3, 100, False)], True)
-    assert (metadata.earliest_offset(PARTITION), metadata.remote_end_offset(PARTITION)) == (0, 299)
+    assert (metadata.state.earliest_offset(PARTITION), metadata.state.remote_end_offset(PARTITION)) == (0, 299)
     assert tier.log.trims > tier.trims, "copying and trimming go on"
     tier.topics.policy = replace(KEEPS_LITTLE, retention_ms=HOUR_MS)
     tier.clock.advance(2 * HOUR_MS)
     await tier.restart()
     await tier.rounds()
     assert old <= tier.stored()
-    assert (tier.process.metadata.earliest_offset(PARTITION), tier.is_held) == (0, True)
+    assert (tier.process.state.earliest_offset(PARTITION), tier.is_held) == (0, True)
     tier.log.leader_epoch = 5  # a clean election
     await tier.cut(60)
     await tier.rounds(1)
@@ -212,7 +212,7 @@ async def test_a_log_start_above_a_cut_that_is_not_proved_ends_the_doubt(tier: T
     await tier.delete_records(250)
     await tier.rounds()
     assert not tier.is_held
-    assert tier.process.metadata.log_start_offset(PARTITION) == 250
+    assert tier.process.state.log_start_offset(PARTITION) == 250
 
 
 async def test_a_leader_that_has_forgotten_all_copied_records_confirms_them(tier: Tier) -> None:
@@ -220,7 +220,7 @@ async def test_a_leader_that_has_forgotten_all_copied_records_confirms_them(tier
     await tier.empty(log_start=250)
     await tier.rounds()
     assert tier.cuts() == []
-    assert tier.process.metadata.gaps(PARTITION) == [(OLD_END, 250)]
+    assert tier.process.state.gaps(PARTITION) == [(OLD_END, 250)]
 
 
 async def test_expiry_deletes_nothing_of_a_leader_that_came_during_the_survey(
@@ -244,7 +244,7 @@ async def test_expiry_deletes_nothing_of_a_leader_that_came_during_the_survey(
     with pytest.raises(LogDivergedError):
         await tier.process.manager.round()
     assert tier.log.trims == tier.trims
-    assert tier.process.metadata.log_starts(PARTITION) == []
+    assert tier.process.state.log_starts(PARTITION) == []
 
 
 async def test_a_log_start_that_moves_during_a_survey_proves_nothing(
@@ -275,7 +275,7 @@ async def test_a_leader_with_the_copied_records_ends_a_stop(tier: Tier) -> None:
     tier.produce(260)
     await tier.rounds()
     assert tier.cuts() == []
-    assert tier.process.metadata.remote_end_offset(PARTITION) == 259
+    assert tier.process.state.remote_end_offset(PARTITION) == 259
 
 
 async def test_an_owner_that_dies_meanwhile_leaves_the_next_one_the_same_work(
@@ -299,7 +299,7 @@ async def test_an_owner_that_dies_meanwhile_leaves_the_next_one_the_same_work(
 
 async def test_a_broker_that_was_restored_is_cut_where_its_epoch_ends(tier: Tier) -> None:
     """Its log ends below what was trimmed. The records of both histories stay in the store."""
-    old, trimmed = tier.stored(), tier.process.metadata.local_log_start(PARTITION)
+    old, trimmed = tier.stored(), tier.process.state.local_log_start(PARTITION)
     assert trimmed is not None
     restored = trimmed.offset - 20
     tier.log.log_start_offset = 0
@@ -319,7 +319,7 @@ async def test_a_log_start_of_a_void_history_never_counts_again(tier: Tier) -> N
     await tier.delete_records(250)
     await tier.rounds()
     metadata = tier.process.metadata
-    assert [start.offset for start in metadata.log_starts(PARTITION)] == [250]
+    assert [start.offset for start in metadata.state.log_starts(PARTITION)] == [250]
     await tier.empty(leader_epoch=0, end_offset=150)
     with pytest.raises(LogDivergedError, match=r"`tidegate tier cut orders:0 OFFSET`"):
         await tier.rounds(1)
@@ -329,14 +329,14 @@ async def test_a_log_start_of_a_void_history_never_counts_again(tier: Tier) -> N
         tier.log.leader_epoch = leader_epoch
         tier.produce(tier.log.end_offset + 60)
         await tier.rounds()
-    assert (metadata.earliest_offset(PARTITION), metadata.log_starts(PARTITION)) == (0, [])
+    assert (metadata.state.earliest_offset(PARTITION), metadata.state.log_starts(PARTITION)) == (0, [])
     assert await tier.read(0) == tier.log.records
 
 
 async def test_a_user_may_delete_only_what_continues_the_copied_records(tier: Tier) -> None:
     async def check() -> None:
         bounds = await tier.log.bounds(PARTITION, 1000)
-        await require_aligned(tier.log, tier.process.metadata, PARTITION, bounds, 1000)
+        await require_aligned(tier.log, tier.process.state, PARTITION, bounds, 1000)
 
     await check()
     tier.log.elect_unclean(OLD_END - 10)
@@ -354,7 +354,7 @@ async def test_a_leader_that_returns_gets_its_records_copied_again(tier: Tier) -
     tier.log.elect_unclean(150)
     tier.produce(180)
     await tier.rounds()
-    assert tier.process.metadata.remote_end_offset(PARTITION) == 179
+    assert tier.process.state.remote_end_offset(PARTITION) == 179
     tier.log.records, tier.log.leader_epoch, tier.log.log_start_offset = records, 2, 0
     tier.produce(220)
     await tier.rounds()

@@ -116,7 +116,7 @@ async def test_a_gap_that_ends_at_once_is_told(bench: Workbench, monkeypatch: py
         await until_recorded(bench)
     bounds = await bench.log.bounds(PARTITION, 1000)
     assert await bench.gap_task.copy_start(bounds, bounds.log_start_offset) == 120
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
     assert alarms(bench) == 1
 
 
@@ -125,10 +125,10 @@ async def test_a_gap_is_recorded_and_copying_goes_on_behind_it(bench: Workbench)
     await bench.copy_all()
     bench.now_ms += GAP_ALARM_MS - 1
     await bench.copy_all()
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
     bench.now_ms += 1
     await bench.copy_all()
-    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
+    assert bench.state.gaps(PARTITION) == [LogGap(90, 120)]
     assert bench.finished[3:] == [(120, 149), (150, 179)]
     assert alarms(bench) == 1
 
@@ -138,8 +138,8 @@ async def test_a_gap_moves_no_log_start_and_deletes_nothing(bench: Workbench) ->
     await until_recorded(bench)
     await bench.copy_all()
     assert await bench.expire(POLICY) == 0
-    assert bench.metadata.log_starts(PARTITION) == []
-    assert bench.metadata.log_start_offset(PARTITION) == 0
+    assert bench.state.log_starts(PARTITION) == []
+    assert bench.state.log_start_offset(PARTITION) == 0
     assert bench.finished[0] == (0, 29)
     assert bench.log.trims == []
 
@@ -158,13 +158,13 @@ async def test_retention_passes_the_gap_and_the_gap_ends(bench: Workbench) -> No
     await bench.copy_all()
     sizes = [each.segment_size_bytes for each in bench.segments]
     await bench.expire(with_retention(retention_bytes=sum(sizes[3:])))
-    assert bench.metadata.log_start_offset(PARTITION) == 90
+    assert bench.state.log_start_offset(PARTITION) == 90
     await copy_start(bench)
-    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
+    assert bench.state.gaps(PARTITION) == [LogGap(90, 120)]
     await bench.expire(with_retention(retention_bytes=sizes[4]))
-    assert bench.metadata.log_start_offset(PARTITION) == 150
+    assert bench.state.log_start_offset(PARTITION) == 150
     await copy_start(bench)
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
     assert alarms(bench) == 1
 
 
@@ -175,7 +175,7 @@ async def test_a_deletion_that_is_recorded_late_is_no_gap(bench: Workbench) -> N
         bench.now_ms += GAP_ALARM_MS // 2
     await bench.record_log_start(120)
     assert await copy_start(bench) == 120
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
     assert alarms(bench) == 0
 
 
@@ -185,7 +185,7 @@ async def test_records_removed_before_the_first_copy_are_no_gap(bench: Workbench
     bench.log.log_start_offset = 30
     for _ in range(2):
         assert await copy_start(bench) == 30
-        assert bench.metadata.gaps(PARTITION) == []
+        assert bench.state.gaps(PARTITION) == []
         assert bench.metadata.all_log_starts[PARTITION] == [LogStart(30, 0, LogStartReason.SEEN)]
 
 
@@ -196,7 +196,7 @@ async def test_a_gap_grows_with_the_brokers_retention_without_a_second_alarm(
     assert await until_recorded(bench) == 120
     bench.log.log_start_offset = 160
     assert await copy_start(bench) == 160
-    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 160)]
+    assert bench.state.gaps(PARTITION) == [LogGap(90, 160)]
     assert alarms(bench) == 1
     bench.log.leader_epoch, bench.log.log_start_offset = 1, 150
     assert await copy_start(bench) == 150
@@ -209,10 +209,10 @@ async def test_a_gap_shrinks_when_a_new_leader_has_more(bench: Workbench) -> Non
     assert await until_recorded(bench) == 120
     bench.log.leader_epoch, bench.log.log_start_offset = 1, 110
     assert await copy_start(bench) == 110
-    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 110)]
+    assert bench.state.gaps(PARTITION) == [LogGap(90, 110)]
     bench.log.leader_epoch, bench.log.log_start_offset = 2, 60
     assert await copy_start(bench) == 90
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
 
 
 async def test_leader_epochs_are_handed_on_over_a_gap(bench: Workbench) -> None:
@@ -242,7 +242,7 @@ async def test_a_gap_needs_the_right_place(bench: Workbench, is_same_place: bool
         await bench.store.delete_object(marker_key("cluster"))
         with pytest.raises(RemoteStorageError, match="another place"):
             await copy_start(bench)
-    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)] * is_same_place
+    assert bench.state.gaps(PARTITION) == [LogGap(90, 120)] * is_same_place
 
 
 async def test_no_gap_is_recorded_when_the_metadata_topic_lost_records(bench: Workbench) -> None:
@@ -250,7 +250,7 @@ async def test_no_gap_is_recorded_when_the_metadata_topic_lost_records(bench: Wo
     bench.metadata.is_position_confirmed = False
     bench.restart()
     assert "lost records since" in await doubt(bench)
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
 
 
 async def test_no_gap_is_recorded_over_what_was_trimmed(bench: Workbench) -> None:
@@ -301,8 +301,8 @@ async def test_an_operator_accepts_a_gap_though_metadata_was_lost(bench: Workben
     bench.metadata.is_position_confirmed = True
     await bench.check_facts()
     assert await until_recorded(bench) == 120
-    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
-    assert RemoteLog(bench.metadata, PARTITION).lost_trim(90) is None
+    assert bench.state.gaps(PARTITION) == [LogGap(90, 120)]
+    assert RemoteLog(bench.state, PARTITION).lost_trim(90) is None
 
 
 async def test_no_gap_is_recorded_while_the_store_does_not_answer(
@@ -318,7 +318,7 @@ async def test_no_gap_is_recorded_while_the_store_does_not_answer(
         with pytest.raises(RetriableRemoteStorageError):
             await copy_start(bench)
         bench.now_ms += GAP_ALARM_MS
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
 
 
 async def test_only_the_owner_records_a_gap(bench: Workbench) -> None:
@@ -328,7 +328,7 @@ async def test_only_the_owner_records_a_gap(bench: Workbench) -> None:
     bench.metadata.owned = False
     with pytest.raises(OwnershipLostError):
         await copy_start(bench)
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
 
 
 async def test_an_unclean_election_ends_the_gap_of_the_history_that_it_cut_off(bench: Workbench) -> None:
@@ -338,15 +338,15 @@ async def test_an_unclean_election_ends_the_gap_of_the_history_that_it_cut_off(b
     bench.log.elect_unclean(50)
     bench.log.append(*batches(50, 10, leader_epoch=1))
     await copy_to_the_end(bench)
-    assert bench.metadata.gaps(PARTITION) == []
-    assert bench.metadata.remote_end_offset(PARTITION) == 139
+    assert bench.state.gaps(PARTITION) == []
+    assert bench.state.remote_end_offset(PARTITION) == 139
 
 
 async def test_the_bounds_that_a_gap_is_judged_by_are_the_leaders(bench: Workbench) -> None:
     await with_removed_records(bench)
     earlier = LocalLogBounds(0, 200, 200, 0)
     assert await bench.gap_task.copy_start(earlier, 0) == 90
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []
 
 
 async def test_records_of_a_gap_that_a_broker_has_again_raise_an_alarm(bench: Workbench) -> None:
@@ -380,8 +380,8 @@ async def test_the_store_has_segments_at_the_head_that_the_metadata_lost(bench: 
     for _ in range(2):
         assert await copy_start(bench) == 90
         assert "trimmed to 90" in str(bench.gap_task.doubt)
-        assert bench.metadata.local_log_start(PARTITION) == (90, 0)
-    assert bench.metadata.gaps(PARTITION) == []
+        assert bench.state.local_log_start(PARTITION) == (90, 0)
+    assert bench.state.gaps(PARTITION) == []
     await copy_to_the_end(bench)
     assert bench.finished == [(90, 99)]
 
@@ -411,7 +411,7 @@ async def test_a_store_that_cannot_be_listed_at_the_head_is_asked_less_and_less(
     began_ms = bench.now_ms
     for _ in range(8):
         assert await copy_start(bench) == 90
-        assert (bench.gap_task.doubt, bench.metadata.local_log_start(PARTITION)) == (None, None)
+        assert (bench.gap_task.doubt, bench.state.local_log_start(PARTITION)) == (None, None)
         bench.now_ms += 30_000
     assert listed == [0, 60_000, 180_000]
     monkeypatch.setattr(bench.store, "list_objects", list_objects)
@@ -430,7 +430,7 @@ async def test_a_hole_between_segments_becomes_a_gap(bench: Workbench) -> None:
     assert await copy_start(bench) == 90
     bench.now_ms += GAP_ALARM_MS
     assert await copy_start(bench) == 90
-    assert bench.metadata.gaps(PARTITION) == [LogGap(30, 60)]
+    assert bench.state.gaps(PARTITION) == [LogGap(30, 60)]
     assert (alarms(bench), bench.gap_task.doubt) == (1, None)
 
 
@@ -440,4 +440,4 @@ async def test_a_hole_whose_segment_the_store_has_becomes_no_gap(bench: Workbenc
         assert await copy_start(bench) == 90
         assert "the metadata does not know" in str(bench.gap_task.doubt)
         bench.now_ms += GAP_ALARM_MS
-    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.state.gaps(PARTITION) == []

@@ -102,7 +102,7 @@ async def test_two_holes_become_gaps_at_once(bench: Workbench) -> None:
     assert await copy_start(bench) is None
     bench.now_ms += bench.services.settings.gap_alarm_ms
     assert await copy_start(bench) == 120
-    assert bench.metadata.gaps(PARTITION) == [LogGap(30, 60), LogGap(90, 120)]
+    assert bench.state.gaps(PARTITION) == [LogGap(30, 60), LogGap(90, 120)]
 
 
 @pytest.mark.parametrize(("is_cut", "gaps"), [(False, [LogGap(30, 60)]), (True, [])])
@@ -125,8 +125,8 @@ async def test_an_attempt_of_another_history_leaves_the_earliest_offset_known(
         bench.now_ms += MINUTE_MS
     void = [(30, 59)] * is_cut
     assert bench.finished[: len(void) + 1] == [*void, (60, 89)]
-    assert bench.metadata.gaps(PARTITION) == gaps
-    assert RemoteLog(bench.metadata, PARTITION).attempt_at_head(0, 60) is None
+    assert bench.state.gaps(PARTITION) == gaps
+    assert RemoteLog(bench.state, PARTITION).attempt_at_head(0, 60) is None
 
 
 async def test_a_gap_is_recorded_over_an_attempt_that_a_cut_voids(bench: Workbench) -> None:
@@ -138,4 +138,4 @@ async def test_a_gap_is_recorded_over_an_attempt_that_a_cut_voids(bench: Workben
     for _ in range(3):
         await bench.copy_all()
         bench.now_ms += MINUTE_MS
-    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 180)]
+    assert bench.state.gaps(PARTITION) == [LogGap(90, 180)]

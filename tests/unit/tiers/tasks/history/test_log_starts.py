@@ -54,9 +54,9 @@ class Partition:
     @property
     def readable(self) -> tuple[int | None, list[tuple[int, int]]]:
         """The first offset that clients can read, and the runs of remote offsets behind it."""
-        start = RemoteLog(self.metadata, PARTITION).earliest(self.log.log_start_offset)
+        start = RemoteLog(self.metadata.state, PARTITION).earliest(self.log.log_start_offset)
         runs: list[tuple[int, int]] = []
-        for first, end in self.metadata.answered_offsets(PARTITION, start or 0):
+        for first, end in self.metadata.state.answered_offsets(PARTITION, start or 0):
             is_next = runs and runs[-1][1] + 1 == first
             runs[-1:] = [(runs[-1][0], end - 1)] if is_next else [*runs[-1:], (first, end - 1)]
         return start, runs
@@ -78,7 +78,7 @@ async def test_the_history_of_another_leader_stays_readable(partition: Partition
     partition.elect(50)
     await partition.rounds()
     assert (partition.log.trims, partition.readable) == ([], (0, [(0, 149)]))
-    assert not any(start.deletes for start in partition.metadata.recorded_log_starts(PARTITION))
+    assert not any(start.deletes for start in partition.metadata.state.recorded_log_starts(PARTITION))
 
 
 async def test_the_common_records_are_readable_before_others_are_copied(partition: Partition) -> None:
@@ -101,7 +101,7 @@ async def test_a_leader_that_was_cut_off_ends_no_later_log_start(partition: Part
     await partition.metadata.put_log_start(PARTITION, deleted)
     partition.log.records, partition.log.log_start_offset, partition.log.leader_epoch = former, 0, 0
     await partition.rounds()
-    assert (partition.metadata.log_starts(PARTITION), partition.log.trims) == ([deleted], [])
+    assert (partition.metadata.state.log_starts(PARTITION), partition.log.trims) == ([deleted], [])
     partition.log.records, partition.log.log_start_offset, partition.log.leader_epoch = present, 120, 1
     await partition.rounds()
     assert partition.readable == (120, [(120, 149)])
@@ -119,7 +119,7 @@ async def test_a_deletion_that_ends_leaves_no_doubt_about_a_trim(partition: Part
     partition.new_owner(local_retention_bytes=300)
     await partition.rounds()
     [trimmed_to] = partition.log.trims
-    assert RemoteLog(partition.metadata, PARTITION).last_trim() == (trimmed_to, 0)
+    assert RemoteLog(partition.metadata.state, PARTITION).last_trim() == (trimmed_to, 0)
     await partition.delete_to_90()
     partition.elect(80, log_start=trimmed_to)
     partition.new_owner()
@@ -164,8 +164,8 @@ async def test_an_emptied_brokers_new_records_stay(partition: Partition) -> None
     partition.elect(0, end=60)
     with pytest.raises(LogDivergedError):
         await partition.tasks.round(lambda *surveyed: None)
-    assert partition.metadata.log_starts(PARTITION) == [DELETED]
-    assert RemoteLog(partition.metadata, PARTITION).earliest(0) == 0
+    assert partition.metadata.state.log_starts(PARTITION) == [DELETED]
+    assert RemoteLog(partition.metadata.state, PARTITION).earliest(0) == 0
     partition.log.append(*batches(60, 150, 1))
     partition.new_owner()
     await partition.rounds()
@@ -182,7 +182,7 @@ async def test_restored_controllers_end_no_log_start_while_the_partition_stops(p
     log.records, log.leader_epoch = b"".join(batches(0, 150, 1)), 1
     with pytest.raises(LogDivergedError, match="tier cut"):
         await partition.tasks.round(lambda *surveyed: None)
-    assert partition.metadata.recorded_log_starts(PARTITION)[-1] == deleted
+    assert partition.metadata.state.recorded_log_starts(PARTITION)[-1] == deleted
 
 
 async def test_the_new_leaders_lower_deletion_counts(partition: Partition) -> None:
@@ -191,7 +191,7 @@ async def test_the_new_leaders_lower_deletion_counts(partition: Partition) -> No
     lower = user_log_start(60, leader_epoch=1, last_epoch=1)
     await partition.metadata.put_log_start(PARTITION, lower)
     await partition.rounds()
-    assert partition.metadata.log_starts(PARTITION) == [lower]
+    assert partition.metadata.state.log_starts(PARTITION) == [lower]
     assert partition.readable == (60, [(60, 149)])
 
 
@@ -202,8 +202,8 @@ async def test_a_cut_ends_no_deletion_of_the_leaders_own_history(partition: Part
     await partition.metadata.put_log_start(PARTITION, deleted)
     partition.log.leader_epoch = 2
     await partition.rounds()
-    assert [cut.leader_epoch for cut in partition.metadata.cuts(PARTITION)] == [2]
-    assert partition.metadata.log_starts(PARTITION) == [deleted]
+    assert [cut.leader_epoch for cut in partition.metadata.state.cuts(PARTITION)] == [2]
+    assert partition.metadata.state.log_starts(PARTITION) == [deleted]
     assert partition.readable == (60, [(60, 149)])
 
 
@@ -216,15 +216,15 @@ async def test_after_restored_controllers_a_later_trim_counts(bench: Workbench) 
     await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(60, 5))
     log.records, log.leader_epoch = b"", 0
     bounds = await log.bounds(PARTITION, 1000)
-    parting = await find_parting(log, bench.metadata, PARTITION, bounds, 1000)
-    for cut in named_cuts(bench.metadata, PARTITION, bounds, 0, parting):
+    parting = await find_parting(log, bench.state, PARTITION, bounds, 1000)
+    for cut in named_cuts(bench.state, PARTITION, bounds, 0, parting):
         assert cut.leader_epoch == 6
         await bench.metadata.put_named_cut(PARTITION, cut.leader_epoch, cut.offset)
-    assert RemoteLog(bench.metadata, PARTITION).last_trim() is None
+    assert RemoteLog(bench.state, PARTITION).last_trim() is None
     log.leader_epoch = 1
     log.append(*batches(0, 150, 1))
     partition.new_owner(local_retention_bytes=300)
     await partition.rounds()
     [trimmed_to] = log.trims
-    assert RemoteLog(bench.metadata, PARTITION).last_trim() == (trimmed_to, 1)
+    assert RemoteLog(bench.state, PARTITION).last_trim() == (trimmed_to, 1)
     assert partition.readable == (0, [(0, 149)])

@@ -34,7 +34,7 @@ async def require(bench: Workbench) -> None:
 
 
 def recorded(bench: Workbench) -> tuple[UUID, bool]:
-    known = bench.metadata.tier_marker(HOME)
+    known = bench.state.tier_marker(HOME)
     assert known is not None
     return known.marker_id, known.is_confirmed
 
@@ -82,7 +82,7 @@ async def test_the_place_of_another_tier_is_refused(bench: Workbench) -> None:
         with pytest.raises(RemoteStorageError, match="the place of another tier"):
             await require(bench)
         with pytest.raises(RemoteStorageError, match="the place of another tier"):
-            await missing_marker(bench.store, bench.metadata, "cluster", HOME)
+            await missing_marker(bench.store, bench.state, "cluster", HOME)
 
 
 async def test_a_place_without_the_segments_that_were_copied_gets_no_marker(bench: Workbench) -> None:

@@ -38,7 +38,7 @@ async def test_nothing_expires_without_a_limit(copied: Workbench) -> None:
 async def test_the_log_start_moves_before_segments_expire_by_their_newest_record(copied: Workbench) -> None:
     assert await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS)) == 1
     assert copied.finished == [(30, 59), (60, 89)]
-    assert copied.metadata.log_start_offset(PARTITION) == 30
+    assert copied.state.log_start_offset(PARTITION) == 30
     assert len(await copied.objects()) == 4
     assert copied.steps == [
         "log-start-raised",
@@ -95,7 +95,7 @@ async def test_a_range_that_was_copied_twice_counts_once(copied: Workbench) -> N
         await copied.metadata.add_remote_log_segment_metadata(again)
         await copied.services.write_state(again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
     assert await copied.expire(replace(POLICY, retention_bytes=3 * size_bytes)) == 0
-    assert copied.metadata.log_start_offset(PARTITION) == 0
+    assert copied.state.log_start_offset(PARTITION) == 0
 
 
 async def test_the_first_of_two_copies_stays_while_the_store_lacks_the_second(copied: Workbench) -> None:
@@ -117,7 +117,7 @@ async def test_the_first_of_two_copies_stays_while_the_store_lacks_the_second(co
     assert {each.segment_id for each in known} < {each.segment_id for each in copied.segments}
     with pytest.raises(RemoteStorageError, match=f"segment {known[1].segment_id.id} stays"):
         await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS))
-    assert copied.metadata.log_start_offset(PARTITION) == 30
+    assert copied.state.log_start_offset(PARTITION) == 30
     assert len(await copied.objects()) == len(objects) - 2  # what expired goes all the same
 
 
@@ -224,7 +224,7 @@ async def test_a_trim_is_repeated_after_the_log_start_went_back(copied: Workbenc
 
 async def test_the_remote_start_deletes_no_earlier_record_of_the_broker(copied: Workbench) -> None:
     del copied.metadata.segments[copied.segments[0].segment_id]
-    assert copied.metadata.log_start_offset(PARTITION) == 30
+    assert copied.state.log_start_offset(PARTITION) == 30
     await copied.expire(POLICY)
     assert copied.log.trims == []
 
@@ -240,7 +240,7 @@ async def test_only_the_owner_expires(copied: Workbench) -> None:
     with pytest.raises(OwnershipLostError):
         await copied.expire(replace(POLICY, retention_ms=0))
     assert len(copied.finished) == 3
-    assert copied.metadata.log_start_offset(PARTITION) == 0
+    assert copied.state.log_start_offset(PARTITION) == 0
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ async def test_an_expiry_that_ended_after_any_step_is_taken_up_again(copied: Wor
     await copied.expire(everything)
     assert copied.segments == []
     assert await copied.objects() == []
-    assert copied.metadata.log_start_offset(PARTITION) == 100
+    assert copied.state.log_start_offset(PARTITION) == 100
 
 
 async def test_segments_that_another_owner_cut_are_not_deleted(

@@ -52,7 +52,7 @@ async def test_a_new_owner_does_not_count_what_lies_in_both_tiers_twice(copied: 
     assert await copied.expire(replace(POLICY, retention_bytes=whole_bytes)) == 0
     await copied.copy_all()
     assert await copied.expire(replace(POLICY, retention_bytes=whole_bytes)) == 0
-    assert copied.metadata.log_start_offset(PARTITION) == 0
+    assert copied.state.log_start_offset(PARTITION) == 0
     assert await copied.expire(replace(POLICY, retention_bytes=2 * size_bytes + 61)) == 1
 
 
@@ -88,7 +88,7 @@ async def test_copies_that_did_not_end_count_for_nothing(copied: Workbench) -> N
     await copied.metadata.add_remote_log_segment_metadata(started)
     total_bytes = 3 * started.segment_size_bytes + copied.copy_task.uncopied.at_least()
     assert await copied.expire(replace(POLICY, retention_bytes=total_bytes)) == 0
-    assert copied.metadata.log_start_offset(PARTITION) == 0
+    assert copied.state.log_start_offset(PARTITION) == 0
 
 
 @pytest.mark.parametrize(("missing_bytes", "expired"), [(1, 0), (0, 1)])
@@ -145,7 +145,7 @@ async def test_a_copy_that_answers_for_nothing_goes_without_moving_the_log_start
     assert await copied.expire(POLICY) == 3
     assert copied.finished == [(0, 29), (30, 59), (60, 89)]
     assert not set(old) & {one.segment_id for one in copied.segments}
-    assert copied.metadata.log_start_offset(PARTITION) == 0
+    assert copied.state.log_start_offset(PARTITION) == 0
     assert await copied.expire(POLICY) == 0
 
 
@@ -155,7 +155,7 @@ async def test_overlapping_copies_that_all_answer_for_something_stay(copied: Wor
     copied.now_ms += copied.services.settings.remote_log.visible_after_ms
     assert await copied.expire(POLICY) == 0
     assert len(copied.finished) == 4
-    read = [copied.metadata.remote_log_segment_metadata(PARTITION, offset) for offset in range(90)]
+    read = [copied.state.remote_log_segment_metadata(PARTITION, offset) for offset in range(90)]
     assert None not in read
 
 
@@ -165,9 +165,9 @@ async def test_what_two_copies_have_does_not_count_twice(copied: Workbench, rang
     log_bytes = sum(one.segment_size_bytes for one in copied.segments) + copied.copy_task.uncopied.at_least()
     await finished_again(copied, *range_)
     await copied.expire(replace(POLICY, retention_bytes=log_bytes))
-    assert copied.metadata.log_start_offset(PARTITION) == 0
+    assert copied.state.log_start_offset(PARTITION) == 0
     await copied.expire(replace(POLICY, retention_bytes=0))
-    assert copied.metadata.log_start_offset(PARTITION) == 90
+    assert copied.state.log_start_offset(PARTITION) == 90
 
 
 async def test_a_copy_within_another_goes(copied: Workbench) -> None:
@@ -187,7 +187,7 @@ async def test_a_copy_within_another_stays_while_the_store_lacks_that_one(
     outer = copied.segments[1]
     within = await finished_again(copied, start, end)
     copied.now_ms += copied.services.settings.remote_log.visible_after_ms
-    answering = {one.metadata.segment_id for one in copied.metadata.answering_segments(PARTITION)}
+    answering = {one.metadata.segment_id for one in copied.state.answering_segments(PARTITION)}
     (gone,) = answering & {outer.segment_id, within}
     await copied.store.delete_log_segment_data(copied.metadata.segments[gone])
     with pytest.raises(RemoteStorageError, match="stays"):
@@ -209,7 +209,7 @@ async def test_a_copy_ends_although_the_leader_changes_meanwhile(
     for _ in range(3):
         await bench.copy_all()
     assert bench.finished == [(0, 29), (30, 59), (60, 89)]
-    assert bench.metadata.cuts(PARTITION) == []
+    assert bench.state.cuts(PARTITION) == []
     assert {one.state for one in bench.segments} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
 
 
@@ -230,11 +230,11 @@ async def test_a_copy_of_replaced_records_counts_up_to_the_cut(
     monkeypatch.setattr(bench.store, "copy_log_segment_data", elected_meanwhile)
     with pytest.raises(LogDivergedError):
         await bench.copy_all()
-    assert bench.metadata.remote_end_offset(PARTITION) == 29
+    assert bench.state.remote_end_offset(PARTITION) == 29
     await bench.copy_all()
-    assert [cut.offset for cut in bench.metadata.cuts(PARTITION)] == [40]
+    assert [cut.offset for cut in bench.state.cuts(PARTITION)] == [40]
     answering, offset = b"", 0
-    while (segment := bench.metadata.next_segment(PARTITION, offset)) is not None:
+    while (segment := bench.state.next_segment(PARTITION, offset)) is not None:
         stored = bytes(await bench.store.fetch_log_segment(segment, 0, segment.segment_size_bytes))
         answering += stored[: len(bench.log.bytes_of(segment.start_offset, segment.valid_end_offset))]
         offset = segment.valid_end_offset + 1
@@ -271,4 +271,4 @@ async def test_the_time_of_any_copy_shows_that_the_clock_is_behind(copied: Workb
     later_ms = copied.wall_ms + 10 * copied.services.settings.max_clock_skew_ms
     copied.metadata.segments[merged.segment_id] = replace(merged, event_timestamp_ms=later_ms)
     assert await copied.expire(replace(POLICY, retention_bytes=0)) == 0
-    assert copied.metadata.log_starts(PARTITION) == []
+    assert copied.state.log_starts(PARTITION) == []

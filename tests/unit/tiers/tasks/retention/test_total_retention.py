@@ -61,7 +61,7 @@ async def recorded(bench: Workbench, **values: int) -> TotalRetention:
 
 
 def of_metadata(bench: Workbench) -> TotalRetention:
-    return recorded_total(bench.metadata.topic_tier_config(PARTITION.topic_id))
+    return recorded_total(bench.state.topic_tier_config(PARTITION.topic_id))
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ async def test_a_total_that_was_lengthened_since_the_policy_expires_nothing(copi
     after = await recorded(copied, minutes=600)
     assert await copied.expire(before) == 0
     assert await copied.expire(policy(recorded=after)) == 0
-    assert copied.metadata.log_start_offset(PARTITION) == 0
+    assert copied.state.log_start_offset(PARTITION) == 0
 
 
 async def test_a_total_that_was_recorded_since_the_policy_expires_nothing(copied: Workbench) -> None:
@@ -225,7 +225,7 @@ async def test_settings_that_are_not_fresh_expire_nothing(copied: Workbench, mon
         asked.append((partition, max_age_ms))
         raise RemoteLogMetadataNotReadyError("no answer")
 
-    monkeypatch.setattr(copied.metadata, "ensure_fresh", stale)
+    monkeypatch.setattr(copied.metadata.log, "ensure_fresh", stale)
     with pytest.raises(RemoteLogMetadataNotReadyError):
         await copied.expire(replace(POLICY, retention_ms=HOUR_MS))
     assert asked == [(PARTITION, 0)]
@@ -239,8 +239,8 @@ async def test_records_that_the_broker_removed_after_the_copy_are_not_deleted(co
     assert await copied.copy() is False
     assert await copied.expire(policy(recorded=known)) == 0
     assert copied.finished == [(0, 29), (30, 59), (60, 89)]
-    assert copied.metadata.log_start_offset(PARTITION) == 0
-    assert copied.metadata.gaps(PARTITION) == []
+    assert copied.state.log_start_offset(PARTITION) == 0
+    assert copied.state.gaps(PARTITION) == []
     assert copied.log.trims == []
 
 

@@ -50,7 +50,7 @@ async def test_where_a_trim_ends_is_recorded_before_it_begins(copied: Workbench)
     with pytest.raises(ProcessEnded):
         await copied.trim(KEEP_NOTHING)
     assert copied.log.trims == []
-    assert copied.metadata.local_log_start(PARTITION) == (60, 0)
+    assert copied.state.local_log_start(PARTITION) == (60, 0)
 
 
 async def test_without_local_retention_nothing_is_trimmed(copied: Workbench) -> None:

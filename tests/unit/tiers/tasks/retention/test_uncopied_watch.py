@@ -55,7 +55,7 @@ async def test_a_copy_ends_the_episode(bench: Workbench, watch: UncopiedWatch) -
     assert await looked(bench, watch) == [1, 1, 1]
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10, 16)])
     await bench.copy_all()
-    assert bench.metadata.remote_end_offset(PARTITION) == 149
+    assert bench.state.remote_end_offset(PARTITION) == 149
     assert await looked(bench, watch) == [1, 1, 1]
     assert [bench.active(reason) for reason in REASONS] == [0, 0, 0]
     bench.wall_ms += DAY_MS

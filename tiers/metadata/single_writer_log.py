@@ -1,4 +1,4 @@
-"""`RecordLogMetadataManager` makes a metadata manager of a `MetadataRecordLog`, for a proxy that is one process.
+"""`SingleWriterLog` makes a `MetadataLog` of a `MetadataRecordLog`, for a proxy that is one process.
 
 The holder of the log owns all partitions. One thread reads the log, writes it and replays it into the materialised
 state, so that each write is based on all earlier ones. A write that was cancelled or timed out still ends before the
@@ -10,27 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import lmdb
 
-from tiers.broker.client import monotonic_ms
+from tiers.broker.client import monotonic_ms, wall_clock_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.record_backed_manager import MakeRecords, RecordBackedMetadataManager
-from tiers.metadata.record_log import LoggedRecord, MetadataManagerContext, MetadataRecordLog, RecordLogIdentity
-from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus
+from tiers.metadata.record_log import LoggedRecord, MetadataRecordLog, RecordLogIdentity, RefusalToCreate
 from tiers.metadata.records.serde import check_known, decode_key, decode_value, key_of
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition, MetadataStatus
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import DEFAULT_MAP_SIZE_BYTES, RemoteLogMetadataStateWriter, saved_identity
 from tiers.metadata.tenure import Tenure
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.ids import TopicIdPartition
 
 logger = logging.getLogger(__name__)
 
@@ -46,28 +42,32 @@ _PARTITION = 0
 """The log is one metadata partition."""
 
 
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
+class SingleWriterLog:
+    """Implements `MetadataLog`. The caller calls `open` and `close` once, in one event loop.
 
-
-class RecordLogMetadataManager(RecordBackedMetadataManager):
-    """Implements `RemoteLogMetadataManager`. The caller calls `open` and `close` once, in one event loop."""
+    Missing metadata is created unless `refusal_to_create` returns why that must not happen."""
 
     def __init__(
         self,
         log: MetadataRecordLog,
-        context: MetadataManagerContext,
+        state_folder: Path,
+        cluster_id: str,
+        refusal_to_create: RefusalToCreate | None,
         *,
         clock_ms: Callable[[], int] = monotonic_ms,
-        wall_clock_ms: Callable[[], int] = _wall_clock_ms,
+        wall_clock_ms: Callable[[], int] = wall_clock_ms,
         map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
     ) -> None:
-        super().__init__("", clock_ms, wall_clock_ms)
         self._log = log
-        self._context = context
+        self._state_folder = state_folder
+        self._cluster_id = cluster_id
+        self._refusal_to_create = refusal_to_create
+        self._clock_ms = clock_ms
+        self._wall_clock_ms = wall_clock_ms
         self._map_size_bytes = map_size_bytes
+        self.writer = ""
         self._identity: RecordLogIdentity | None = None
-        self._saved_state: RemoteLogMetadataStateWriter | None = None
+        self._state: RemoteLogMetadataStateWriter | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._following: asyncio.Task[None] | None = None
@@ -83,9 +83,8 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
         cluster, it is missing though there are segments, or it lacks records that this process has read before."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote-log-metadata")
         self._identity = await self._opened_log()
-        self._saved_state = await self._in_thread(self._open_state)
-        self._opened_state, self._seen.opened_at_ms = self._saved_state, self._clock_ms()
-        self._writer = await self._in_thread(lambda: self._writing.writer_name(socket.gethostname()))
+        self._state = await self._in_thread(self._open_state)
+        self.writer = await self._in_thread(lambda: self.state.writer_name(socket.gethostname()))
         await self._in_thread(self._check_history)
         await self._in_thread(self._follow)
         self._tasks = asyncio.TaskGroup()
@@ -106,7 +105,7 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
 
     def _close(self) -> None:
         thread, self._thread = self._thread, None
-        state, self._saved_state, self._opened_state = self._saved_state, None, None
+        state, self._state = self._state, None
         if thread is not None:
             thread.shutdown()
         try:
@@ -116,7 +115,7 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
             self._log.close()
 
     async def _opened_log(self) -> RecordLogIdentity:
-        folder, cluster_id = self._context.state_folder, self._context.cluster_id
+        folder, cluster_id = self._state_folder, self._cluster_id
         saved = await self._in_thread(lambda: saved_identity(folder))
         identity = await self._in_thread(lambda: self._log.open(cluster_id, may_create=False))
         if saved is not None and (identity is None or identity.log_id != saved.topic_id):
@@ -125,7 +124,7 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
                 " metadata of segments: restore the log, or correct the setting that names it"
             )
         if identity is None:
-            refusal = await self._context.refusal_to_create()
+            refusal = None if self._refusal_to_create is None else await self._refusal_to_create()
             if refusal is not None:
                 raise RemoteLogMetadataError(f"{self._log.place} is missing and is not created: {refusal}")
             identity = await self._in_thread(lambda: self._log.open(cluster_id, may_create=True))
@@ -140,18 +139,19 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
     def _open_state(self) -> RemoteLogMetadataStateWriter:
         assert self._identity is not None
         return RemoteLogMetadataStateWriter.open(
-            self._context.state_folder,
+            self._state_folder,
             StateIdentity(self._identity.cluster_id, self._identity.log_id, 1),
             wall_clock_ms=self._wall_clock_ms,
+            clock_ms=self._clock_ms,
             max_age_ms=_TOMBSTONES_KEPT_MS // 2,
             map_size_bytes=self._map_size_bytes,
         )
 
     def _check_history(self) -> None:
-        reached = self._writing.reached(_PARTITION)
+        reached = self.state.reached(_PARTITION)
         if not self._has_history(reached.offset, reached.leader_epoch):
             raise RemoteLogMetadataError(
-                f"{self._log.place} lacks records that {self._context.state_folder} was read from: it was restored from"
+                f"{self._log.place} lacks records that {self._state_folder} was read from: it was restored from"
                 " an old copy. Restore a later one"
             )
 
@@ -161,14 +161,14 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
         return next_offset <= self._log.next_offset() and self._log.epoch_before(next_offset) == epoch
 
     @property
-    def _writing(self) -> RemoteLogMetadataStateWriter:
-        if self._saved_state is None:
-            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
-        return self._saved_state
+    def state(self) -> RemoteLogMetadataStateWriter:
+        if self._state is None:
+            raise RemoteLogMetadataNotReadyError("the remote log metadata is not open yet")
+        return self._state
 
     def _in_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         if self._thread is None:
-            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+            raise RemoteLogMetadataNotReadyError("the remote log metadata is not open yet")
         return asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _within(self, timeout_ms: int, work: Callable[[], None]) -> None:
@@ -205,7 +205,7 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
         if self._upkeep_at_ms is None or now_ms - self._upkeep_at_ms >= _UPKEEP_INTERVAL_MS:
             self._upkeep_at_ms = now_ms
             wall_ms = self._wall_clock_ms()
-            self._writing.mark_read_to_end({_PARTITION: wall_ms})
+            self.state.mark_read_to_end({_PARTITION: wall_ms})
             self._log.drop_tombstones(wall_ms - _TOMBSTONES_KEPT_MS)
 
     def _follow(self) -> None:
@@ -213,7 +213,7 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
         if not self._log.is_held():
             self._fresh_at_ms = None
             raise OwnershipLostError(f"this process does not hold {self._log.place} any more: restart it")
-        as_of_ms, state = self._clock_ms(), self._writing
+        as_of_ms, state = self._clock_ms(), self.state
         try:
             while True:
                 records = self._log.read(state.next_offset(_PARTITION), _READ_RECORDS)
@@ -228,9 +228,6 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
 
     def _replay(self, state: RemoteLogMetadataStateWriter, records: Sequence[LoggedRecord]) -> None:
         events = [event for record in records if (event := _event(record)) is not None]
-        # The segments count as seen before the commit. Otherwise a reader between the two steps would take a segment
-        # that was seen just now for one that was seen long ago.
-        self._seen.finished(_finished(events))
         next_offset = records[-1].offset + 1
         read = PartitionRead(_PARTITION, events, next_offset, self._log.epoch_before(next_offset))
         try:
@@ -254,19 +251,11 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
             self._fresh_at_ms = None
             raise
 
-    async def _append_as_owner(self, partition: TopicIdPartition, records: MakeRecords) -> None:
-        await self._within(_WRITE_TIMEOUT_MS, lambda: self._append_now(records))
-
-    async def _append(self, partition: TopicIdPartition, records: Sequence[KeyAndValue]) -> None:
-        await self._append_as_owner(partition, lambda: records)
-
-    async def _append_when_fresh(
-        self, partition: TopicIdPartition, records: MakeRecords, timeout_ms: int | None
+    async def append(
+        self, partition: TopicIdPartition, records: MakeRecords, by: Append, timeout_ms: int | None = None
     ) -> None:
+        """Appends as the holder of the log, which is the only writer: the right does not matter."""
         await self._within(_WRITE_TIMEOUT_MS if timeout_ms is None else timeout_ms, lambda: self._append_now(records))
-
-    async def _append_in_turn(self, partition: TopicIdPartition, records: MakeRecords) -> None:
-        await self._append_as_owner(partition, records)
 
     def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
         return self._fresh_at_ms is not None and self._fresh_at_ms >= self._clock_ms() - max_age_ms
@@ -285,7 +274,8 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
     def owns(self, partition: TopicIdPartition) -> bool:
         return self._fresh_at_ms is not None and self._trouble is None and self._log.is_held()
 
-    def metadata_topic_id(self) -> None:
+    @property
+    def topic_id(self) -> None:
         return None
 
     def tenure(self, partition: TopicIdPartition) -> Tenure | None:
@@ -294,18 +284,14 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         if self._identity is None:
-            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
-        consumed = self._state.consumed(_PARTITION)
+            raise RemoteLogMetadataNotReadyError("the remote log metadata is not open yet")
+        consumed = self.state.consumed(_PARTITION)
         return MetadataPosition(self._identity.log_id, consumed.leader_epoch, consumed.offset)
 
     async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
         if self._identity is None or position.topic_id != self._identity.log_id:
             return False
         return await self._in_thread(lambda: self._has_history(position.next_offset, position.leader_epoch))
-
-    async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
-        """Returns 0: this machine's clock stamps the records."""
-        return 0
 
     def status(self) -> MetadataStatus:
         fresh_at_ms, now_ms = self._fresh_at_ms, self._clock_ms()
@@ -315,8 +301,7 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
             None if fresh_at_ms is None else max(0, now_ms - fresh_at_ms),
             frozenset({_PARTITION}) if is_owner else frozenset(),
             self._events_read,
-            0,
-            0,
+            clock_skew_ms=0,  # this machine's clock stamps the records
         )
 
 
@@ -328,12 +313,3 @@ def _event(record: LoggedRecord) -> MetadataEvent | None:
         return MetadataEvent(record.offset, record.timestamp_ms, key, None)
     decoded = decode_value(record.value)
     return None if decoded is None else MetadataEvent(record.offset, record.timestamp_ms, key_of(decoded), decoded)
-
-
-def _finished(events: Sequence[MetadataEvent]) -> list[RemoteLogSegmentId]:
-    return [
-        event.record.segment_id
-        for event in events
-        if isinstance(event.record, RemoteLogSegmentMetadataUpdate)
-        and event.record.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-    ]
