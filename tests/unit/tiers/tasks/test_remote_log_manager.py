@@ -214,7 +214,7 @@ async def test_work_that_is_cancelled_before_it_began_leaves_no_file(running: Ru
             running.manager._give_up(PARTITION)
             assert running.manager._is_worked_on(PARTITION)
         await until(lambda: not managed.running)
-        assert running.bench.spooled() == []
+        await until(lambda: running.bench.spooled() == [])  # the other partition may still be copied
         assert managed not in running.manager._places["copy"]
 
 
