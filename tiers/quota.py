@@ -52,9 +52,12 @@ class RateQuota:
 
     def reserve(self, size_bytes: int) -> Reservation | None:
         """Returns a reservation; None when the quota is used up. `throttle_ms` tells for how long."""
+        self._expire()
+        return None if self._used_bytes >= self._allowed_bytes else self.exceed(size_bytes)
+
+    def exceed(self, size_bytes: int) -> Reservation:
+        """Returns a reservation, also when the quota is used up: later ones wait for longer."""
         now_ms = self._expire()
-        if self._used_bytes >= self._allowed_bytes:
-            return None
         if not self._samples or now_ms >= self._samples[-1].start_ms + self._window.size_ms:
             self._samples.append(_Sample(now_ms))
         reservation = Reservation()

@@ -65,10 +65,12 @@ class DeleteTopicsHandler:
         return decided_later(lambda: self._decide(exchange))
 
     async def _decide(self, exchange: Exchange) -> Decision:
-        asked = exchange.try_forward(await in_turns(_metadata_request(exchange.request)))
-        if asked is None:
-            raise BrokerGoneError
-        refused = await in_turns(_deletable(await asked))
+        refused: dict[UUID, str] = {}
+        for request in await in_turns(_metadata_requests(exchange.request)):
+            asked = exchange.try_forward(request)
+            if asked is None:
+                raise BrokerGoneError
+            refused |= await in_turns(_deletable(await asked))
         await in_slices(list(refused), lambda topic_id: self._record(topic_id, refused), self._max_wait_ms)
         names, ids = set(refused.values()), refused.keys()
 
@@ -93,16 +95,30 @@ class DeleteTopicsHandler:
             del refused[topic_id]
 
 
-def _metadata_request(request: Request) -> Steps[bytes]:
-    """Returns a request for the topics that the client wants to delete. It creates no topic."""
-    topics = []
+def _metadata_requests(request: Request) -> Steps[list[bytes]]:
+    """Returns requests for the topics that the client wants to delete. They create no topic.
+
+    A broker ignores the names in a request that has an id, so names and ids have a request each."""
+    named, with_ids = list[bytes](), list[bytes]()
     for topic in (yield from named_topics.steps(request.frame)):
         topic_id = _NO_ID if topic.topic_id is None else topic.topic_id.bytes
-        topics.append(topic_id + write_string(topic.name, compact=True) + EMPTY_TAGGED_SECTION)
+        asked = topic_id + write_string(topic.name, compact=True) + EMPTY_TAGGED_SECTION
+        (named if topic.topic_id is None else with_ids).append(asked)
         yield
     header = build_request_header(ApiKey.METADATA, _METADATA_VERSION, request.correlation_id, "tidegate")
-    count = write_array_length(len(topics), compact=True)
-    return b"".join((header, count, *topics, _NO_CREATION_BUT_RIGHTS, EMPTY_TAGGED_SECTION))
+    return [
+        b"".join(
+            (
+                header,
+                write_array_length(len(topics), compact=True),
+                *topics,
+                _NO_CREATION_BUT_RIGHTS,
+                EMPTY_TAGGED_SECTION,
+            )
+        )
+        for topics in (named, with_ids)
+        if topics
+    ]
 
 
 def _deletable(payload: memoryview) -> Steps[dict[UUID, str]]:

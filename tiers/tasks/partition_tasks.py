@@ -26,12 +26,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
-from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, MetadataLostError
+from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, MetadataLostError, RemoteLogError
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -213,19 +214,25 @@ class PartitionTasks:
     async def copy_segments(self, surveyed: Surveyed, start: int | None) -> bool:
         """Finishes attempts, and copies the segments that are ready. Returns True when more are ready.
 
-        Attempts are finished whatever the policy is."""
+        Records that a broker removes soon are read and kept first. Attempts are finished whatever the policy is."""
         if self.is_copy_stopped:
             return False
-        bounds, log_start = surveyed.bounds, surveyed.log_start
-        if await self.attempts.run(bounds, log_start):
+        is_any_kept = False
+        if self.is_urgent:
+            with suppress(RemoteLogError):  # the attempts are finished anyway, and then the error comes again
+                is_any_kept = await self._copy(surveyed, start)
+        if await self.attempts.run(surveyed.bounds, surveyed.log_start) or is_any_kept:
             return True  # the next round finds where copying continues
+        return await self._copy(surveyed, start)
+
+    async def _copy(self, surveyed: Surveyed, start: int | None) -> bool:
         if start is None or not self.is_copied:
             return False
         share = self.watch.retention_share
         behind = self.attempts.start_behind(start, is_urgent=self.is_urgent)
         if behind > start:
             share = await self.watch.uncopied.share_from(self.policy, behind, self.copy.uncopied.at_most)
-        return await self.copy.run(self.policy, bounds, behind, retention_share=share)
+        return await self.copy.run(self.policy, surveyed.bounds, behind, retention_share=share)
 
     async def run_copy(self, surveyed: Surveyed, start: int | None) -> None:
         copying = self.stages["copy"]

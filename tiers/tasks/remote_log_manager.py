@@ -330,7 +330,10 @@ class RemoteLogManager:
                 if name not in managed.running:
                     self._schedule.put(name, managed, managed.due_ms(name))
             if managed.is_urgent and "copy" not in managed.running:
-                self._schedule.put(_URGENT, managed, managed.due_ms("copy"))
+                due_ms = managed.due_ms("copy")
+                is_due = due_ms <= self._services.clock_ms()
+                # Of those that are due, the one whose broker has the least time left comes first.
+                self._schedule.put(_URGENT, managed, -int(1000 * managed.watch.retention_share) if is_due else due_ms)
 
     def _start_rounds(self, tasks: asyncio.TaskGroup) -> None:
         """Starts the rounds of the partitions with work that is due and has a place, those that wait longest first.

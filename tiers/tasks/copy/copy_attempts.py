@@ -98,9 +98,10 @@ class CopyAttempts:
     async def run(self, bounds: LocalLogBounds, log_start: int) -> bool:
         """Reads the attempts that are due, the lowest offsets first, and finishes those that are whole.
 
-        `bounds` are the leader's, and `log_start` is the recorded one. Errors of the store
-        stay with the attempt (`blocking`). Returns whether a survey comes before the next copy: an attempt was
-        finished, or has another history than the log. Raises the errors of the metadata manager and of the brokers."""
+        `bounds` are the leader's, and `log_start` is the recorded one. It stores one segment of the spool at most:
+        the records of later ones may be read meanwhile. Errors of the store stay with the attempt (`blocking`). Returns
+        whether a survey comes before the next copy: an attempt was finished, or has another history than the log.
+        Raises the errors of the metadata manager and of the brokers."""
         services = self._services
         known = list(self._remote.attempts())
         ids = {each.segment_id.id for each in known}
@@ -116,8 +117,10 @@ class CopyAttempts:
                 reading.refused_end, reading.due_ms = None, 0  # it was cut since
             if reading.due_ms > services.clock_ms() or self._adds_nothing(attempt, log_start):
                 continue
-            refused_end = reading.refused_end
+            refused_end, was_stored = reading.refused_end, reading.is_stored
             needs_survey |= await self._read(attempt, reading, bounds) or reading.refused_end != refused_end
+            if reading.is_stored and not was_stored:
+                break
             # An error of this process says nothing about the store.
             failures += isinstance(reading.error, RemoteStorageError) and not isinstance(reading.error, _UNREADABLE)
             if failures == _FAILURES_PER_RUN:
@@ -208,11 +211,6 @@ class CopyAttempts:
     def error(self) -> RemoteStorageError | None:
         """Why an attempt could not be read back; None: each one was."""
         return next((each.error for each in self._readings.values() if each.error is not None), None)
-
-    @property
-    def is_store_in_trouble(self) -> bool:
-        """Whether the store has not taken an attempt since its last try."""
-        return any(each.error is not None and not each.is_stored for each in self._readings.values())
 
     @property
     def due_ms(self) -> int | None:

@@ -98,11 +98,11 @@ class RLMCopyTask:
                 return False
             if services.spool.is_full and retention_share < DUE_SHARE:
                 raise SpoolError("copying waits: the spool is full of segments whose copies have not ended")
-            kept = await self._make(policy, bounds, start, is_any_size=is_any_size(policy, uncopied))
+            kept = await self._make(policy, bounds, start, uncopied)
             if kept is None:
                 return False
-            if self._attempts.is_store_in_trouble:
-                # The broker may soon remove the next records. `CopyAttempts.run` stores these.
+            if retention_share >= DUE_SHARE:
+                # The broker may soon remove the next records, and the store may be slow: `CopyAttempts.run` asks it.
                 await announce(services, kept.metadata)
             else:
                 await self._copy(kept)
@@ -131,14 +131,14 @@ class RLMCopyTask:
         return None if remote_end is None else metadata.remote_log_segment_metadata(self._partition, remote_end)
 
     async def _make(
-        self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, *, is_any_size: bool
+        self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, uncopied: Uncopied
     ) -> KeptSegment | None:
         """Reads a segment and keeps it in the spool. Returns None if its records are not copied now.
 
         If a segment that is due by its size alone has less than half of it, what was read corrects the estimate.
         Raises the errors of the source and of the spool."""
-        services = self._services
-        portion = await self._portion(is_begun=False)
+        services, is_urgent = self._services, uncopied.retention_share >= DUE_SHARE
+        portion = await self._portion(is_begun=False, is_urgent=is_urgent)
         if portion is None:
             return None
         try:
@@ -149,12 +149,13 @@ class RLMCopyTask:
             return None  # the next round compares the tier with the new leader's log
         copy_epoch = epoch_of_copy(bounds.leader_epoch, services.state.cuts(self._partition))
         async with self._builder(start) as builder:
-            last = await self._fill(builder, read, min(policy.segment_bytes, await services.spool.room_bytes()), bounds)
+            limit_bytes = min(policy.segment_bytes, await services.spool.room_bytes())
+            last = await self._fill(builder, read, limit_bytes, bounds, is_urgent=is_urgent)
             if last is None:
                 return None
             is_at_end = builder.next_offset >= last.last_stable_offset
             is_small = is_at_end and builder.size_bytes < policy.segment_bytes / 2
-            if is_small and not is_any_size and builder.base_offset >= last.log_start_offset:
+            if is_small and not is_any_size(policy, uncopied) and builder.base_offset >= last.log_start_offset:
                 self.uncopied.measured(start, builder.next_offset, builder.size_bytes)
                 return None
             built = await services.spool.run(builder.finish)
@@ -194,7 +195,7 @@ class RLMCopyTask:
                 builder.discard()
 
     async def _fill(
-        self, builder: SegmentBuilder, read: LogRead, limit_bytes: int, bounds: LocalLogBounds
+        self, builder: SegmentBuilder, read: LogRead, limit_bytes: int, bounds: LocalLogBounds, *, is_urgent: bool
     ) -> LogRead | None:
         """Reads until the segment has `limit_bytes` or the LSO is reached. Returns the last read.
 
@@ -211,7 +212,7 @@ class RLMCopyTask:
             if is_last_copy or is_full or not read.records:
                 return read
             try:
-                portion = await self._portion(is_begun=True)
+                portion = await self._portion(is_begun=True, is_urgent=is_urgent)
                 assert portion is not None
                 read = await self._read(builder.next_offset, portion)
             except (BrokerError, OffsetGapError):
@@ -236,9 +237,13 @@ class RLMCopyTask:
                     return read
                 max_bytes = max(1, max_bytes // 8)
 
-    async def _portion(self, *, is_begun: bool) -> Reservation | None:
-        """Reserves a part of the quota before a read. An act that has begun waits for it. None: it does not begin."""
+    async def _portion(self, *, is_begun: bool, is_urgent: bool) -> Reservation | None:
+        """Reserves a part of the quota before a read. An act that has begun waits for it. None: it does not begin.
+
+        Records that a broker removes soon do not wait."""
         services = self._services
+        if is_urgent:
+            return services.copy_quota.exceed(services.settings.fetch_bytes)
         while (portion := services.copy_quota.reserve(services.settings.fetch_bytes)) is None:
             self.throttled_ms = max(1, services.copy_quota.throttle_ms())
             services.metrics.copy_throttle_time.observe(self.throttled_ms / 1000)

@@ -146,7 +146,9 @@ class UncopiedBytes:
                 rest_bytes -= segment.retained_bytes
             next_offset = segment.valid_end_offset + 1
         for kept in self._kept():
-            if next_offset <= kept.start_offset < offset:
+            known = self._services.state.remote_log_segment_metadata_by_id(kept.segment_id)
+            is_cut = known is not None and known.cut_at is not None
+            if next_offset <= kept.start_offset < offset and not is_cut:
                 rest_bytes -= kept.segment_size_bytes
                 next_offset = kept.end_offset + 1
         if rest_bytes < MIN_BATCH_BYTES:

@@ -51,7 +51,7 @@ class Deletion(Bench):
         return set(self.metadata.state.topic_deletions())
 
     def answered_topics(self, frame: bytes) -> bytes:
-        """The broker's answer to a Metadata request of the client."""
+        """The broker's answer to a Metadata request of the client. If one topic has an id, the broker ignores names."""
         header = parse_request_header(frame)
         request = MetadataRequest.decode(frame[header.body_position :], version=header.api_version)
         assert not request.allow_auto_topic_creation
@@ -65,6 +65,7 @@ class Deletion(Bench):
             else topic(error_code=3, name=name, topic_id=one.topic_id, is_internal=False, partitions=[])
             for one in request.topics
             for name in [one.name or names.get(one.topic_id)]
+            if one.topic_id != NO_ID or all(each.topic_id == NO_ID for each in request.topics)
         ]  # fmt: skip
         response = MetadataResponse(throttle_time_ms=0, brokers=[], cluster_id="c", controller_id=1, topics=topics)
         head = build_response_header(header.api_key, header.api_version, header.correlation_id)
@@ -117,6 +118,11 @@ async def test_a_deletion_is_recorded_before_the_broker_hears_of_it(bench: Delet
 async def test_a_topic_is_named_by_its_id(bench: Deletion) -> None:
     assert await bench.delete(6, ids=[ORDERS, PLAIN]) == {"orders": 0, "plain": 0}
     assert bench.recorded_before == {ORDERS}
+
+
+async def test_topics_are_named_by_names_and_by_ids(bench: Deletion) -> None:
+    assert await bench.delete(6, ["ruled", "plain"], [ORDERS]) == {"ruled": 0, "plain": 0, "orders": 0}
+    assert bench.recorded_before == {ORDERS, RULED}
 
 
 async def test_settings_alone_are_something_to_be_deleted(bench: Deletion) -> None:

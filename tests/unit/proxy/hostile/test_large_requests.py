@@ -107,7 +107,7 @@ async def test_the_question_for_many_topics_is_built_in_slices(monkeypatch: pyte
         ApiKey.DELETE_TOPICS, 1, 9, INT32.pack(MANY) + b"".join(write_string(n, False) for n in names) + INT32.pack(1)
     )
     async with counted_turns() as turns:
-        monkeypatch.setattr(delete_topics, "_metadata_request", turns.noted(delete_topics._metadata_request))
+        monkeypatch.setattr(delete_topics, "_metadata_requests", turns.noted(delete_topics._metadata_requests))
         action, _ = deletion(bench).on_request(FakeExchange(bench.cluster, frame, answer=never))
         assert isinstance(action, Prepare)
         with contextlib.suppress(NotAnsweredError):

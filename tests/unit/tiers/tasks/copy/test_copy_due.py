@@ -124,6 +124,8 @@ async def test_the_broker_retention_makes_any_size_due(bench: Workbench) -> None
     await bench.copy_task.run(POLICY, bounds, 0, retention_share=DUE_SHARE - 0.01)
     assert bench.finished == []
     await bench.copy_task.run(POLICY, bounds, 0, retention_share=DUE_SHARE)
+    assert [each.metadata.end_offset for each in bench.services.spool.kept()] == [9]
+    await bench.attempts.run(bounds, 0)
     assert bench.finished == [(0, 9)]
 
 
