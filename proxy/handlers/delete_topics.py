@@ -17,6 +17,7 @@ whether the topic is tiered. The other topics of the request go on.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from uuid import UUID
 
 from protocol.api_keys import ApiKey, check_version
@@ -71,6 +72,7 @@ class DeleteTopicsHandler:
             if asked is None:
                 raise BrokerGoneError
             refused |= await in_turns(_deletable(await asked))
+        await in_slices(list(refused), lambda topic_id: self._leave_out(topic_id, refused))
         await in_slices(list(refused), lambda topic_id: self._record(topic_id, refused), self._max_wait_ms)
         names, ids = set(refused.values()), refused.keys()
 
@@ -79,14 +81,20 @@ class DeleteTopicsHandler:
 
         return await in_turns(self._guard.guarded(exchange.request, refusal_of))
 
+    async def _leave_out(self, topic_id: UUID, refused: dict[UUID, str]) -> None:
+        """Takes the topic out of `refused` if it is not tiered."""
+        with suppress(RemoteLogError):  # it stays refused while that is unknown
+            state = self._metadata.state
+            if not (state.is_tiered(topic_id) or state.topic_tier_config(topic_id)):
+                del refused[topic_id]
+
     async def _record(self, topic_id: UUID, refused: dict[UUID, str]) -> None:
-        """Records the deletion if the topic is tiered, and then takes the topic out of `refused`."""
+        """Records the deletion of a tiered topic, and then takes the topic out of `refused`."""
         name = refused[topic_id]
         fields = {"topic": name, "id": str(topic_id)}
         try:
-            if self._metadata.state.is_tiered(topic_id) or self._metadata.state.topic_tier_config(topic_id):
-                await self._metadata.put_topic_deletion(topic_id, name, is_confirmed=False)
-                logger.info("a client is about to delete a tiered topic", extra=fields)
+            await self._metadata.put_topic_deletion(topic_id, name, is_confirmed=False)
+            logger.info("a client is about to delete a tiered topic", extra=fields)
         except RemoteLogError as error:
             logger.warning(_NOT_RECORDED, extra={**fields, "error": str(error)})
         except Exception:  # a defect may fail this topic, but must not close the client's connection

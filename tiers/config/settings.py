@@ -150,8 +150,8 @@ class RemoteLogConfig(Section):
         gt=0,
         description=(
             "The number of partitions that are copied at the same time; by default "
-            "`remote.log.manager.thread.pool.size`, or 10 without it. The owner processes a partition whose copying is "
-            "off or stopped without one of these places."
+            "`remote.log.manager.thread.pool.size`, or 10 without it. As many more may copy records that a broker "
+            "removes soon. The owner processes a partition whose copying is off or stopped without one of these places."
         ),
     )
     copy_max_bytes_per_second: SizeBytes | None = Field(

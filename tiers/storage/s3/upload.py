@@ -18,7 +18,6 @@ import io
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -61,6 +60,16 @@ class _FilePart(NamedTuple):
             end, expected = self.start + position + len(piece), self.start + self.size_bytes
             raise RemoteStorageError(f"the segment to copy ends at {end} instead of {expected}")
         return piece
+
+
+def parts_of(size_bytes: int, least_bytes: int) -> list[tuple[int, int]]:
+    """Returns the starts and sizes of the parts of an object. One of up to twice `least_bytes` is one part.
+
+    All parts have one size of about `least_bytes` or more, and the last one may have less: Cloudflare R2 takes no
+    others."""
+    count = min(max(1, (size_bytes - 1) // least_bytes), MAX_PARTS)
+    part_bytes = max(1, -(-size_bytes // count))
+    return [(start, min(part_bytes, size_bytes - start)) for start in range(0, max(1, size_bytes), part_bytes)]
 
 
 class S3Uploader:
@@ -219,10 +228,7 @@ class S3Uploader:
             raise
 
     def _parts_of(self, descriptor: int, size: int) -> list[_FilePart]:
-        """Returns parts of about one size, of `part.size` at least. A file of up to twice that is one part."""
-        count = min(max(1, (size - 1) // self._part_bytes), MAX_PARTS)
-        starts = [size * number // count for number in range(count + 1)]
-        return [_FilePart(descriptor, start, end - start) for start, end in pairwise(starts)]
+        return [_FilePart(descriptor, start, size_bytes) for start, size_bytes in parts_of(size, self._part_bytes)]
 
     async def stage_parts(self, key: str, parts: Sequence[bytes | _FilePart]) -> StagedUpload:
         """Uploads the parts. The object is not visible until a process calls `complete`."""
