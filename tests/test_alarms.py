@@ -125,7 +125,8 @@ def test_the_page_shows_every_state_of_the_tier() -> None:
     refused = {"compacted": "the cleanup.policy is compact", "of-a-pattern": "the same"}
     topics = SimpleNamespace(refused=refused, is_expected=lambda topic: topic == "compacted")
     running = RunningTasks(cast(Any, SimpleNamespace(alarms=list)), cast(Any, topics))
-    metadata = cast(Any, SimpleNamespace(status=lambda: SimpleNamespace(alarm="records were lost")))
+    log = SimpleNamespace(status=lambda: SimpleNamespace(alarm="records were lost"))
+    metadata = cast(Any, SimpleNamespace(log=log))
     fitness = cast(Any, SimpleNamespace(reason="store: connection refused"))
     found = list(raised_alarms(running, metadata, fitness))
     assert {alarm.name for alarm in found} == names(Kind.TIER)
