@@ -74,8 +74,9 @@ class UncopiedBytes:
         is_same_leader, self._leader_epoch = bounds.leader_epoch == self._leader_epoch, bounds.leader_epoch
         first = RemoteLog(self._services.state, self._partition).first_uncopied(bounds)
         end = max(first, bounds.high_watermark)
-        points = self._points
-        if not (points and is_same_leader and points[0].offset <= first and points[-1].offset <= end):
+        points, is_size_new = self._points, self._origin_bytes is None and replica_bytes is not None
+        is_continued = points and points[0].offset <= first and points[-1].offset <= end
+        if is_size_new or not (is_continued and is_same_leader):
             self._begin(first, end)
             return
         last = points.pop()

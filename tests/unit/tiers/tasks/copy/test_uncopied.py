@@ -105,6 +105,16 @@ async def test_the_estimate_grows_with_the_replica(bench: Workbench) -> None:
     assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
 
 
+async def test_a_size_that_is_known_late_replaces_the_guess(bench: Workbench) -> None:
+    """The broker's last answer is older than the topic."""
+    bench.log.has_size_right = False
+    produce(bench, 5, value_bytes=300)
+    await bench.survey()
+    bench.log.has_size_right = True
+    await bench.survey()
+    assert bench.copy_task.uncopied.size_bytes == len(bench.log.records)
+
+
 async def test_a_read_to_the_end_corrects_the_estimate(bench: Workbench) -> None:
     """The newest segment has large records. The owner of the small ones behind it begins anew."""
     produce(bench, 1, value_bytes=200)
