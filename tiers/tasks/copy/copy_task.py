@@ -3,10 +3,10 @@
     read batches -> segment file and indexes -> COPY_SEGMENT_STARTED -> objects -> read back -> COPY_SEGMENT_FINISHED
 
 * A copy is one act. It begins when a segment is due (`copy_due`), and reads up to `segment.bytes` or the LSO from one
-  leader in one leader epoch. If the leader changes or a read fails, the file is discarded, and a later round reads
-  again. So an owner holds no records, except for built segments.
-* If the broker has removed the first of the records meanwhile, those that were read may be the last copy: they are
-  built and kept at once, however few they are.
+  leader in one leader epoch. If the leader changes, the owner discards the file, and a later round reads again. If a
+  read fails or the disk is full, the segment ends there. So an owner holds no records, except for built segments.
+* If the broker has removed the first of the records meanwhile, those that were read may be the last copy: the owner
+  builds and keeps them at once, however few they are.
 * The first read begins at the segment's first offset. So the leader reports exactly the aborted transactions of the
   segment, and no state about them needs to survive a restart.
 * The spool keeps a built segment until its copy counts. Every attempt has a new uuid. A failed one leaves
@@ -206,7 +206,12 @@ class RLMCopyTask:
             if read.leader_epoch != bounds.leader_epoch:
                 return read if is_last_copy else None
             end = cut_at_batches(read.records, limit_bytes - builder.size_bytes, min_one=builder.size_bytes == 0)
-            fits = await self._append_fitting(builder, read, end) if end else 0
+            try:
+                fits = await self._append_fitting(builder, read, end) if end else 0
+            except SpoolError:
+                if builder.size_bytes == 0:
+                    raise
+                return read  # the disk has room for no more: the records that it has are copied
             self._progress(builder.next_offset)
             is_full = fits < len(read.records) or builder.next_offset >= read.last_stable_offset
             if is_last_copy or is_full or not read.records:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import threading
 from contextlib import suppress
@@ -258,6 +259,24 @@ async def test_a_copy_that_is_cancelled_while_a_file_is_written_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await copying
     assert bench.spooled() == []
+
+
+async def test_a_full_disk_ends_the_read_early_and_loses_nothing(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, full = SegmentBuilder.append, [True]
+
+    def fails_once(builder: SegmentBuilder, *args: Any) -> None:
+        if builder.size_bytes and full:
+            full.clear()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(builder, *args)
+
+    monkeypatch.setattr(SegmentBuilder, "append", fails_once)
+    bench.log.append(*batches(0, 5))
+    await bench.copy_all()
+    assert bench.finished == [(0, 9), (10, 39)]
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 39)
 
 
 async def test_a_disk_with_little_room_gets_small_segments(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
