@@ -14,8 +14,9 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.task_services import TaskServices
 
 MIN_BATCH_BYTES: Final = 61
-"""The size of a batch without a record, so the least that one uncopied offset can have."""
-_POINTS: Final = 64
+"""The size of a batch without a record, so the least that any records have."""
+_MAX_POINTS: Final = 64
+"""With more points, every second one goes: the curve is a straight line between two points."""
 
 
 def estimated_bytes(metadata: RemoteLogMetadataState, partition: TopicIdPartition, offsets: int) -> int | None:
@@ -81,14 +82,15 @@ class UncopiedBytes:
             return
         last = points.pop()
         size_bytes = last.size_bytes + self._guess(end - last.offset)
-        has_grown = replica_bytes is not None and before is not None and replica_bytes >= before
-        if replica_bytes is not None and self._origin_bytes is not None and has_grown:
+        if replica_bytes is None:
+            self._origin_bytes = None
+        elif self._origin_bytes is None or replica_bytes < (before or 0):  # the broker has removed a file
+            self._origin_bytes = size_bytes - replica_bytes
+        else:
             size_bytes = max(size_bytes, self._origin_bytes + replica_bytes)
-        else:  # the broker has removed a file
-            self._origin_bytes = None if replica_bytes is None else size_bytes - replica_bytes
         points += [last, _Point(end, size_bytes)] if end > last.offset else [_Point(end, size_bytes)]
         self._points = [_Point(first, self._at(first)), *(each for each in points if each.offset > first)]
-        if len(self._points) > _POINTS:
+        if len(self._points) > _MAX_POINTS:
             del self._points[1:-1:2]
 
     def _begin(self, first: int, end: int) -> None:
