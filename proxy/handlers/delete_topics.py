@@ -17,7 +17,6 @@ whether the topic is tiered. The other topics of the request go on.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from uuid import UUID
 
 from protocol.api_keys import ApiKey, check_version
@@ -83,10 +82,15 @@ class DeleteTopicsHandler:
 
     async def _leave_out(self, topic_id: UUID, refused: dict[UUID, str]) -> None:
         """Takes the topic out of `refused` if it is not tiered."""
-        with suppress(RemoteLogError):  # it stays refused while that is unknown
+        fields = {"topic": refused[topic_id], "id": str(topic_id)}
+        try:
             state = self._metadata.state
             if not (state.is_tiered(topic_id) or state.topic_tier_config(topic_id)):
                 del refused[topic_id]
+        except RemoteLogError:
+            return  # it stays refused, unless its deletion can be recorded
+        except Exception:  # a defect may fail this topic, but must not close the client's connection
+            logger.exception(_NOT_RECORDED, extra=fields)
 
     async def _record(self, topic_id: UUID, refused: dict[UUID, str]) -> None:
         """Records the deletion of a tiered topic, and then takes the topic out of `refused`."""
