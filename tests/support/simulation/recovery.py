@@ -14,6 +14,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
 from tiers.storage.remote_storage_manager import StoredObject
+from tiers.tasks.history.log_gap_task import MEMBER_RETURNS_WITHIN_MS
 from tiers.tasks.metrics import BOUNDS_VIOLATIONS
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild import judge_scan
@@ -65,6 +66,9 @@ async def recover(sim: Simulation, within_s: float) -> None:
         await check_rebuild(sim, is_settled=True)
     for producer in sim.producers:
         producer.is_idle = True
+    if any(machine.may_lack_metadata for machine in sim.machines):
+        # The spool of that machine had the only copy of some records, and the owner waits for it.
+        deadline_s += MEMBER_RETURNS_WITHIN_MS / 1000
     await asyncio.gather(
         *(_read_all(sim, client, deadline_s) for client in sim.clients if client.machine.full_since_s is None)
     )

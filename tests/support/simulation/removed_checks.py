@@ -124,6 +124,7 @@ _CHECKS = (
     ),
     # Attempts
     _returns("copy/copy_attempts:CopyAttempts.blocking", "None", "no attempt may have the records", _UNFINISHED),
+    _returns("copy/copy_attempts:CopyAttempts.may_return", "False", "no member may have the last copy", _UNFINISHED),
     _without(
         "copy/copy_attempts:CopyAttempts.start_behind", "if not (is_kept and ", "if False and (is_kept and ",
         "the spool has the segment before", _UNFINISHED,
@@ -209,7 +210,7 @@ _CHECKS = (
     ),
     _without(
         "history/log_gap_task:LogGapTask._behind_hole",
-        "if now_ms - self._seen.setdefault(hole.first_offset, now_ms) < services.settings.gap_alarm_ms:", "if False:",
+        "seen_for_ms < services.settings.gap_alarm_ms and not continues_gap", "False",
         "a hole stays for a while", ("delete-records", "slow-link", "lost-answers", "metadata-cut", "pause"),
     ),
     _returns("history/stored_facts:_reads_whole", "False", "no unknown segment in a hole", _LOST_METADATA),

@@ -196,6 +196,12 @@ class Story(Simulation):
             if sample.name == name and sample.value > 0
         }
 
+    def kept(self, machine: SimMachine) -> list[tuple[int, int]]:
+        """Returns the offsets (the second one exclusive) of the segments in the spool of a machine."""
+        folders = [machine.process.folder] if machine.process is not None else []
+        names = [log.stem.split("-") for folder in folders for log in (folder / "spool").glob("*.log")]
+        return sorted((int(name[-8]), int(name[-7]) + 1) for name in names)
+
     # Brokers
 
     @property
@@ -360,9 +366,9 @@ class Story(Simulation):
             position = batch.last_offset + 1
         return position
 
-    async def fetch_code(self, offset: int) -> int:
+    async def fetch_code(self, offset: int, machine: SimMachine | None = None) -> int:
         """Returns the error code of a Fetch; -1 without an answer."""
-        answer = await self.consumer(self.machine).fetch(offset, 4_000)
+        answer = await self.consumer(machine or self.machine).fetch(offset, 4_000)
         return -1 if answer is None else answer.error_code
 
     async def earliest(self) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from protocol.errors import ErrorCode
 from tests.support.simulation.expectation import Retention
+from tests.support.simulation.process import SimMachine
 from tests.support.simulation.stories import MINUTE_S, Story, story
 from tiers.storage.object_key import parse_segment_key
 
@@ -126,6 +128,41 @@ async def a_pause_after_a_failed_attempt(on: Story) -> None:
     await on.passes(20 * MINUTE_S)
     await on.copied_to(first)
     await on.require_readable()
+
+
+async def _last_copy_in_a_spool(on: Story) -> tuple[int, int, SimMachine]:
+    """Ends the member whose spool has the last copy of an announced segment. Returns its offsets, and the other."""
+    await on.produce(16)
+    await on.copied_to(8)
+    on.refuse(lambda verb, key: verb == "PUT")
+    await on.produce(16)
+    await on.until("no member keeps a segment", lambda: any(map(on.kept, on.machines)))
+    first, next_offset = min(kept for machine in on.machines for kept in on.kept(machine))
+    member = next(machine for machine in on.machines if on.kept(machine))
+    await on.passes(10.0)  # until the segment is announced
+    member.crash()
+    on.retention_removes(next_offset)
+    on.accept_all()
+    return first, next_offset, next(machine for machine in on.machines if machine is not member)
+
+
+@story(processes=2)
+async def a_member_that_has_the_last_copy_restarts(on: Story) -> None:
+    """The member whose spool has the last copy of records is down for 3 minutes, and the other one takes over."""
+    first, next_offset, other = await _last_copy_in_a_spool(on)
+    await on.passes(3 * MINUTE_S)
+    assert await on.fetch_code(first, other) not in (ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE)
+    await on.start()
+    await on.copied_to(next_offset)
+    await on.require_readable()
+
+
+@story(processes=2)
+async def a_member_that_had_the_last_copy_does_not_come_back(on: Story) -> None:
+    """The same, and the disk of that member is lost: after some minutes a consumer goes on behind the records."""
+    first, _, other = await _last_copy_in_a_spool(on)
+    await on.passes(15 * MINUTE_S)
+    assert await on.fetch_code(first, other) == ErrorCode.NONE
 
 
 @story(is_encrypted=True)

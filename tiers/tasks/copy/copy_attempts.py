@@ -129,9 +129,7 @@ class CopyAttempts:
         return needs_survey
 
     async def read_again(self, bounds: LocalLogBounds, first_offset: int, next_offset: int) -> None:
-        """Reads the attempts with records of `[first_offset, next_offset)` before the owner records a gap there.
-
-        A member may have stored one from its spool since the last read."""
+        """Reads the attempts with records of `[first_offset, next_offset)` before the owner records a gap there."""
         for attempt in self._remote.attempts(first_offset):
             reading = self._readings.get(attempt.segment_id.id)
             if reading is not None and reading.is_not_whole and attempt.start_offset < next_offset:
@@ -139,8 +137,7 @@ class CopyAttempts:
 
     async def copy(self, kept: KeptSegment, progress: Progress) -> None:
         """Makes one attempt. Raises the errors of each step, and leaves the attempt to `run`.
-
-        It ends before the metadata can have forgotten that its segment was deleted meanwhile."""
+        It ends before the metadata drops a deletion of its segment."""
         limit_ms = self._services.settings.remote_log.deleted_segment_retention_ms // 2
         self._services.metrics.copy_requests.labels(self._partition.topic).inc()
         self.in_progress = kept.metadata.segment_id
@@ -169,20 +166,30 @@ class CopyAttempts:
         await check_lineage(self._services.source, self._partition, epoch, segment.end_offset + 1, timeout_ms)
 
     def blocking(self, first_offset: int, next_offset: int) -> RemoteLogSegmentMetadata | None:
-        """Returns an attempt with a record of `[first_offset, next_offset)` that may be whole; None without one."""
+        """Returns an attempt with a record of `[first_offset, next_offset)` that may be whole."""
         return next((each for each in self._undecided(first_offset) if each.start_offset < next_offset), None)
+
+    def may_return(self, first_offset: int, next_offset: int) -> bool:
+        """Whether a member may have a record of `[first_offset, next_offset)` in its spool: the only copy of it."""
+        return any(each.start_offset < next_offset for each in self._unfinished(first_offset))
 
     def _undecided(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
         """Yields the attempts that may be whole and have the only copy of a record from `offset` on, in order."""
+        return (each for each in self._unfinished(offset) if not self._reading_of(each).is_not_whole)
+
+    def _unfinished(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
+        """Yields the attempts of the log's history with a record from `offset` on that no segment has, in order."""
         known = {each.segment_id: each for each in self._remote.attempts(offset)}
         for kept in self._services.spool.kept_in(self._partition):
             known.setdefault(kept.metadata.segment_id, kept.metadata)  # the owner is about to announce it
         for attempt in sorted(known.values(), key=lambda each: each.start_offset):
-            reading = self._readings.get(attempt.segment_id.id, _Reading())
-            is_decided = reading.is_not_whole or reading.refused_end == attempt.valid_end_offset
-            is_there = max(attempt.start_offset, offset) <= attempt.valid_end_offset
-            if is_there and not is_decided and self._remote.unread_from(attempt, offset) is not None:
+            end = attempt.valid_end_offset
+            is_there = max(attempt.start_offset, offset) <= end and self._reading_of(attempt).refused_end != end
+            if is_there and self._remote.unread_from(attempt, offset) is not None:
                 yield attempt
+
+    def _reading_of(self, attempt: RemoteLogSegmentMetadata) -> _Reading:
+        return self._readings.get(attempt.segment_id.id, _Reading())
 
     def start_behind(self, start: int, *, is_urgent: bool) -> int:
         """Returns where copying continues: at `start`, or behind the attempts from there on that may be whole.
@@ -195,7 +202,7 @@ class CopyAttempts:
                 break
             if attempt.valid_end_offset < start:
                 continue
-            reading = self._readings.get(attempt.segment_id.id, _Reading())
+            reading = self._reading_of(attempt)
             is_kept = self._services.spool.kept_of(attempt.segment_id) is not None
             has_room = reading.is_stored and not self._services.spool.is_full
             if not (is_kept and (is_urgent or has_room)):

@@ -33,6 +33,9 @@ from tiers.tasks.history.stored_facts import WAY_BACK
 from tiers.tasks.task_services import TaskServices
 
 _FIRST_PAUSE_MS, _MAX_PAUSE_MS = 60_000, 3_600_000
+MEMBER_RETURNS_WITHIN_MS = 600_000
+"""How long no gap is recorded over an attempt whose objects are missing. A member may have the only copy in its spool,
+and restart meanwhile. Clients get an error that they retry."""
 logger = logging.getLogger(__name__)
 
 
@@ -145,10 +148,13 @@ class LogGapTask:
             return True  # copying waits for the attempt, or goes on behind it
         if not await self._is_sure(hole):
             return True
-        if all(gap.next_offset != hole.first_offset for gap in metadata.gaps(partition)):
-            now_ms = services.clock_ms()
-            if now_ms - self._seen.setdefault(hole.first_offset, now_ms) < services.settings.gap_alarm_ms:
-                return False
+        now_ms = services.clock_ms()
+        seen_for_ms = now_ms - self._seen.setdefault(hole.first_offset, now_ms)
+        if self._attempts.may_return(*hole) and seen_for_ms < MEMBER_RETURNS_WITHIN_MS:
+            return True  # copying goes on behind the hole
+        continues_gap = any(gap.next_offset == hole.first_offset for gap in metadata.gaps(partition))
+        if seen_for_ms < services.settings.gap_alarm_ms and not continues_gap:
+            return False
         await self._attempts.read_again(bounds, *hole)
         if self._attempts.blocking(*hole) is None and metadata.next_segment(partition, hole.first_offset) == following:
             await self._record(hole, bounds)
