@@ -1,4 +1,4 @@
-"""Maps exceptions to Kafka error codes. No other module does this (docs/semantics.md 3.5, 5.2, 9.1).
+"""Maps what the remote log does not know now to Kafka error codes (docs/semantics.md 3.5, 5.2, 9.1).
 
 An unavailable partition gets REPLICA_NOT_AVAILABLE, because every client retries that error silently. Sarama does too,
 but hands KAFKA_STORAGE_ERROR to the application. The error is never OFFSET_OUT_OF_RANGE, which makes consumers jump,
@@ -7,10 +7,21 @@ nor a code that ends an application's poll loop.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from tiers.errors import RemoteLogError, RemoteReadTimeoutError, RetriableRemoteStorageError
 
-UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
+NOT_KNOWN_NOW: Final[Mapping[ApiKey, ErrorCode]] = {
+    ApiKey.FETCH: ErrorCode.REPLICA_NOT_AVAILABLE,
+    ApiKey.LIST_OFFSETS: ErrorCode.REPLICA_NOT_AVAILABLE,  # the local tier's later offset would be a wrong answer
+    ApiKey.DELETE_RECORDS: ErrorCode.REQUEST_TIMED_OUT,  # as a broker answers if a replica does not respond in time
+}
+"""The error code of each API for `NotKnownNow`, and for every other error of the remote log."""
+
+UNAVAILABLE: Final = NOT_KNOWN_NOW[ApiKey.FETCH]
 
 
 def fetch_error(error: RemoteLogError) -> ErrorCode:
@@ -21,15 +32,3 @@ def fetch_error(error: RemoteLogError) -> ErrorCode:
     function never returns OFFSET_OUT_OF_RANGE: the proxy only relays that error, after it has asked the leader."""
     cause = error.cause if isinstance(error, RemoteReadTimeoutError) else error
     return ErrorCode.NONE if cause is None or isinstance(cause, RetriableRemoteStorageError) else UNAVAILABLE
-
-
-def list_offsets_error(error: RemoteLogError) -> ErrorCode:
-    """Returns the error code for a look-up that failed. The local tier's later offset would be a wrong answer."""
-    return UNAVAILABLE
-
-
-def delete_records_error(error: RemoteLogError) -> ErrorCode:
-    """Returns the error code if the broker deleted the records, but the tier's log start could not be recorded.
-
-    A broker answers the same if a replica does not respond in time."""
-    return ErrorCode.REQUEST_TIMED_OUT

@@ -62,6 +62,12 @@ class RemoteLogMetadataNotReadyError(RemoteLogMetadataError):
     retriable = True
 
 
+class NotKnownNow(RemoteLogError):
+    """What the log has is not known now, so it is no answer. `proxy/error_map.py` maps the error for each API."""
+
+    retriable = True
+
+
 class OwnershipLostError(RemoteLogMetadataError):
     """The process no longer owns the metadata partition: there is a newer member or a newer producer epoch."""
 

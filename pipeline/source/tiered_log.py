@@ -24,10 +24,9 @@ from tiers.access.open_tier import OpenTier, open_tier
 from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import ClusterMetadata
-from tiers.errors import BrokerError
+from tiers.errors import BrokerError, NotKnownNow
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import confirms
-from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
@@ -35,6 +34,7 @@ from tiers.model.stored_segment import StoredSegment
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
 from tiers.texts import did_you_mean
+from tiers.two_tier_log import TwoTierLog
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,10 @@ class TieredLog:
         self._tier_config = tier_config
         self._stack = stack
         self._tier: OpenTier | None = None
+        self._log: TwoTierLog | None = None
+        """The log of both tiers; None if no store is read."""
+        self._local: dict[TopicIdPartition, LocalLogBounds] = {}
+        """The last answers of the leaders."""
         self._topics: set[str] = set(options.subscription.topics_among(()))
         """Topics that were subscribed to by name or found before."""
 
@@ -141,19 +145,21 @@ class TieredLog:
         if self._tier is not None:
             await self._tier.refresh()
         elif self._tier_config is not None:
-            self._tier = await self._stack.enter_async_context(open_tier(self._tier_config))
-            await self._check_cluster(self._tier.cluster.cluster_id)
+            self._tier = tier = await self._stack.enter_async_context(open_tier(self._tier_config))
+            await self._check_cluster(tier.cluster.cluster_id)
+            max_age_ms = self._tier_config.remote_log.fresh_within_ms
+            self._log = TwoTierLog(tier.log, self._source, self._read, max_age_ms=max_age_ms, timeout_ms=TIMEOUT_MS)
         return {
-            partition: replace(
-                self._with_remote(partition, local.log_start_offset, ends[partition] or 0),
-                leader_epoch=local.leader_epoch,
-            )
+            partition: await self._with_remote(partition, local, ends[partition] or 0)
             for partition, local in zip(partitions, found, strict=True)
         }
 
     async def confirms(self, partition: TopicIdPartition, position: OffsetAndEpoch) -> bool:
         """Returns whether the leader's log had reached the position in its leader epoch. Raises `BrokerError`."""
         return await confirms(self._source, partition, position, TIMEOUT_MS)
+
+    async def _read(self, partition: TopicIdPartition) -> LocalLogBounds:
+        return self._local[partition]
 
     async def _check_cluster(self, of_tier: str) -> None:
         """Raises `OptionError` if the brokers are of another cluster. A proxy answers with its cluster's own id."""
@@ -173,23 +179,23 @@ class TieredLog:
                 raise AccessDeniedError(f"not allowed to read the topic {partition.topic}") from error
             raise
 
-    def _with_remote(self, partition: TopicIdPartition, local_start: int, end: int) -> LogBounds:
-        if self._tier is None:
-            return LogBounds(local_start, local_start, end)
-        metadata = self._tier.state
+    async def _with_remote(self, partition: TopicIdPartition, local: LocalLogBounds, end: int) -> LogBounds:
+        if self._log is None:
+            return LogBounds(local.log_start_offset, local.log_start_offset, end, local.leader_epoch)
+        remote = self._log.remote(partition)
         if self._options.tier is Tier.REMOTE:
             # The end is where the remote segments end. If there are none, it is where the next segment begins.
-            begin = metadata.log_start_offset(partition)
-            remote_end = metadata.remote_end_offset(partition)
-            begin = local_start if begin is None else begin
-            local_start = end = min(end, begin if remote_end is None else max(begin, remote_end + 1))
-        remote = RemoteLog(metadata, partition)
-        log_start, known_start = remote.earliest(local_start), remote.log_start(local_start)
-        is_unknown = remote.attempt_at_head(known_start, local_start) is not None
-        if is_unknown or remote.lost_trim(known_start) is not None:
-            lost = f"{partition}: it is not known whether the store has the records before offset {local_start}"
-            report_data_loss(self._options, lost)
-        return LogBounds(min(local_start if log_start is None else log_start, end), local_start, end)
+            end = min(end, remote.next_remote(local.log_start_offset))
+            local = replace(local, log_start_offset=end)
+        self._local[partition], local_start = local, local.log_start_offset
+        try:
+            log_start = await self._log.earliest(partition, local_start)
+        except NotKnownNow as error:
+            report_data_loss(self._options, str(error))
+            log_start = remote.earliest(local_start)
+        return LogBounds(
+            min(local_start if log_start is None else log_start, end), local_start, end, local.leader_epoch
+        )
 
     async def offsets(
         self, position: Position, bounds: Mapping[TopicIdPartition, LogBounds]
@@ -246,17 +252,11 @@ class TieredLog:
         """Reports the first offsets below `answer` that neither tier has: they may have the time.
 
         Raises `DataLossError` if `failOnDataLoss` is true."""
-        if self._tier is None:
-            return
-        metadata, end = self._tier.state, bounds.local_start
-        limit = end if answer is None else min(end, answer)
-        first = await RemoteLog(metadata, partition).explained_to(bounds.log_start, limit)
-        first = bounds.log_start if first is None else first
-        if first >= limit:
-            return
-        following = metadata.next_segment(partition, first)
-        end = end if following is None else min(end, following.start_offset)
-        report_data_loss(self._options, f"{partition}: the offsets {first} to {end - 1} are in neither tier")
+        try:
+            if self._log is not None:
+                await self._log.require_no_hole(partition, bounds.log_start, -1 if answer is None else answer)
+        except NotKnownNow as error:
+            report_data_loss(self._options, str(error))
 
     async def _remote_times(
         self, times_ms: Mapping[TopicIdPartition, int], bounds: Mapping[TopicIdPartition, LogBounds]

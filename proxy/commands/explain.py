@@ -221,14 +221,14 @@ async def _offset_at(
     time_ms: int,
 ) -> tuple[int | None, str]:
     """Returns the first offset of that time or later, and how it was found."""
-    partition, segment = facts.partition, segment_at_time(facts, time_ms)
+    partition, segment = facts.remote.partition, segment_at_time(facts, time_ms)
     moment = moment_text(time_ms)
     if segment is not None and storage is not None:
         try:
             decode = partial(decode_index, ciphers=key_ring)
             async with RemoteLogReader(around.log, storage, decode_indexes=decode) as reader:
                 deadline_ms = monotonic_ms() + _READ_TIMEOUT_MS
-                end = facts.remote_end or 0
+                end = facts.remote.end() or 0
                 found = await reader.offsets.offset_for_timestamp(
                     partition, time_ms, facts.log_start, end + 1, deadline_ms=deadline_ms, connection_id=0
                 )

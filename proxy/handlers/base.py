@@ -12,16 +12,16 @@ from protocol.apis.topic_reference import TopicReference
 from protocol.header import parse_request_header
 from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
-from proxy.cluster.two_tier_log import TwoTierLog
 from proxy.config import LimitsConfig
 from proxy.wire.exchange import Request
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import is_internal
 from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LogSource
+from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.reader.remote_reads import RemoteReads
 from tiers.tracing import Tracer
+from tiers.two_tier_log import TwoTierLog
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -116,17 +116,18 @@ class HandlerTools:
     log: TwoTierLog = field(init=False)
 
     def __post_init__(self) -> None:
-        settings = self.settings
         log = TwoTierLog(
             self.metadata,
-            self.bounds,
             self.source,
-            self.clock_ms,
-            max_age_ms=settings.metadata_max_age_ms,
-            bounds_max_age_ms=settings.bounds_max_age_ms,
-            bounds_timeout_ms=settings.bounds_timeout_ms,
+            self._recent_bounds,
+            max_age_ms=self.settings.metadata_max_age_ms,
+            timeout_ms=self.settings.bounds_timeout_ms,
         )
         object.__setattr__(self, "log", log)
+
+    async def _recent_bounds(self, partition: TopicIdPartition) -> LocalLogBounds:
+        not_before_ms = self.clock_ms() - self.settings.bounds_max_age_ms
+        return (await self.bounds.ask(partition, not_before_ms, self.settings.bounds_timeout_ms)).bounds
 
 
 def client_id_of(request: Request) -> str:

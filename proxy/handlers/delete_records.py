@@ -58,11 +58,11 @@ from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import Buffer
 from protocol.steps import Steps
-from proxy.error_map import delete_records_error
+from proxy.error_map import NOT_KNOWN_NOW
 from proxy.handlers.base import ClusterTopology, HandlerTools
 from proxy.handlers.turns import in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
-from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
+from tiers.errors import LogDivergedError, NotKnownNow, RemoteLogError
 from tiers.metadata.log_history import epoch_before
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
@@ -81,6 +81,9 @@ _UNCERTAIN = "nothing was deleted: it is unknown whether the leader's log contin
 _CHECK_TIMEOUT_MS = 10_000
 """The deadline is short, because later requests of the connection wait during the check."""
 _OWN_TOPIC = Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "")
+_LATER = NOT_KNOWN_NOW[ApiKey.DELETE_RECORDS]
+_FAILED = DeleteRecordsAnswer(error_code=_LATER)
+"""The answer if the broker deleted the records, but the tier's log start could not be recorded."""
 _OUR_REFUSAL = (ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE)
 """The broker's answers for a refused partition, if the client may delete the partition's records."""
 
@@ -142,14 +145,14 @@ class DeleteRecordsHandler:
         checked: list[DeleteRecordsPartition] = []
         async for part in slices_of(read.asked):
             for one in part:
-                code = denied.get((one.topic, one.partition), ErrorCode.REQUEST_TIMED_OUT)
+                code = denied.get((one.topic, one.partition), _LATER)
                 if code is None:
                     checked.append(one)
                 else:
                     state.refused[one.topic, one.partition] = code
         topics = _CurrentTopics(self._tools.topology, {one.topic for one in checked}, state.node_id)
         found = await in_slices(checked, lambda one: self._refusal(state, one, topics, timeout_ms), timeout_ms)
-        unchecked = [ErrorCode.REQUEST_TIMED_OUT] * (len(checked) - len(found))
+        unchecked = [_LATER] * (len(checked) - len(found))
         for one, code in zip(checked, [*found, *unchecked], strict=True):
             if code is not None:
                 state.refused[one.topic, one.partition] = code
@@ -170,7 +173,7 @@ class DeleteRecordsHandler:
         async for part in slices_of((await in_turns(_parsed_response(payload, version))).partitions):
             for one in part:
                 is_fit = one.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
-                denied[one.topic, one.partition] = None if is_fit else one.error_code or ErrorCode.REQUEST_TIMED_OUT
+                denied[one.topic, one.partition] = None if is_fit else one.error_code or _LATER
         return denied
 
     async def _refusal(
@@ -186,10 +189,10 @@ class DeleteRecordsHandler:
             return ErrorCode.POLICY_VIOLATION
         except (TimeoutError, RemoteLogError) as error:
             logger.warning(_UNCERTAIN, extra={**fields, "error": str(error) or f"no answer within {timeout_ms} ms"})
-            return ErrorCode.REQUEST_TIMED_OUT
+            return _LATER
         except Exception:  # a defect may fail this partition, but must not close the client's connection
             logger.exception(_UNCERTAIN, extra=fields)
-            return ErrorCode.REQUEST_TIMED_OUT
+            return _LATER
         if last_record is not None:
             state.last_records[asked.topic, asked.partition] = last_record
         return None
@@ -205,8 +208,7 @@ class DeleteRecordsHandler:
         if topic_id is None:
             return None  # the broker answers that the topic does not exist
         partition = TopicIdPartition(topic_id, asked.partition, asked.topic)
-        if not await tools.log.ensure_fresh(partition, timeout_ms, max_age_ms=0):
-            raise RemoteLogMetadataNotReadyError(f"it is unknown whether {asked.topic} is tiered")
+        await tools.log.ensure_fresh(partition, timeout_ms, max_age_ms=0)
         is_known = tools.log.is_tiered(partition)
         if not is_known and not await tools.configured.is_tiered(topic_id, timeout_ms):
             return None
@@ -216,7 +218,7 @@ class DeleteRecordsHandler:
         if is_known:
             await self._check_history(partition, bounds, timeout_ms)
         elif bounds.log_start_offset > 0:
-            raise RemoteLogMetadataNotReadyError(f"the metadata does not know {partition} yet")
+            raise NotKnownNow(f"the metadata does not know {partition} yet")
         offset = bounds.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
         is_local = bounds.log_start_offset < offset <= bounds.high_watermark
         if not is_local or tools.log.remote(partition).epoch_at(offset - 1) != UNKNOWN_EPOCH:
@@ -234,8 +236,7 @@ class DeleteRecordsHandler:
         deleted = await in_turns(_deleted(state, payload))
         timeout_ms = min(max(request.timeout_ms, _MIN_TIMEOUT_MS), _MAX_TIMEOUT_MS)
         topics = _CurrentTopics(self._tools.topology, {one.asked.topic for one in deleted.partitions}, state.node_id)
-        unfinished = _failed(RemoteLogMetadataNotReadyError("the proxy is stopping, or the time has passed"))
-        answers = {one.place: unfinished for one in deleted.partitions}
+        answers = {one.place: _FAILED for one in deleted.partitions}
 
         async def answer(one: _DeletedPartition) -> None:
             found = await self._answer(state, one, topics, timeout_ms)
@@ -265,10 +266,9 @@ class DeleteRecordsHandler:
         except (TimeoutError, RemoteLogError) as error:
             reason = str(error) or f"no answer within {timeout_ms} ms"
             logger.warning(_NOT_RECORDED, extra={"topic": asked.topic, "partition": asked.partition, "error": reason})
-            return _failed(error if isinstance(error, RemoteLogError) else RemoteLogMetadataNotReadyError(reason))
-        except Exception as error:  # a defect may fail this partition, but must not end the server's task group
+        except Exception:  # a defect may fail this partition, but must not end the server's task group
             logger.exception(_NOT_RECORDED, extra={"topic": asked.topic, "partition": asked.partition})
-            return _failed(RemoteLogError(repr(error)))
+        return _FAILED
 
     async def _delete(
         self,
@@ -282,18 +282,17 @@ class DeleteRecordsHandler:
         deadline_ms = tools.clock_ms() + timeout_ms
         topic_id = await topics.topic_id(asked.topic, timeout_ms)
         if topic_id is None:
-            raise RemoteLogMetadataNotReadyError(f"the topic {asked.topic} does not exist any more")
+            raise NotKnownNow(f"the topic {asked.topic} does not exist any more")
         partition = TopicIdPartition(topic_id, asked.partition, asked.topic)
         # The metadata is read to its current end, because a copy that has just begun must not restore deleted records.
-        if not await tools.log.ensure_fresh(partition, timeout_ms, max_age_ms=0):
-            raise RemoteLogMetadataNotReadyError(f"it is unknown whether {asked.topic} is tiered")
+        await tools.log.ensure_fresh(partition, timeout_ms, max_age_ms=0)
         if not tools.log.is_tiered(partition):
             return None
         offset = broker.low_watermark if asked.offset == HIGH_WATERMARK else asked.offset
         # The question is one millisecond later: a question of the same millisecond may be older than the deletion.
         bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
         if bounds.log_start_offset < max(offset, broker.low_watermark):
-            raise RemoteLogMetadataNotReadyError(f"{asked.topic} was recreated after its records were deleted")
+            raise NotKnownNow(f"{asked.topic} was recreated after its records were deleted")
         if offset > 0:
             last_epoch = tools.log.remote(partition).epoch_at(offset - 1)
             if last_epoch == UNKNOWN_EPOCH and last_record is not None:
@@ -413,10 +412,6 @@ def _patched(state: _State, response: DeleteRecordsResponse, found: Mapping[int,
     if not state.replaced:
         return patched
     return (yield from with_refusals.steps(memoryview(patched), ApiKey.DELETE_RECORDS, state.version, state.replaced))
-
-
-def _failed(error: RemoteLogError) -> DeleteRecordsAnswer:
-    return DeleteRecordsAnswer(error_code=delete_records_error(error))
 
 
 @dataclass(slots=True)

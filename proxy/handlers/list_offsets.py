@@ -41,19 +41,20 @@ from protocol.apis.list_offsets import (
 from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.steps import Steps
-from proxy.error_map import UNAVAILABLE, list_offsets_error
+from proxy.error_map import NOT_KNOWN_NOW
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.turns import Decision, decide_in_turns, in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_policy import is_internal
-from tiers.errors import RemoteLogError
+from tiers.errors import NotKnownNow, RemoteLogError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_offset_reader import TimestampOffset
+from tiers.two_tier_log import BEYOND_ALL
 
 logger = logging.getLogger(__name__)
 
 _BROKERS_OWN = (LATEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP)
-_BEYOND_ALL = 2**63 - 1
+_UNAVAILABLE = ListOffsetsAnswer(NOT_KNOWN_NOW[ApiKey.LIST_OFFSETS])
 
 
 class ListOffsetsHandler:
@@ -150,7 +151,7 @@ class ListOffsetsHandler:
         """Returns the answer for a partition without time for a look-up. None: the broker's own answer is true."""
         if asked is None or asked.timestamp in _BROKERS_OWN or broker.error_code:
             return None
-        return self._brokers_own(request, asked) if is_internal(asked.topic) else ListOffsetsAnswer(UNAVAILABLE)
+        return self._brokers_own(request, asked) if is_internal(asked.topic) else _UNAVAILABLE
 
     async def _current_ids(
         self, answers: Sequence[ListOffsetsResponsePartition], node_id: int | None, deadline_ms: int
@@ -215,24 +216,23 @@ class ListOffsetsHandler:
         remaining_ms = max(1, deadline_ms - tools.clock_ms())
         timeout_ms = min(tools.settings.metadata_timeout_ms, remaining_ms)
         if partition is None:
-            return ListOffsetsAnswer(UNAVAILABLE)
+            return _UNAVAILABLE
         is_offset_zero = broker.offset == 0 and (asked.timestamp == EARLIEST_TIMESTAMP or asked.timestamp >= 0)
         if is_offset_zero and not tools.log.is_known(partition):
             return None
-        if not await tools.log.ensure_fresh(partition, timeout_ms):
-            return ListOffsetsAnswer(UNAVAILABLE)
         try:
+            await tools.log.ensure_fresh(partition, timeout_ms)
             if not tools.log.is_tiered(partition):
                 return await self._of_unknown(request, asked, partition, timeout_ms)
             answer = await self._of_tiered(request, asked, broker, partition, deadline_ms, connection_id)
             tools.log.require_fresh(partition)
-        except RemoteLogError as error:
-            return ListOffsetsAnswer(list_offsets_error(error))
+        except RemoteLogError:
+            return _UNAVAILABLE
         except CorruptBatchError as error:
             logger.warning(
                 "the look-up by timestamp failed, the client retries: %s", error, extra={"partition": str(partition)}
             )
-            return ListOffsetsAnswer(UNAVAILABLE)
+            return _UNAVAILABLE
         return answer
 
     async def _of_tiered(
@@ -250,11 +250,11 @@ class ListOffsetsHandler:
         if asked.timestamp == LATEST_TIERED_TIMESTAMP:
             return self._latest_tiered(partition)
         if request.asks_next_local(asked.timestamp):
-            return await self._next_local(partition)
+            return ListOffsetsAnswer(offset=await self._tools.log.next_local(partition))
         if asked.timestamp < 0 and asked.timestamp != MAX_TIMESTAMP:
             return None
         if self._tools.log.is_reading_paused(partition):
-            return ListOffsetsAnswer(UNAVAILABLE)  # the record may be remote
+            raise NotKnownNow("the record may be remote, and its topic's reading is paused")
         if asked.timestamp == MAX_TIMESTAMP:
             return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
         log_start = await self._tools.log.log_start(partition)
@@ -262,7 +262,7 @@ class ListOffsetsHandler:
             partition,
             asked.timestamp,
             log_start,
-            broker.offset if broker.offset >= 0 else _BEYOND_ALL,
+            broker.offset if broker.offset >= 0 else BEYOND_ALL,
             deadline_ms=deadline_ms,
             connection_id=connection_id,
         )
@@ -284,24 +284,18 @@ class ListOffsetsHandler:
         if not await tools.configured.is_tiered(partition.topic_id, timeout_ms):
             return self._brokers_own(request, asked)
         if timestamp == EARLIEST_TIMESTAMP:
-            return ListOffsetsAnswer(UNAVAILABLE)
+            return _UNAVAILABLE
         # The question goes to the leader after the broker's answer.
         verified = await tools.bounds.ask(partition, tools.clock_ms() + 1, tools.settings.bounds_timeout_ms)
         if verified.bounds.log_start_offset > 0:
-            return ListOffsetsAnswer(UNAVAILABLE)
+            return _UNAVAILABLE
         return ListOffsetsAnswer(offset=0) if request.asks_next_local(timestamp) else None
 
     async def _earliest(self, partition: TopicIdPartition, local_log_start: int) -> ListOffsetsAnswer | None:
-        log = self._tools.log
-        remote = log.remote(partition)
-        log_start = remote.log_start(local_log_start)
-        is_unknown = remote.attempt_at_head(log_start, local_log_start) is not None
-        if is_unknown or await log.has_lost_head(partition, log_start):
-            return ListOffsetsAnswer(UNAVAILABLE)
-        offset = remote.earliest(local_log_start)
+        offset = await self._tools.log.earliest(partition, local_log_start)
         if offset is None or offset == local_log_start:
             return None
-        return ListOffsetsAnswer(offset=offset, leader_epoch=remote.epoch_at(offset))
+        return ListOffsetsAnswer(offset=offset, leader_epoch=self._tools.log.remote(partition).epoch_at(offset))
 
     def _latest_tiered(self, partition: TopicIdPartition) -> ListOffsetsAnswer | None:
         remote = self._tools.log.remote(partition)
@@ -309,12 +303,6 @@ class ListOffsetsHandler:
         if end_offset is None:
             return None
         return ListOffsetsAnswer(offset=end_offset, leader_epoch=remote.epoch_at(end_offset))
-
-    async def _next_local(self, partition: TopicIdPartition) -> ListOffsetsAnswer:
-        log = self._tools.log
-        if await log.has_lost_head(partition, await log.log_start(partition)):
-            return ListOffsetsAnswer(UNAVAILABLE)
-        return ListOffsetsAnswer(offset=log.remote(partition).next_local(await log.local(partition)))
 
     async def _max_timestamp(
         self,
@@ -335,7 +323,7 @@ class ListOffsetsHandler:
                 return None
         log_start = await self._tools.log.log_start(partition)
         found = await self._tools.reader.offsets.max_timestamp(
-            partition, log_start, _BEYOND_ALL, deadline_ms=deadline_ms, connection_id=connection_id
+            partition, log_start, BEYOND_ALL, deadline_ms=deadline_ms, connection_id=connection_id
         )
         await self._tools.log.require_no_hole(partition, log_start, -1)
         if found is None or (broker.offset >= 0 and found.timestamp_ms < broker.timestamp):

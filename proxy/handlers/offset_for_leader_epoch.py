@@ -78,10 +78,11 @@ class OffsetForLeaderEpochHandler:
             return None
         tools = self._tools
         partition = await current_partition(tools, asked.topic, asked.partition)
-        if partition is None or not await tools.log.ensure_fresh(partition, tools.settings.metadata_timeout_ms):
+        if partition is None:
             return None
-        remote = tools.log.remote(partition)
         try:
+            await tools.log.ensure_fresh(partition, tools.settings.metadata_timeout_ms)
+            remote = tools.log.remote(partition)
             last_remote_epoch = remote.last_epoch()
             if last_remote_epoch is None or asked.leader_epoch == last_remote_epoch:
                 return None

@@ -1,13 +1,12 @@
 """Explains one partition: where its offsets are, and why each segment is still there, or not there yet.
 
-    facts = facts_of(metadata, partition, policy, now_ms, local=..., owner=...)
     explain(facts) -> PartitionAnswer            every segment, and the part that is only local
     explain_offset(facts, offset) -> OffsetAnswer
     segment_at_time(facts, time_ms) -> the first segment that may have a record of that time
 
-The functions are pure. Every "why" of a copy, a trim or an expiry comes from the functions by which the tasks decide
-(`trim_holds`, `expiry_holds`, `copy_hold`, `copy_due`). What is added here are the states in which no task
-decides: a stop, a failing stage, an earlier segment that is held.
+The functions ask no broker and no store. Every "why" of a copy, a trim or an expiry comes from the functions by which
+the tasks decide (`trim_holds`, `expiry_holds`, `copy_hold`, `copy_due`). What is added here are the states in which no
+task decides: a stop, a failing stage, an earlier segment that is held.
 """
 
 from __future__ import annotations
@@ -30,21 +29,20 @@ from tiers.explain.answers import (
     UncopiedAnswer,
     Why,
 )
-from tiers.explain.facts import PartitionFacts
+from tiers.explain.facts import LocalFacts, PartitionFacts
 from tiers.explain.words import why, why_held
+from tiers.metadata.remote_log import LEFT_AFTER_MS
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import log_key
 from tiers.tasks.copy.copy_due import Uncopied, copy_due, copy_hold
 from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES
-from tiers.tasks.hold import Hold, HoldReason
+from tiers.tasks.history.align import open_cut
 from tiers.tasks.retention.expiration_task import expiry_hold, expiry_holds
 from tiers.tasks.retention.trim_task import TrimView, trim_hold, trim_holds
 from tiers.texts import duration_text
 
-_LEFT_AFTER_MS: Final = 60_000
-"""The age at which an attempt at a copy counts as left, as in `copy_failing_since_ms`."""
 _ANY_PROXY: Final = "the proxy that the client is connected to, from the store"
 _WITHOUT_STORE: Final = "the proxy that the client is connected to. It answers when the store does, or from its cache"
 _STAGES: Final[Mapping[Question, tuple[str, ...]]] = {
@@ -59,17 +57,17 @@ def explain(facts: PartitionFacts) -> PartitionAnswer:
     found = _Explanation(facts)
     bounds = None if facts.local is None else facts.local.bounds
     return PartitionAnswer(
-        topic=facts.partition.topic,
-        partition=facts.partition.partition,
-        log_start=facts.log_start,
-        remote_start=facts.answering[0].start_offset if facts.answering else None,
-        remote_end=facts.remote_end,
+        topic=facts.remote.partition.topic,
+        partition=facts.remote.partition.partition,
+        log_start=found.log_start,
+        remote_start=next((each.start_offset for each in found.answering.values()), None),
+        remote_end=facts.remote.end(found.log_start),
         local_log_start=None if bounds is None else bounds.log_start_offset,
         last_stable_offset=None if bounds is None else bounds.last_stable_offset,
         high_watermark=None if bounds is None else bounds.high_watermark,
         owner=facts.owner.name,
         notes=tuple(found.notes()),
-        segments=tuple(map(found.segment, facts.segments)),
+        segments=tuple(map(found.segment, found.segments)),
         uncopied=found.uncopied(),
     )
 
@@ -82,18 +80,27 @@ def segment_at_time(facts: PartitionFacts, time_ms: int) -> RemoteLogSegmentMeta
     """Returns the first readable segment with a record of that time or later; None: no remote record is so new.
 
     Timestamps need not ascend in a log, so this is the first segment by offset, as for ListOffsets."""
-    return next((segment for segment in facts.answering if segment.max_timestamp_ms >= time_ms), None)
+    readable = _Explanation(facts).answering.values()
+    return next((segment for segment in readable if segment.max_timestamp_ms >= time_ms), None)
 
 
 class _Explanation:
-    """The explanation of one partition. The holds of all segments are computed once."""
+    """The explanation of one partition. It reads the metadata once, and computes the holds of all segments once."""
 
     def __init__(self, facts: PartitionFacts) -> None:
         self._facts = facts
-        self._answering = {segment.segment_id: segment for segment in facts.answering}
+        metadata, partition = facts.remote.metadata, facts.remote.partition
+        self.log_start = facts.log_start
+        self.segments = list(metadata.list_remote_log_segments(partition))
+        """All segments that the metadata knows, by ascending start offset."""
+        readable = (each.metadata for each in metadata.answering_segments(partition, self.log_start))
+        self.answering = {each.segment_id: each for each in readable}
+        """The segments that answer for the offsets of the log."""
+        local_start = None if facts.local is None else facts.local.bounds.log_start_offset
+        self._open_cut = open_cut(metadata, partition, facts.remote.log_start(local_start))
 
     def notes(self) -> Iterator[str]:
-        facts = self._facts
+        facts, remote = self._facts, self._facts.remote
         match facts.policy:
             case None:
                 yield "This proxy's file does not tier the topic, and no setting of the topic does."
@@ -114,7 +121,7 @@ class _Explanation:
         for stage, error in facts.owner.troubles.items():
             yield f"The stage {stage!r} of the owner fails: {error}."
         yield from facts.remarks
-        for gap in facts.gaps:
+        for gap in remote.metadata.gaps(remote.partition):
             yield (
                 f"The offsets {gap.first_offset} to {gap.next_offset - 1} are a gap: the broker removed them before"
                 " they were copied."
@@ -137,15 +144,15 @@ class _Explanation:
         )
 
     def uncopied(self) -> UncopiedAnswer:
-        facts = self._facts
-        if facts.local is None:
+        local = self._facts.local
+        if local is None:
             return UncopiedAnswer(0, 0, ())
-        bounds = facts.local.bounds
-        remote_next = 0 if facts.remote_end is None else facts.remote_end + 1
+        bounds, remote_end = local.bounds, self._facts.remote.end()
+        remote_next = 0 if remote_end is None else remote_end + 1
         first = min(max(remote_next, bounds.log_start_offset), bounds.high_watermark)
         whys: list[Why] = []
         if first < bounds.last_stable_offset:
-            whys.append(self._not_copied())
+            whys.append(self._not_copied(local))
         if max(first, bounds.last_stable_offset) < bounds.high_watermark:
             whys.append(
                 why(
@@ -159,21 +166,19 @@ class _Explanation:
         return UncopiedAnswer(first, bounds.high_watermark, tuple(whys))
 
     def offset(self, offset: int) -> OffsetAnswer:
-        facts, bounds = self._facts, None if self._facts.local is None else self._facts.local.bounds
-        holder = next((each for each in facts.answering if each.start_offset <= offset <= each.valid_end_offset), None)
+        bounds = None if self._facts.local is None else self._facts.local.bounds
         if bounds is not None and offset >= bounds.high_watermark:
             sentence = f"The log ends before offset {offset}: the next record gets offset {bounds.high_watermark}."
             return OffsetAnswer(offset, Place.BEYOND_END, sentence, self._leader)
-        if offset < facts.log_start:
-            return OffsetAnswer(
-                offset,
-                Place.DELETED,
-                f"The log starts at offset {facts.log_start}{self._log_start_reason}. The record at offset {offset} is"
-                " deleted.",
-                self._leader,
-                continues_at=facts.log_start,
+        if offset < self.log_start:
+            sentence = (
+                f"The log starts at offset {self.log_start}{self._log_start_reason}. The record at offset {offset} is"
+                " deleted."
             )
+            return OffsetAnswer(offset, Place.DELETED, sentence, self._leader, continues_at=self.log_start)
         is_local = bounds is not None and offset >= bounds.log_start_offset
+        holders = (each for each in self.answering.values() if each.start_offset <= offset <= each.valid_end_offset)
+        holder = next(holders, None)
         if holder is not None:
             found = self.segment(holder)
             if is_local:
@@ -182,38 +187,35 @@ class _Explanation:
             sentence = f"The remote tier has offset {offset}, in the segment {found.id}."
             if bounds is None:
                 sentence += " Whether the broker has it, too, is not known: the leader does not answer."
-            return OffsetAnswer(offset, Place.REMOTE, sentence, self._any_proxy, found, whys=found.whys)
+            server = _ANY_PROXY if self._facts.has_store else _WITHOUT_STORE
+            return OffsetAnswer(offset, Place.REMOTE, sentence, server, found, whys=found.whys)
         if is_local:
             whys = self.uncopied().whys
             return OffsetAnswer(offset, Place.LOCAL, f"The broker alone has offset {offset}.", self._leader, whys=whys)
         return self._missing(offset)
 
     def _missing(self, offset: int) -> OffsetAnswer:
-        facts = self._facts
-        gap = next((gap for gap in facts.gaps if gap.holds(offset)), None)
+        remote = self._facts.remote
+        gap = remote.metadata.gap_at(remote.partition, offset)
         if gap is not None:
             sentence = (
                 f"Offset {offset} lies in a gap: the broker removed the offsets {gap.first_offset} to"
                 f" {gap.next_offset - 1} before they were copied. A Fetch goes on at offset {gap.next_offset}."
             )
             return OffsetAnswer(offset, Place.GAP, sentence, _ANY_PROXY, continues_at=gap.next_offset)
-        void = next((each for each in facts.segments if _is_in(each, offset)), None)
-        if facts.local is None:
+        void = next((each for each in self.segments if each.start_offset <= offset <= each.end_offset), None)
+        if self._facts.local is None:
             sentence = f"The remote tier does not have offset {offset}, and the leader does not answer."
         elif void is not None and void.is_cut_off:
             sentence = f"Offset {offset} is void: another leader's records replaced it."
         else:
             sentence = (
-                f"Neither tier has offset {offset}, though the log starts at offset {facts.log_start}. A client gets"
-                f" an error that it retries. `tidegate tier bounds {facts.partition.topic}` and"
+                f"Neither tier has offset {offset}, though the log starts at offset {self.log_start}. A client gets"
+                f" an error that it retries. `tidegate tier bounds {remote.partition.topic}` and"
                 " docs/operations.md, 'A partition stops', help."
             )
         found = None if void is None else self.segment(void)
         return OffsetAnswer(offset, Place.UNKNOWN, sentence, "no process", found)
-
-    @property
-    def _any_proxy(self) -> str:
-        return _ANY_PROXY if self._facts.has_store else _WITHOUT_STORE
 
     @property
     def _leader(self) -> str:
@@ -224,30 +226,27 @@ class _Explanation:
 
     @property
     def _log_start_reason(self) -> str:
-        facts = self._facts
-        found = next((each for each in facts.log_starts if each.offset == facts.log_start), None)
+        recorded = self._facts.remote.metadata.log_starts(self._facts.remote.partition)
+        found = next((each for each in recorded if each.offset == self.log_start), None)
         return "" if found is None else f" (reason: {found.reason.name})"
 
     def _place_of(self, segment: RemoteLogSegmentMetadata) -> Place:
-        if segment.segment_id not in self._answering:
+        if segment.segment_id not in self.answering:
             return Place.UNKNOWN
         local = self._facts.local
         is_local = local is not None and segment.valid_end_offset >= local.bounds.log_start_offset
         return Place.BOTH if is_local else Place.REMOTE
 
     def _whys(self, segment: RemoteLogSegmentMetadata, place: Place) -> Iterator[Why]:
-        facts = self._facts
+        facts, log_start = self._facts, self.log_start
         age_ms = facts.now_ms - segment.event_timestamp_ms
         if segment.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-            if age_ms < _LEFT_AFTER_MS:
-                sentence = f"A copy of this segment began {duration_text(age_ms)} ago, and has not ended."
-                yield why(Question.NOT_REMOTE, StateReason.COPY_BEGUN, sentence, {"age_ms": age_ms})
-            else:
-                sentence = (
-                    f"A copy of this segment began {duration_text(age_ms)} ago, and has not ended. The owner reads it"
-                    " back until it knows whether the store has it whole."
-                )
-                yield why(Question.NOT_REMOTE, StateReason.COPY_LEFT, sentence, {"age_ms": age_ms})
+            sentence = f"A copy of this segment began {duration_text(age_ms)} ago, and has not ended."
+            reason = StateReason.COPY_BEGUN
+            if age_ms >= LEFT_AFTER_MS:
+                reason = StateReason.COPY_LEFT
+                sentence += " The owner reads it back until it knows whether the store has it whole."
+            yield why(Question.NOT_REMOTE, reason, sentence, {"age_ms": age_ms})
         elif segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
             sentence = f"The deletion of this segment began {duration_text(age_ms)} ago, and has not ended."
             yield self._trouble(Question.NOT_EXPIRED) or why(
@@ -259,19 +258,19 @@ class _Explanation:
                 " has passed since then."
             )
             yield why(Question.NOT_EXPIRED, StateReason.VOID, sentence)
-        elif segment.valid_end_offset < facts.log_start:
-            sentence = f"The log starts at offset {facts.log_start}. The owner deletes the segment in its next round."
-            held = self._topic_hold(Question.NOT_EXPIRED)
-            yield held or why(
-                Question.NOT_EXPIRED, StateReason.BELOW_LOG_START, sentence, {"log_start": facts.log_start}
-            )
+        elif segment.valid_end_offset < log_start:
+            sentence = f"The log starts at offset {log_start}. The owner deletes the segment in its next round."
+            below = why(Question.NOT_EXPIRED, StateReason.BELOW_LOG_START, sentence, {"log_start": log_start})
+            policy = self._policy(Question.NOT_EXPIRED)
+            yield policy if isinstance(policy, Why) else below
         elif place is Place.UNKNOWN:
             sentence = "Another copy answers for all offsets of this one. The owner deletes it in a later round."
             yield why(Question.NOT_EXPIRED, StateReason.SUPERSEDED, sentence)
         else:
+            trim = facts.remote.last_trim()
             if place is Place.BOTH:
                 yield self._on_broker[segment.segment_id]
-            elif facts.local is None and segment.valid_end_offset >= (facts.trimmed_to or 0):
+            elif facts.local is None and (trim is None or segment.valid_end_offset >= trim.offset):
                 sentence = f"The leader does not answer, so the owner trims nothing: {facts.local_trouble}"
                 yield why(Question.ON_BROKER, StateReason.LEADER_UNKNOWN, sentence)
             yield self._not_expired[segment.segment_id]
@@ -279,70 +278,45 @@ class _Explanation:
     @cached_property
     def _on_broker(self) -> Mapping[RemoteLogSegmentId, Why]:
         """Why each segment that both tiers have is still on the broker."""
-        facts, question = self._facts, Question.ON_BROKER
-        local = facts.local
+        facts, local, question = self._facts, self._facts.local, Question.ON_BROKER
         assert local is not None
-        both = [each for each in facts.answering if self._place_of(each) is Place.BOTH]
-        held = self._topic_hold(question)
-        if held is not None or not isinstance(facts.policy, TopicPolicy):
-            return {each.segment_id: held or self._not_tiered(question) for each in both}
-        start = local.bounds.log_start_offset
-        if facts.log_start > start:
-            held = why_held(
-                question, Hold(HoldReason.LOG_START_ABOVE, values={"log_start": facts.log_start}), facts.policy
-            )
-            return {each.segment_id: held for each in both}
-        covering, next_offset = [], start
+        both = [each for each in self.answering.values() if self._place_of(each) is Place.BOTH]
+        policy = self._policy(question)
+        if isinstance(policy, Why):
+            return {each.segment_id: policy for each in both}
+        covering, next_offset = [], local.bounds.log_start_offset
         for each in both:
             if not each.start_offset <= next_offset <= each.valid_end_offset:
                 break
             covering.append(each)
             next_offset = each.valid_end_offset + 1
-        view = TrimView(
-            local.bounds.last_stable_offset,
-            facts.now_ms,
-            facts.visible_after_ms,
-            self._visible_for_ms,
-        )
+        view = TrimView(local.bounds.last_stable_offset, facts.now_ms, facts.visible_after_ms, self._visible_for_ms)
         found: dict[RemoteLogSegmentId, Why] = {}
-        first_held: RemoteLogSegmentMetadata | None = None
-        for segment, hold in trim_holds(facts.policy, covering, view):
-            found[segment.segment_id] = self._trim_why(segment, hold, first_held, facts.policy)
-            if first_held is None and (hold is not None or self._is_share_held(segment)):
-                first_held = segment
+        held: RemoteLogSegmentMetadata | None = None
+        for segment, hold in trim_holds(policy, covering, view):
+            share_start = local.share_start
+            is_shared = share_start is not None and share_start <= segment.valid_end_offset
+            if hold is not None:
+                answer = why_held(question, hold, policy)
+            elif held is not None:
+                answer = _behind(question, held, "trims")
+            elif share_start is not None and is_shared:
+                sentence = (
+                    f"A share group still reads from offset {share_start} on, and share groups read from the broker"
+                    " alone."
+                )
+                answer = why(question, StateReason.SHARE_GROUP, sentence, {"share_start": share_start})
+            else:
+                answer = self._due(question, "trims")
+            found[segment.segment_id] = answer
+            if held is None and (hold is not None or is_shared):
+                held = segment
         sentence = (
             f"The broker has records from offset {next_offset} on that are not remote, before this segment. The owner"
             " trims only what is remote without a hole."
         )
         uncopied = why(question, StateReason.UNCOPIED_BEFORE, sentence, {"first_offset": next_offset})
         return {each.segment_id: found.get(each.segment_id, uncopied) for each in both}
-
-    def _trim_why(
-        self,
-        segment: RemoteLogSegmentMetadata,
-        hold: Hold | None,
-        first_held: RemoteLogSegmentMetadata | None,
-        policy: TopicPolicy,
-    ) -> Why:
-        question = Question.ON_BROKER
-        if hold is not None:
-            return why_held(question, hold, policy)
-        if first_held is not None:
-            sentence = (
-                f"The segment from offset {first_held.start_offset} on is held, and the owner trims from the beginning"
-                " of the log only."
-            )
-            return why(question, StateReason.BEHIND_EARLIER, sentence, {"held_offset": first_held.start_offset})
-        if self._is_share_held(segment):
-            assert self._facts.local is not None
-            start = self._facts.local.share_start or 0
-            sentence = f"A share group still reads from offset {start} on, and share groups read from the broker alone."
-            return why(question, StateReason.SHARE_GROUP, sentence, {"share_start": start})
-        return self._due(question, "trims")
-
-    def _is_share_held(self, segment: RemoteLogSegmentMetadata) -> bool:
-        local = self._facts.local
-        return local is not None and local.share_start is not None and local.share_start <= segment.valid_end_offset
 
     def _visible_for_ms(self, segment: RemoteLogSegmentMetadata) -> int | None:
         """Without the owner's own times, the time since the end of the copy stands for them."""
@@ -353,64 +327,59 @@ class _Explanation:
     def _not_expired(self) -> Mapping[RemoteLogSegmentId, Why]:
         """Why each readable segment has not expired."""
         facts, question = self._facts, Question.NOT_EXPIRED
-        held = self._topic_hold(question)
-        if held is not None or not isinstance(facts.policy, TopicPolicy):
-            return {each.segment_id: held or self._not_tiered(question) for each in facts.answering}
-        retention = Retention(facts.policy.retention_ms, facts.policy.retention_bytes)
+        policy = self._policy(question)
+        if isinstance(policy, Why):
+            return dict.fromkeys(self.answering, policy)
+        retention = Retention(policy.retention_ms, policy.retention_bytes)
         uncopied_bytes = 0 if facts.local is None else min(facts.local.uncopied_bytes, MIN_BATCH_BYTES)
         found: dict[RemoteLogSegmentId, Why] = {}
-        first_held: RemoteLogSegmentMetadata | None = None
-        for segment, hold in expiry_holds(facts.answering, retention, facts.now_ms, uncopied_bytes):
+        held: RemoteLogSegmentMetadata | None = None
+        for segment, hold in expiry_holds(self.answering.values(), retention, facts.now_ms, uncopied_bytes):
             if hold is not None:
-                found[segment.segment_id] = why_held(question, hold, facts.policy)
-                first_held = first_held or segment
-            elif first_held is not None:
-                sentence = (
-                    f"The segment from offset {first_held.start_offset} on is held, and the owner expires from the"
-                    " beginning of the log only."
-                )
-                values = {"held_offset": first_held.start_offset}
-                found[segment.segment_id] = why(question, StateReason.BEHIND_EARLIER, sentence, values)
+                found[segment.segment_id] = why_held(question, hold, policy)
+                held = held or segment
+            elif held is not None:
+                found[segment.segment_id] = _behind(question, held, "expires")
             else:
                 found[segment.segment_id] = self._due(question, "expires")
         return found
 
-    def _not_copied(self) -> Why:
+    def _not_copied(self, local: LocalFacts) -> Why:
         """Why the records below the last stable offset are not remote."""
         facts, question = self._facts, Question.NOT_REMOTE
-        held = self._topic_hold(question)
-        if held is not None or not isinstance(facts.policy, TopicPolicy):
-            return held or self._not_tiered(question)
-        uncopied_bytes = 0 if facts.local is None else facts.local.uncopied_bytes
-        attempts = [each for each in facts.segments if each.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED]
+        policy = self._policy(question)
+        if isinstance(policy, Why):
+            return policy
+        attempts = [each for each in self.segments if each.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED]
         if attempts:
             newest = max(attempts, key=lambda each: each.event_timestamp_ms)
             return next(self._whys(newest, Place.UNKNOWN))
         hold = facts.owner.copy_hold
         if hold is None:
             # The owner alone knows how old the records are.
-            hold = copy_due(facts.policy, Uncopied(1, uncopied_bytes), facts.now_ms)
+            hold = copy_due(policy, Uncopied(1, local.uncopied_bytes), facts.now_ms)
             if hold is None:
                 return self._due(question, "copies")
             if (absent := self._without_owner(question, "copies")) is not None:
                 return absent
             hold = replace(hold, at_ms=None, values={key: hold.values[key] for key in hold.values if key != "age_ms"})
         is_over = hold.at_ms is not None and hold.at_ms <= facts.now_ms
-        return self._due(question, "copies") if is_over else why_held(question, hold, facts.policy)
+        return self._due(question, "copies") if is_over else why_held(question, hold, policy)
 
-    def _topic_hold(self, question: Question) -> Why | None:
-        """Returns what holds the whole partition: no policy, a stop, a doubt, a setting, a failing stage."""
-        facts = self._facts
-        if not isinstance(facts.policy, TopicPolicy):
-            return self._not_tiered(question)
+    def _policy(self, question: Question) -> TopicPolicy | Why:
+        """Returns the policy, or what holds the whole partition: no policy, a stop, a doubt, a setting, a trouble."""
+        policy = self._facts.policy
+        if not isinstance(policy, TopicPolicy):
+            reason = policy.reason if isinstance(policy, Refusal) else "this proxy's file does not tier it"
+            return why(question, StateReason.NOT_TIERED, f"This proxy does not manage the topic: {reason}.")
         if (stop := self._stop(question)) is not None:
             return stop
         of_topic = {
             Question.ON_BROKER: trim_hold,
             Question.NOT_REMOTE: copy_hold,
             Question.NOT_EXPIRED: expiry_hold,
-        }[question](facts.policy)
-        return why_held(question, of_topic, facts.policy) if of_topic is not None else self._trouble(question)
+        }[question](policy)
+        return why_held(question, of_topic, policy) if of_topic is not None else self._trouble(question) or policy
 
     def _trouble(self, question: Question) -> Why | None:
         for stage in _STAGES[question]:
@@ -419,11 +388,6 @@ class _Explanation:
                 sentence = f"The stage {stage!r} of the owner fails, and is tried again: {error}."
                 return why(question, StateReason.STAGE_FAILS, sentence)
         return None
-
-    def _not_tiered(self, question: Question) -> Why:
-        policy = self._facts.policy
-        reason = policy.reason if isinstance(policy, Refusal) else "this proxy's file does not tier it"
-        return why(question, StateReason.NOT_TIERED, f"This proxy does not manage the topic: {reason}.")
 
     def _due(self, question: Question, verb: str) -> Why:
         sentence = f"Nothing holds it: the owner {verb} it in one of its next rounds."
@@ -442,29 +406,33 @@ class _Explanation:
 
     def _stop(self, question: Question) -> Why | None:
         """A leader with another history holds everything. A doubt about the past holds everything but copying."""
-        facts = self._facts
-        if facts.owner.stopped:
+        owner, cut = self._facts.owner, self._open_cut
+        if owner.stopped:
             sentence = (
-                f"The leader has another history than the copied log: {facts.owner.stopped}. The owner copies, trims"
+                f"The leader has another history than the copied log: {owner.stopped}. The owner copies, trims"
                 " and expires nothing (docs/operations.md, 'A partition stops')."
             )
             return why(question, StateReason.STOPPED, sentence)
-        if facts.open_cut is not None and question is Question.NOT_EXPIRED:
+        if cut is not None and question is Question.NOT_EXPIRED:
             sentence = (
-                f"The tier was cut at offset {facts.open_cut.offset}, and the leader has forgotten whether its log"
+                f"The tier was cut at offset {cut.offset}, and the leader has forgotten whether its log"
                 " parts from the copied records below that. The owner expires and deletes nothing until `tidegate tier"
                 " cut` names the offset (docs/operations.md, 'A partition stops')."
             )
             return why(question, StateReason.UNPROVED_CUT, sentence)
-        if not facts.owner.doubt or question is Question.NOT_REMOTE:
+        if not owner.doubt or question is Question.NOT_REMOTE:
             return None
         sentence = (
-            f"The owner may doubt that the metadata knows all copies: {facts.owner.doubt}. In doubt, it trims,"
+            f"The owner may doubt that the metadata knows all copies: {owner.doubt}. In doubt, it trims,"
             " expires and deletes nothing, and goes on copying. The alarm metadata-lost shows a doubt"
             " (docs/operations.md, 'A partition stops')."
         )
         return why(question, StateReason.DOUBT, sentence)
 
 
-def _is_in(segment: RemoteLogSegmentMetadata, offset: int) -> bool:
-    return segment.start_offset <= offset <= segment.end_offset
+def _behind(question: Question, held: RemoteLogSegmentMetadata, verb: str) -> Why:
+    sentence = (
+        f"The segment from offset {held.start_offset} on is held, and the owner {verb} from the beginning of the log"
+        " only."
+    )
+    return why(question, StateReason.BEHIND_EARLIER, sentence, {"held_offset": held.start_offset})

@@ -1,7 +1,7 @@
 """`PartitionFacts`: what is known of one partition, as the input of an explanation.
 
-The caller asks the brokers, the store and the group. `facts_of` reads the rest from the metadata of this process, which
-is local and synchronous. A fact that the caller does not know stays None, and the explanation leaves it out.
+The caller asks the brokers, the store and the group, and makes the metadata fresh. A fact that the caller does not know
+stays None, and the explanation leaves it out.
 """
 
 from __future__ import annotations
@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tiers.config.settings import DEFAULT_VISIBLE_AFTER_MS
 from tiers.config.topic_policy import Refusal, TopicPolicy
 from tiers.metadata.remote_log import RemoteLog
-from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.log_start import LogGap, LogStart
-from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata
-from tiers.tasks.history.align import open_cut
 from tiers.tasks.hold import Hold
-
-DEFAULT_VISIBLE_AFTER_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,78 +51,26 @@ class OwnerFacts:
 class PartitionFacts:
     """The facts. `now_ms` is the wall clock. `policy` is None if no setting tiers the topic.
 
-    `segments` are all that the metadata knows, by ascending start offset. `answering` are those that answer for the
-    offsets of the log. `local` is None while the leader is not known, and `local_trouble` says why."""
+    `local` is None while the leader is not known, and `local_trouble` says why. `cluster_id` is that in object keys;
+    empty: the keys are not known. `remarks` are sentences of the caller about the partition. `has_store` says whether
+    the store answered, as far as the caller asked it."""
 
-    partition: TopicIdPartition
+    remote: RemoteLog
     now_ms: int
     policy: TopicPolicy | Refusal | None
-    segments: tuple[RemoteLogSegmentMetadata, ...] = ()
-    answering: tuple[RemoteLogSegmentMetadata, ...] = ()
-    gaps: tuple[LogGap, ...] = ()
-    log_starts: tuple[LogStart, ...] = ()
-    open_cut: Cut | None = None
-    """A CUT that is not proved: nothing of the partition expires."""
     local: LocalFacts | None = None
     local_trouble: str = ""
     owner: OwnerFacts = field(default_factory=OwnerFacts)
     visible_after_ms: int = DEFAULT_VISIBLE_AFTER_MS
     cluster_id: str = ""
-    """The cluster id in object keys; empty: the keys are not known."""
     remarks: tuple[str, ...] = ()
-    """Sentences of the caller about the partition, for example about a store that does not answer."""
     has_store: bool = True
-    """Whether the store answered, as far as the caller asked it."""
-    trimmed_to: int | None = None
-    """The offset to which the last recorded trim moved the local log start."""
 
     @property
     def log_start(self) -> int:
         """The log start of both tiers; without an answer of the leader, that of the tier."""
-        starts = [start.offset for start in self.log_starts[:1]]
-        starts = starts or [segment.start_offset for segment in self.answering[:1]]
-        starts += [self.local.bounds.log_start_offset] if self.local is not None else []
-        return min(starts, default=0)
-
-    @property
-    def remote_end(self) -> int | None:
-        """Ry: the last remote offset, inclusive."""
-        return self.answering[-1].valid_end_offset if self.answering else None
-
-
-def facts_of(
-    metadata: RemoteLogMetadataState,
-    partition: TopicIdPartition,
-    policy: TopicPolicy | Refusal | None,
-    now_ms: int,
-    *,
-    local: LocalFacts | None = None,
-    local_trouble: str = "",
-    owner: OwnerFacts | None = None,
-    visible_after_ms: int = DEFAULT_VISIBLE_AFTER_MS,
-    cluster_id: str = "",
-    remarks: tuple[str, ...] = (),
-    has_store: bool = True,
-) -> PartitionFacts:
-    """Adds what the metadata of this process knows. The caller has made it fresh. Reads no broker and no store."""
-    log_starts = tuple(metadata.log_starts(partition))
-    log_start = RemoteLog(metadata, partition).log_start()
-    trim = metadata.local_log_start(partition)
-    return PartitionFacts(
-        partition=partition,
-        now_ms=now_ms,
-        policy=policy,
-        segments=tuple(metadata.list_remote_log_segments(partition)),
-        answering=tuple(each.metadata for each in metadata.answering_segments(partition, log_start)),
-        gaps=tuple(metadata.gaps(partition)),
-        log_starts=log_starts,
-        open_cut=open_cut(metadata, partition, log_start),
-        local=local,
-        local_trouble=local_trouble,
-        owner=owner or OwnerFacts(),
-        visible_after_ms=visible_after_ms,
-        cluster_id=cluster_id,
-        remarks=remarks,
-        has_store=has_store,
-        trimmed_to=None if trim is None else trim.offset,
-    )
+        if self.local is None:
+            return self.remote.metadata.log_start_offset(self.remote.partition) or 0
+        local_start = self.local.bounds.log_start_offset
+        earliest = self.remote.earliest(local_start)
+        return local_start if earliest is None else earliest

@@ -17,18 +17,19 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
 from tiers.errors import BrokerError, LogDivergedError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError
-from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
+from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.topic.group.assignor import differing
 from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LogSource
+from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.uncopied import estimated_bytes
 from tiers.tasks.history.acceptance import may_be_in_doubt
 from tiers.tasks.history.align import align
 from tiers.tasks.history.stored_facts import StoredFacts
+from tiers.two_tier_log import TwoTierLog
 
 _READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
@@ -86,9 +87,14 @@ async def gather(
     remote = RemoteLog(log.state, partition)
     trouble, local, stopped, doubt = "", None, "", ""
     try:
-        local = await _local_facts(around, partition, remarks)
-        bounds, log_start = local.bounds, remote.log_start(local.bounds.log_start_offset)
-        for first, following in await remote.unknown_offsets(log_start, bounds.log_start_offset):
+        bounds = await around.source.bounds(partition, around.timeout_ms)
+        local = await _local_facts(around, remote, bounds, remarks)
+
+        async def read(_: TopicIdPartition) -> LocalLogBounds:
+            return bounds
+
+        tiers = TwoTierLog(log, around.source, read, max_age_ms=0, timeout_ms=around.timeout_ms)
+        for first, following in await tiers.unknown_offsets(partition):
             remarks.append(f"Neither tier has the offsets {first} to {following - 1}.")
         parting = await align(around.source, log.state, partition, bounds, around.timeout_ms)
         if parting is not None:
@@ -96,6 +102,7 @@ async def gather(
                 f"The leader has other records from offset {parting.offset} on: the owner cuts the tier there."
             )
         if is_tiered and around.storage is not None and not isinstance(stored, str):
+            log_start = remote.log_start(bounds.log_start_offset)
             is_in_doubt = await may_be_in_doubt(
                 around.storage, log, partition, bounds, log_start, stored, around.timeout_ms
             )
@@ -110,11 +117,10 @@ async def gather(
     if since_ms is not None:
         remarks.append(f"An attempt at the next copy was left {max(0, now_ms - since_ms) // 1000} s ago.")
     owner = _owner(around, partition, remarks) if is_tiered else OwnerFacts("")
-    return facts_of(
-        log.state,
-        partition,
-        policy,
+    return PartitionFacts(
+        remote,
         now_ms,
+        policy,
         local=local,
         local_trouble=trouble,
         owner=replace(owner, stopped=stopped, doubt=doubt),
@@ -125,19 +131,19 @@ async def gather(
     )
 
 
-async def _local_facts(around: Surroundings, partition: TopicIdPartition, remarks: list[str]) -> LocalFacts:
-    source, timeout_ms = around.source, around.timeout_ms
-    bounds = await source.bounds(partition, timeout_ms)
+async def _local_facts(
+    around: Surroundings, remote: RemoteLog, bounds: LocalLogBounds, remarks: list[str]
+) -> LocalFacts:
+    partition, timeout_ms = remote.partition, around.timeout_ms
     leader = await around.client.leader_of(partition, timeout_ms)
     share_start = None
     try:
         share_start = await around.share_groups.lowest_start(partition, timeout_ms)
     except RemoteLogError as error:
         remarks.append(f"It is not known whether a share group reads the partition: {error}.")
-    offsets = bounds.high_watermark - RemoteLog(around.log.state, partition).first_uncopied(bounds)
-    uncopied_bytes = estimated_bytes(around.log.state, partition, offsets)
+    uncopied_bytes = estimated_bytes(remote.metadata, partition, bounds.high_watermark - remote.first_uncopied(bounds))
     if uncopied_bytes is None:
-        uncopied_bytes = await source.size_bytes(partition, timeout_ms)
+        uncopied_bytes = await around.source.size_bytes(partition, timeout_ms)
     return LocalFacts(bounds, leader.node_id, share_start, uncopied_bytes or 0)
 
 

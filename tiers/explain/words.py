@@ -15,54 +15,32 @@ from tiers.texts import duration_text, moment_text, size_text
 
 _RULE_1: Final = "docs/design.md, safety rule 1 (Visible before trimmed)"
 _RULE_2: Final = "docs/design.md, safety rule 2 (Divergence deletes nothing)"
-_RULE_3: Final = "docs/design.md, safety rule 3 (Only named objects are deleted)"
 _RULE_4: Final = "docs/design.md, safety rule 4 (Trim what you own, where you think it is)"
 _RULE_5: Final = "docs/design.md, safety rule 5 (Gaps cost only their own records)"
 _RULE_6: Final = "docs/design.md, safety rule 6 (Clocks)"
-_LOG_RANGE: Final = "docs/design.md, 'Log range'"
 _OWNERSHIP: Final = "docs/design.md, 'Ownership'"
-_OBJECTS: Final = "docs/design.md, 'Objects'"
-_TOPICS: Final = "docs/configuration.md, [[topics]]"
 
 RULES: Final[Mapping[str, str]] = {
-    HoldReason.COPY_DISABLED: _LOG_RANGE,
-    HoldReason.COPYING_PAUSED: _LOG_RANGE,
-    HoldReason.NOT_DUE: _LOG_RANGE,
-    HoldReason.NO_LOCAL_RETENTION: _LOG_RANGE,
-    HoldReason.TRIMMING_PAUSED: _LOG_RANGE,
-    HoldReason.LOG_START_ABOVE: _LOG_RANGE,
     HoldReason.NOT_VISIBLE: _RULE_1,
     HoldReason.ABOVE_LSO: _RULE_4,
-    HoldReason.LOCAL_RETENTION: _LOG_RANGE,
     HoldReason.NEWEST_SEGMENT: _RULE_4,
-    HoldReason.EXPIRING_PAUSED: _LOG_RANGE,
-    HoldReason.RETENTION_UNKNOWN: _LOG_RANGE,
-    HoldReason.RETENTION_IN_DOUBT: _LOG_RANGE,
-    HoldReason.UNLIMITED_RETENTION: _LOG_RANGE,
-    HoldReason.TOTAL_RETENTION: _LOG_RANGE,
     HoldReason.FUTURE_TIMESTAMP: _RULE_6,
     HoldReason.EXPIRY_BUDGET: _RULE_6,
-    StateReason.DUE: _LOG_RANGE,
     StateReason.BEHIND_EARLIER: _RULE_4,
-    StateReason.NOT_TIERED: _TOPICS,
+    StateReason.NOT_TIERED: "docs/configuration.md, [[topics]]",
     StateReason.STOPPED: _RULE_2,
     StateReason.DOUBT: _RULE_5,
     StateReason.UNPROVED_CUT: _RULE_2,
-    StateReason.STAGE_FAILS: _LOG_RANGE,
     StateReason.NO_OWNER: _OWNERSHIP,
     StateReason.OWNER_UNFIT: _OWNERSHIP,
     StateReason.UNCOPIED_BEFORE: _RULE_4,
     StateReason.SHARE_GROUP: _RULE_4,
-    StateReason.OPEN_TRANSACTION: _LOG_RANGE,
-    StateReason.COPY_BEGUN: _LOG_RANGE,
-    StateReason.COPY_LEFT: _RULE_3,
-    StateReason.DELETION_BEGUN: _OBJECTS,
-    StateReason.BELOW_LOG_START: _LOG_RANGE,
+    StateReason.COPY_LEFT: "docs/design.md, safety rule 3 (Only named objects are deleted)",
+    StateReason.DELETION_BEGUN: "docs/design.md, 'Objects'",
     StateReason.VOID: _RULE_2,
-    StateReason.SUPERSEDED: _LOG_RANGE,
     StateReason.LEADER_UNKNOWN: _RULE_5,
 }
-"""The place in the documentation that states the rule, by reason."""
+"""The place in the documentation that states the rule, by reason; "Log range" has the rules of all others."""
 
 
 def why(
@@ -72,7 +50,8 @@ def why(
     values: Mapping[str, int] | None = None,
     at_ms: int | None = None,
 ) -> Why:
-    return Why(question, reason, RULES[reason], sentence, values or {}, at_ms)
+    rule = RULES.get(reason, "docs/design.md, 'Log range'")
+    return Why(question, reason, rule, sentence, values or {}, at_ms)
 
 
 def why_held(question: Question, hold: Hold, policy: TopicPolicy) -> Why:
@@ -106,8 +85,6 @@ def sentence_of(hold: Hold, policy: TopicPolicy) -> str:
             )
         case HoldReason.TRIMMING_PAUSED:
             return _paused(policy, TierWork.TRIMMING, "trims nothing of the topic")
-        case HoldReason.LOG_START_ABOVE:
-            return "The log start lies above these records. The owner deletes them on the broker in its next round."
         case HoldReason.NOT_VISIBLE:
             return (
                 f"The owner trims a segment {duration_text(values['remote.log.visible.after.ms'])} after the end of its"

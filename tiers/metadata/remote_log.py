@@ -24,7 +24,8 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata, leader_epoch_
 from tiers.model.segment_state import RemoteLogSegmentState
 
 _RUNS_BETWEEN_YIELDS = 512
-_LEFT_AFTER_MS = 60_000
+LEFT_AFTER_MS = 60_000
+"""The age at which an attempt at a copy counts as left."""
 
 
 class GapExit(NamedTuple):
@@ -80,6 +81,12 @@ class RemoteLog:
         The head of a segment that is cut may remain below the log start. It does not count."""
         end_offset = self.metadata.remote_end_offset(self.partition)
         return None if end_offset is None or end_offset < log_start else end_offset
+
+    def next_remote(self, local_log_start: int) -> int:
+        """Returns the end (exclusive) of the remote records; without any, the log start, or that of the local log."""
+        log_start, end_offset = self.metadata.log_start_offset(self.partition), self.end()
+        begin = local_log_start if log_start is None else log_start
+        return begin if end_offset is None else max(begin, end_offset + 1)
 
     def next_local(self, local: LocalLogBounds) -> int:
         """NEXT_LOCAL_TIMESTAMP (docs/founding.md): returns the offset below which every record of the log is remote.
@@ -242,9 +249,9 @@ class RemoteLog:
         found: list[LogGap] = []
         begun_at = self.attempt_at_head(log_start, local_log_start)
         if begun_at is not None:
-            found.append(LogGap(begun_at, self._head_end(log_start, local_log_start)))
+            found.append(LogGap(begun_at, self.hole_end(log_start, local_log_start)))
         while (first := await self.explained_to(log_start, local_log_start)) is not None and first < local_log_start:
-            log_start = self._head_end(first, local_log_start)
+            log_start = self.hole_end(first, local_log_start)
             found.append(LogGap(first, log_start))
         return found
 
@@ -252,12 +259,12 @@ class RemoteLog:
         """Returns the `holes`, with the whole head if a trim shows that its records were copied."""
         if self.lost_trim(log_start) is None:
             return await self.holes(log_start, local_log_start)
-        end = self._head_end(log_start, local_log_start)
+        end = self.hole_end(log_start, local_log_start)
         head = LogGap(self.next_uncopied(log_start), end)
         behind = await self.holes(end, local_log_start)
         return [head, *behind] if head.first_offset < end else behind
 
-    def _head_end(self, offset: int, local_log_start: int) -> int:
+    def hole_end(self, offset: int, local_log_start: int) -> int:
         """Returns where the first readable segment from `offset` on, or the local log begins."""
         following = self.metadata.next_segment(self.partition, offset)
         return local_log_start if following is None else min(local_log_start, following.start_offset)
@@ -279,7 +286,7 @@ class RemoteLog:
         """Returns the first offset below both the first readable segment and the local log that an attempt holds.
 
         None: no attempt does, or recorded gaps have its offsets."""
-        end = self._head_end(log_start, local_log_start)
+        end = self.hole_end(log_start, local_log_start)
         for each in self.attempts(log_start):
             offset = max(each.start_offset, log_start)
             gap = self.metadata.gap_at(self.partition, offset)
@@ -319,7 +326,7 @@ class RemoteLog:
         remote_end = self.end()
         next_offset = max(0 if remote_end is None else remote_end + 1, self.log_start())
         oldest_ms = min((each.event_timestamp_ms for each in self.attempts(next_offset)), default=now_ms)
-        return oldest_ms if now_ms - oldest_ms >= _LEFT_AFTER_MS else None
+        return oldest_ms if now_ms - oldest_ms >= LEFT_AFTER_MS else None
 
     def agrees(self, segment: RemoteLogSegmentMetadata, end: int) -> bool:
         """Returns whether the records of a segment up to `end` (inclusive) can be of the readable segments' history.

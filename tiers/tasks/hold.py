@@ -25,8 +25,6 @@ class HoldReason(StrEnum):
 
     NO_LOCAL_RETENTION = "no-local-retention"
     TRIMMING_PAUSED = "trimming-paused"
-    LOG_START_ABOVE = "log-start-above"
-    """The log start lies above the local one: expiry removes these records from the broker first."""
     NOT_VISIBLE = "not-visible"
     ABOVE_LSO = "above-lso"
     LOCAL_RETENTION = "local-retention"

@@ -186,8 +186,8 @@ class FetchJudge:
         if partition is None:
             return Judgement(Verdict.UNAVAILABLE)
         is_known_for_good = asked is not None and log.is_known_for_good(partition, asked.fetch_offset)
-        if not is_known_for_good and not await log.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms)):
-            return Judgement(Verdict.UNAVAILABLE, partition)
+        if not is_known_for_good:
+            await log.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms))
         is_known = log.is_tiered(partition)
         if not is_known:
             timeout_ms = self._metadata_timeout_ms(deadline_ms)
@@ -226,9 +226,7 @@ class FetchJudge:
         try:
             found = await self._below_local_log(partition, asked.fetch_offset, bounds, after_refusal_ms, is_anew=False)
             if found is None:
-                timeout_ms = self._metadata_timeout_ms(deadline_ms)
-                if not await log.ensure_fresh(partition, timeout_ms, max_age_ms=0):
-                    return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
+                await log.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms), max_age_ms=0)
                 found = await self._below_local_log(
                     partition, asked.fetch_offset, bounds, after_refusal_ms, is_anew=True
                 )

@@ -30,9 +30,10 @@ from tiers.config.topic_policy import Refusal
 from tiers.errors import RemoteLogError
 from tiers.explain.answers import PartitionAnswer
 from tiers.explain.explain import explain
-from tiers.explain.facts import LocalFacts, OwnerFacts, facts_of
+from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts
 from tiers.fitness import Fitness
 from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
@@ -169,11 +170,10 @@ async def explained(
         doubt="" if report is None else report.doubt,
     )
     return explain(
-        facts_of(
-            metadata.state,
-            partition,
-            policy if refused is None else Refusal(partition.topic, refused),
+        PartitionFacts(
+            RemoteLog(metadata.state, partition),
             now_ms,
+            policy if refused is None else Refusal(partition.topic, refused),
             local=local,
             local_trouble=trouble,
             owner=owner,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tiers.errors import NotKnownNow
 from tiers.model.ids import TopicIdPartition
 
 
@@ -13,7 +14,7 @@ class NeverFresh:
     def __init__(self) -> None:
         self.looks = 0
 
-    async def __call__(self, partition: TopicIdPartition, timeout_ms: int) -> bool:
+    async def __call__(self, partition: TopicIdPartition, timeout_ms: int) -> None:
         self.looks += 1
         await asyncio.sleep(0.002)
-        return False
+        raise NotKnownNow("not fresh")

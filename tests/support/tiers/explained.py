@@ -7,17 +7,17 @@ from dataclasses import replace
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.config.topic_policy import Refusal, TopicPolicy
 from tiers.explain.answers import PartitionAnswer, Question, Why
-from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
+from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts
+from tiers.metadata.remote_log import RemoteLog
 
 
 async def facts_for(bench: Workbench, policy: TopicPolicy | Refusal | None) -> PartitionFacts:
     metadata = bench.metadata
     seen = {each.segment_id: metadata.state.seen_at_ms(each.segment_id) for each in bench.segments}
-    return facts_of(
-        metadata.state,
-        PARTITION,
-        policy,
+    return PartitionFacts(
+        RemoteLog(metadata.state, PARTITION),
         bench.wall_ms,
+        policy,
         local=LocalFacts(
             await bench.log.bounds(PARTITION, 1000),
             leader=1,

@@ -24,7 +24,8 @@ from tiers.config.topic_policy import TopicConfig, TopicPolicy
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.explain.answers import PartitionAnswer
 from tiers.explain.explain import explain
-from tiers.explain.facts import LocalFacts, facts_of
+from tiers.explain.facts import LocalFacts, PartitionFacts
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, OffsetAndEpoch
@@ -103,7 +104,9 @@ class Stage:
     async def explained(self, where: TopicIdPartition, bounds: LocalLogBounds | None, trouble: str) -> PartitionAnswer:
         local = None if bounds is None else LocalFacts(bounds)
         known = self.policies.get(where.topic_id)
-        return explain(facts_of(self.metadata.state, where, known, 1_000, local=local, local_trouble=trouble))
+        return explain(
+            PartitionFacts(RemoteLog(self.metadata.state, where), 1_000, known, local=local, local_trouble=trouble)
+        )
 
     def parts(self) -> TierParts:
         return TierParts(
