@@ -41,7 +41,7 @@ from proxy.process.start.unhandled_errors import unhandled_errors_logged
 from tiers.commands.console import FAILED, INTERRUPTED, ConfigFile, explained
 from tiers.commands.program import Program
 from tiers.config.tier_config import ConfigError
-from tiers.config.tiering_text import NOTHING_TIERED
+from tiers.config.topic_policy import NOTHING_TIERED
 
 logger = logging.getLogger(__name__)
 

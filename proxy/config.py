@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from proxy.listener_config import ListenerCertificateConfig, ListenerConfig, ListenerTlsConfig
-from tiers.config.host_names import Host
 from tiers.config.setting_keys import ONE_OR_MORE
 from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
 from tiers.config.tier_config import TierConfig, load_config_file
-from tiers.config.upstream_config import CertificateConfig
+from tiers.config.upstream_config import CertificateConfig, Host
 
 
 def is_loopback(host: str) -> bool:
@@ -31,7 +30,6 @@ class AdminTlsConfig(CertificateConfig):
 
     client_ca: Path | None = Field(
         default=None,
-        validation_alias="client.ca",
         description=(
             "The file with the authorities that sign the certificates of clients. A client with such a certificate may "
             "read all pages."
@@ -62,7 +60,6 @@ class AdminConfig(Section):
     port: int = Field(default=9190, ge=0, lt=65_536, description="The port. 0 turns the admin port off.")
     token_file: Path | None = Field(
         default=None,
-        validation_alias="token.file",
         description=(
             "The file with the token that clients send as `Authorization: Bearer TOKEN`. A browser asks for it as a "
             "password, with any user name. The proxy reads the file again when it changes. Without TLS, the token "
@@ -98,7 +95,6 @@ class LimitsConfig(Section):
 
     max_connections: int = Field(
         default=10_000,
-        validation_alias="max.connections",
         ge=0,
         description=(
             "The number of client connections. 0 means no limit. The limit of open files counts too: each connection "
@@ -117,7 +113,6 @@ class LimitsConfig(Section):
     )
     max_unauthenticated_connections_per_address: int = Field(
         default=1_000,
-        validation_alias="max.unauthenticated.connections.per.address",
         ge=0,
         description=(
             "The number of connections from one IP address whose clients are unknown: the broker has not authenticated "
@@ -127,7 +122,6 @@ class LimitsConfig(Section):
     )
     connection_setup_timeout_ms: DurationMs = Field(
         default=30_000,
-        validation_alias="connection.setup.timeout.ms",
         gt=0,
         description=(
             "How long a client may stay unknown, from the accept on. PROXY header and TLS handshake are included."
@@ -188,7 +182,6 @@ class LimitsConfig(Section):
     )
     remote_fetch_max_bytes_per_second: SizeBytes | None = Field(
         default=None,
-        validation_alias="remote.fetch.max.bytes.per.second",
         gt=0,
         description=("The quota for the reads from the remote tier by the clients with one client id."),
     )
@@ -200,13 +193,11 @@ class LimitsConfig(Section):
     )
     connect_timeout_ms: DurationMs = Field(
         default=5_000,
-        validation_alias="connect.timeout.ms",
         gt=0,
         description="The deadline of one attempt to connect to a broker.",
     )
     connect_deadline_ms: DurationMs = Field(
         default=20_000,
-        validation_alias="connect.deadline.ms",
         gt=0,
         description=(
             "The deadline of all attempts to connect to a broker, while the client waits. Each address is tried once, "
@@ -226,7 +217,6 @@ class LimitsConfig(Section):
     )
     send_timeout_ms: DurationMs = Field(
         default=300_000,
-        validation_alias="send.timeout.ms",
         gt=0,
         description=(
             "The time after which the proxy closes the connection of a client that does not receive its responses. "
@@ -235,7 +225,6 @@ class LimitsConfig(Section):
     )
     half_close_timeout_ms: DurationMs = Field(
         default=5_000,
-        validation_alias="half.close.timeout.ms",
         gt=0,
         description=(
             "How long the proxy still answers a client that has stopped sending, and how long a proxy that stops waits "
@@ -244,7 +233,6 @@ class LimitsConfig(Section):
     )
     drain_timeout_ms: DurationMs = Field(
         default=30_000,
-        validation_alias="drain.timeout.ms",
         gt=0,
         description="How long the proxy waits for requests in progress when it stops.",
     )
@@ -293,7 +281,6 @@ class TracingConfig(Section):
     )
     service_name: str = Field(
         default="tidegate",
-        validation_alias="service.name",
         min_length=1,
         description="The name by which traces call this proxy.",
     )

@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, model_validator
 
-from tiers.config.host_names import Host, check_host, is_host_name
 from tiers.config.settings import Section
-from tiers.config.upstream_config import CertificateConfig
+from tiers.config.upstream_config import CertificateConfig, Host, check_host, is_host_name
 
 
 def _host_names(value: object) -> object:
@@ -63,12 +62,10 @@ class ListenerTlsConfig(CertificateConfig):
 
     client_ca: Path | None = Field(
         default=None,
-        validation_alias="client.ca",
         description="The file with the authorities that sign the certificates of clients.",
     )
     client_auth: Literal["none", "requested", "required"] = Field(
         default="none",
-        validation_alias="client.auth",
         description=(
             "Whether clients must present a certificate. With `requested`, a client may present none, but the proxy "
             "rejects an invalid one."
@@ -101,7 +98,6 @@ class ListenerConfig(Section):
     host: Host = Field(default="0.0.0.0", description="The address to bind.")
     advertised_host: Annotated[str, AfterValidator(_advertised_host)] = Field(
         default="localhost",
-        validation_alias="advertised.host",
         min_length=1,
         description=(
             "The host name or IP address that the proxy tells clients, without a port. `{id}` in it stands for the "
@@ -110,14 +106,12 @@ class ListenerConfig(Section):
     )
     bootstrap_port: int = Field(
         default=9092,
-        validation_alias="bootstrap.port",
         gt=0,
         lt=65_536,
         description="The port for the `bootstrap.servers` setting of clients.",
     )
     brokers_by: Literal["port", "sni"] = Field(
         default="port",
-        validation_alias="brokers.by",
         description=(
             "How clients name a broker. With `port`, each broker has a port. With `sni`, all brokers share the "
             "bootstrap port, and the host name in the TLS handshake names the broker: `advertised.host` needs `{id}`, "
@@ -127,7 +121,6 @@ class ListenerConfig(Section):
     )
     base_port: int = Field(
         default=9100,
-        validation_alias="base.port",
         gt=0,
         lt=65_536,
         description=(
@@ -137,7 +130,6 @@ class ListenerConfig(Section):
     )
     advertised_base_port: int | None = Field(
         default=None,
-        validation_alias="advertised.base.port",
         gt=0,
         lt=65_536,
         description=(
@@ -147,7 +139,6 @@ class ListenerConfig(Section):
     )
     advertised_port: int | None = Field(
         default=None,
-        validation_alias="advertised.port",
         gt=0,
         lt=65_536,
         description=(
@@ -157,7 +148,6 @@ class ListenerConfig(Section):
     )
     proxy_protocol_trusted_networks: Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(_networks)] = Field(
         default=(),
-        validation_alias="proxy.protocol.trusted.networks",
         description=(
             'The networks of load balancers, for example `["10.1.0.0/16"]`. If there are any, every connection must '
             "come from one of them, and begin with a header of the PROXY protocol (version 1 or 2). Limits and logs "
@@ -166,7 +156,6 @@ class ListenerConfig(Section):
     )
     reuse_port: bool = Field(
         default=False,
-        validation_alias="reuse.port",
         description=(
             "Whether to bind with SO_REUSEPORT, so that several proxies share the ports. Workers always share them "
             "with each other. Without this setting, they share them with no other program."

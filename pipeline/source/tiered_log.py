@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pipeline.config import PipelineConfig
-from pipeline.source.broker_offsets import offsets_for_times
 from pipeline.source.options import EARLIEST, LATEST, Access, OptionError, Position, ReadOptions, Tier
 from pipeline.source.read_plan import LogView, MissingOffsets, ReadRange, cover
 from pipeline.spark.worker import worker
@@ -26,6 +25,7 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, NotKnownNow
 from tiers.log.broker_log import BrokerLogSource
+from tiers.log.broker_offsets import offsets_for_times
 from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds

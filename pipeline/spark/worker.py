@@ -21,8 +21,8 @@ from typing import TypeVar
 from pipeline.config import PipelineConfig
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
+from tiers.config.managers import create_storage
 from tiers.config.settings import StorageConfig
-from tiers.config.storage_registry import create_storage
 from tiers.config.upstream_config import UpstreamConfig, broker_client
 from tiers.event_loop import EventLoop
 from tiers.storage.locations import LocatedRemoteStorageManager

@@ -33,7 +33,7 @@ from proxy.wire.context import Address
 from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
 from tiers.commands.console import FINDINGS, MISUSED
-from tiers.config.tiering_text import NOTHING_TIERED
+from tiers.config.topic_policy import NOTHING_TIERED
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError
 from tiers.event_loop import EventLoop

@@ -41,8 +41,9 @@ from tiers.explain.answers import OffsetAnswer, PartitionAnswer, Place, SegmentA
 from tiers.explain.explain import explain as explain_partition
 from tiers.explain.explain import explain_offset, segment_at_time
 from tiers.explain.facts import PartitionFacts
-from tiers.explain.gathering import Surroundings, gather, local_offset_at_time, policy_from
+from tiers.explain.gathering import Surroundings, gather, policy_from
 from tiers.log.broker_log import BrokerLogSource
+from tiers.log.broker_offsets import offsets_for_times
 from tiers.metadata.topic.group.group_members import group_members
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, decode_index
@@ -245,10 +246,11 @@ async def _offset_at(
             " it. The store cannot be used, so the offset is not known."
         )
     try:
-        offset = await local_offset_at_time(around.client, partition, time_ms, TIMEOUT_MS)
+        asked = {partition: time_ms}
+        offsets = await offsets_for_times(around.client, asked, is_committed_only=True, timeout_ms=TIMEOUT_MS)
     except BrokerError as error:
         return None, f"The leader cannot look the time up: {error}."
-    if offset is None:
+    if (offset := offsets[partition]) is None:
         return None, f"No record is of {moment} or later."
     return offset, f"The first record of {moment} or later has offset {offset}."
 

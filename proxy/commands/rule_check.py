@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from tiers.config.tiering_text import few
-from tiers.config.topic_policy import TopicConfig, TopicPolicy, is_internal
+from tiers.config.topic_policy import TopicConfig, TopicPolicy, few, is_internal
 from tiers.config.total_retention import TOTAL_KEYS, UNLIMITED
 
 

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 from proxy.config import TidegateConfig
 from tiers.access.open_tier import open_storage
+from tiers.config.managers import create_storage
 from tiers.config.settings import StorageConfig
-from tiers.config.storage_registry import create_storage
 from tiers.errors import RemoteLogError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition

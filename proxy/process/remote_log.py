@@ -24,8 +24,7 @@ from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_with
 from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.manager_settings import METADATA_MANAGER
-from tiers.config.metadata_registry import create_metadata_log
-from tiers.config.storage_registry import create_storage
+from tiers.config.managers import create_metadata_log, create_storage
 from tiers.config.tier_config import ConfigError
 from tiers.errors import BrokerError, BrokerRefusedError, RemoteLogError
 from tiers.fitness import Fitness

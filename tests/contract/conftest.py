@@ -17,7 +17,7 @@ from tests.support.rigs.metadata_managers import TIMEOUT_MS, TopicBasedManager, 
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.config.metadata_registry import create_record_log
+from tiers.config.managers import create_record_log
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.single_writer_log import SingleWriterLog
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings

@@ -16,8 +16,8 @@ from tests.support.fakes.lying_store import LyingStore
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.broker.client import monotonic_ms
+from tiers.config.managers import create_storage
 from tiers.config.settings import StorageConfig
-from tiers.config.storage_registry import create_storage
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.hedged_reads import HedgedReads, HedgeSettings
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics

@@ -14,7 +14,7 @@ from pathlib import Path
 from tiers.access.progress import SILENCE, Progress
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
-from tiers.config.storage_registry import create_storage
+from tiers.config.managers import create_storage
 from tiers.config.tier_config import ConfigError, TierConfig
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataNotReadyError

@@ -10,8 +10,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import AliasChoices
-
+from tiers.config.setting_keys import keys_of_field
 from tiers.config.settings import METADATA_SETTINGS, TOPIC_BASED, RemoteLogConfig, flatten, text_of
 from tiers.storage.settings import UnknownSettingError
 
@@ -23,11 +22,8 @@ METADATA_MANAGER = "remote.log.metadata.manager.class.name"
 
 def own_keys() -> frozenset[str]:
     """Returns the keys at the top of the file that are Tidegate's own, with all their names."""
-    found = {STORAGE_MANAGER}
-    for name, field in RemoteLogConfig.model_fields.items():
-        alias = field.validation_alias
-        found |= set(map(str, alias.choices)) if isinstance(alias, AliasChoices) else {str(alias or name)}
-    return frozenset(found)
+    fields = RemoteLogConfig.model_fields.items()
+    return frozenset({STORAGE_MANAGER, *(key for name, field in fields for key in keys_of_field(name, field))})
 
 
 def gathered(values: Mapping[str, Any], storage: object) -> tuple[dict[str, Any], object]:

@@ -6,11 +6,16 @@ both are strings with a unit ("10s", "7d", "64MiB"). An unknown key is an error 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from string import ascii_letters, digits
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
+    AliasGenerator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -22,7 +27,6 @@ from pydantic import (
 )
 
 from tiers.config.setting_keys import file_keys, kinds_of
-from tiers.config.topic_pattern import TopicPattern
 from tiers.metadata.topic.metadata_topic import DEFAULT_PARTITION_COUNT, DEFAULT_TOPIC_NAME, MetadataTopicSettings
 from tiers.quota import DEFAULT_WINDOW_NUM, DEFAULT_WINDOW_SIZE_MS, QuotaWindow
 from tiers.storage.settings import DURATION, SIZE, read_secret
@@ -30,6 +34,11 @@ from tiers.storage.settings import DURATION, SIZE, read_secret
 MIB = 1024 * 1024
 DEFAULT_COPIER_THREADS: Final = 10
 DEFAULT_VISIBLE_AFTER_MS: Final = 10_000
+
+_LEGAL: Final = f"{ascii_letters}{digits}._-"
+_MAX_LENGTH: Final = 249
+_PARTS: Final = re.compile(r"\[!?\]?[^]]*]|.", re.DOTALL)
+"""A set of characters as `fnmatch` reads it, or one character."""
 
 
 def _duration(value: object) -> object:
@@ -42,6 +51,22 @@ def _size(value: object) -> object:
 
 DurationMs = Annotated[int, BeforeValidator(_duration)]
 SizeBytes = Annotated[int, BeforeValidator(_size)]
+
+
+def check_pattern(value: str) -> str:
+    """Raises `ValueError` if no topic can have a name that matches."""
+    parts = _PARTS.findall(value)
+    is_possible = all(any(fnmatchcase(each, part) for each in _LEGAL) for part in parts)
+    is_too_long = len(parts) - parts.count("*") > _MAX_LENGTH
+    if not is_possible or is_too_long or value in ("", ".", ".."):
+        raise ValueError(
+            f"{value!r} matches no topic: a topic name has letters, digits, '.', '_' and '-', and a pattern also has"
+            " *, ?, [abc] and [!abc]"
+        )
+    return value
+
+
+TopicPattern = Annotated[str, AfterValidator(check_pattern)]
 
 
 class CheckedModel(BaseModel):
@@ -58,13 +83,19 @@ class CheckedModel(BaseModel):
         return value
 
 
+def _key(field: str) -> str:
+    return field.replace("_", ".")
+
+
 class Section(CheckedModel):
     """One section of the file, and the settings of the components that it configures.
 
-    The file names a setting by its key, which may contain dots, and code names it by its field. TOML parses `a.b = 1`
-    as nested tables, which this class flattens again."""
+    The file names a setting by its key, and code by its field. The key is the field's name with dots, unless the field
+    has another alias. TOML parses `a.b = 1` as nested tables, which this class flattens again."""
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(
+        validate_by_name=True, validate_by_alias=True, alias_generator=AliasGenerator(validation_alias=_key)
+    )
 
     subsections: ClassVar[frozenset[str]] = frozenset()
     """The fields that are sections. They are not flattened, because the presence of an empty section matters."""

@@ -17,12 +17,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from tiers.config.encryption_config import EncryptionConfig
 from tiers.config.environment import Settings, overlaid
 from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX, gathered
-from tiers.config.setting_keys import key_of, keys_of_field, own_fields
+from tiers.config.setting_keys import keys_of_field, own_fields
 from tiers.config.settings import (
     CheckedModel,
     RemoteLogConfig,
@@ -33,6 +32,7 @@ from tiers.config.settings import (
 from tiers.config.topic_policy import TopicConfig
 from tiers.config.total_retention import BROKERS_KEYS, REPLACED_KEYS, TOTAL_KEYS
 from tiers.config.upstream_config import UpstreamConfig, UpstreamSaslConfig, UpstreamTlsConfig
+from tiers.segment.segment_encryption import KeyRing, read_key_file
 from tiers.storage.locations import encode_location
 
 _PLACE_KEYS = ("bucket", "prefix", "uri", "url", "path", "cluster.id")
@@ -53,6 +53,33 @@ class StateConfig(Section):
         default=Path("tidegate-state"),
         description="The folder of this proxy's files. No other proxy may use it. The proxy creates a missing folder.",
     )
+
+
+class EncryptionConfig(CheckedModel):
+    """Encryption at rest: AES-256-GCM per chunk with one key per segment, which one of these keys wraps. Without
+    `current`, new segments are not encrypted. Encrypted segments are read with the key that they name.
+    """
+
+    current: str | None = Field(
+        default=None, min_length=1, description="The name, in `keys`, of the key for new segments."
+    )
+    keys: Mapping[str, Path] = Field(
+        default_factory=dict,
+        description=(
+            'A name and a file for every key in use: `keys.k2026 = "/etc/tidegate/k2026"`. The file holds 32 bytes or '
+            "their base64. Keep a key as long as any segment names it; without the key, the segment is lost."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check_current(self) -> EncryptionConfig:
+        if self.current is not None and self.current not in self.keys:
+            raise ValueError(f"current: there is no key {self.current!r} in keys")
+        return self
+
+    def key_ring(self) -> KeyRing:
+        """Reads the key files. Raises `ValueError`, which names the file to correct."""
+        return KeyRing({key_id: read_key_file(path) for key_id, path in self.keys.items()}, self.current)
 
 
 class TierConfig(CheckedModel):
@@ -285,11 +312,8 @@ def _other_name(section: str, key: str, model: type[TierConfig]) -> str | None:
     Pydantic reports a second name as unknown only when the file sets the first one too."""
     if section not in model.section_models:
         return None
-    for name, field in own_fields(model.section_models[section]).items():
-        alias = field.validation_alias
-        if isinstance(alias, AliasChoices) and key in alias.choices:
-            return key_of(name, field)
-    return None
+    names = (keys_of_field(name, field) for name, field in own_fields(model.section_models[section]).items())
+    return next((first for first, *others in names if key in others), None)
 
 
 def _hint(section: str, key: str, model: type[TierConfig]) -> str:

@@ -8,18 +8,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
+from typing import Final
 from uuid import UUID
 
 from pydantic import AliasChoices, Field, model_validator
 
 from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
-from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
-from tiers.config.topic_pattern import TopicPattern
+from tiers.config.settings import MIB, DurationMs, Section, SizeBytes, TopicPattern
 from tiers.config.total_retention import (
     MAX_MINUTES,
     NO_TOTAL,
@@ -33,24 +33,38 @@ from tiers.config.total_retention import (
 )
 from tiers.model.ids import TopicIdPartition
 
+NOTHING_TIERED: Final = "nothing, because there is no [storage], or remote.log.storage.system.enable is false"
+_SHOWN_TOPICS = 5
 BROKER_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes", "remote.storage.enable")
 
 
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+REMOTE_STORAGE_ENABLE = "remote.storage.enable"
+LOCAL_RETENTION_MS, LOCAL_RETENTION_BYTES = "local.retention.ms", "local.retention.bytes"
+COPY_DISABLE = "remote.log.copy.disable"
 COPY_LAG_MS, COPY_LAG_BYTES = "remote.copy.lag.ms", "remote.copy.lag.bytes"
 AS_LOCAL_RETENTION = -1
 """The value of `remote.copy.lag.*` that stands for the local retention."""
 SAME_AS_TOTAL = -2
 """The value of `local.retention.*` for a topic to which only the broker's own retention applies."""
 _LEAST_NUMBERS = {
-    "local.retention.ms": SAME_AS_TOTAL,
-    "local.retention.bytes": SAME_AS_TOTAL,
+    LOCAL_RETENTION_MS: SAME_AS_TOTAL,
+    LOCAL_RETENTION_BYTES: SAME_AS_TOTAL,
     RETENTION_MINUTES: UNLIMITED,
     RETENTION_BYTES: UNLIMITED,
     COPY_LAG_MS: AS_LOCAL_RETENTION,
     COPY_LAG_BYTES: AS_LOCAL_RETENTION,
 }
 """The tier settings of a topic that are numbers, each with its least value."""
+RULE_FIELDS = {
+    REMOTE_STORAGE_ENABLE: "remote_storage_enable",
+    COPY_DISABLE: "copy_disable",
+    LOCAL_RETENTION_MS: "local_retention_ms",
+    LOCAL_RETENTION_BYTES: "local_retention_bytes",
+    COPY_LAG_MS: "copy_lag_ms",
+    COPY_LAG_BYTES: "copy_lag_bytes",
+}
+"""The tier settings of a topic that override its rule, each with the field of `TopicConfig`."""
 
 
 class TopicConfig(Section):
@@ -60,18 +74,14 @@ class TopicConfig(Section):
         validation_alias=AliasChoices("name", "pattern"),
         description="The topic's name, or a shell pattern such as `orders-*`, for which the key may be `pattern`.",
     )
-    remote_storage_enable: bool = Field(
-        default=True, validation_alias="remote.storage.enable", description="Whether to tier the topic."
-    )
+    remote_storage_enable: bool = Field(default=True, description="Whether to tier the topic.")
     local_retention_ms: DurationMs = Field(
         default=SAME_AS_TOTAL,
-        validation_alias="local.retention.ms",
         ge=SAME_AS_TOTAL,
         description="How long the broker keeps copied records. -2 stands for retention.ms.",
     )
     local_retention_bytes: SizeBytes = Field(
         default=SAME_AS_TOTAL,
-        validation_alias="local.retention.bytes",
         ge=SAME_AS_TOTAL,
         description="How many bytes of copied records the broker keeps per partition. -2 stands for retention.bytes.",
     )
@@ -99,14 +109,12 @@ class TopicConfig(Section):
     )
     segment_bytes: SizeBytes = Field(
         default=256 * MIB,
-        validation_alias="segment.bytes",
         gt=0,
         lt=1 << 31,
         description="The size of a remote segment.",
     )
     segment_ms: DurationMs = Field(
         default=3_600_000,
-        validation_alias="segment.ms",
         gt=0,
         description="The age at which records are copied even if they do not fill a segment.",
     )
@@ -137,7 +145,7 @@ class TopicConfig(Section):
     )
     copy_disable: bool = Field(
         default=False,
-        validation_alias="remote.log.copy.disable",
+        validation_alias=COPY_DISABLE,
         description="Stops copying; copied records stay readable (KIP-950).",
     )
 
@@ -250,16 +258,13 @@ def exclusion(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, 
 
 
 def _overridden(rule: TopicConfig, overrides: Mapping[str, str]) -> TopicConfig:
-    return rule.model_copy(
-        update={
-            "remote_storage_enable": _boolean(overrides, "remote.storage.enable", rule.remote_storage_enable),
-            "copy_disable": _boolean(overrides, "remote.log.copy.disable", rule.copy_disable),
-            "local_retention_ms": _number(overrides, "local.retention.ms", rule.local_retention_ms),
-            "local_retention_bytes": _number(overrides, "local.retention.bytes", rule.local_retention_bytes),
-            "copy_lag_ms": _number(overrides, COPY_LAG_MS, rule.copy_lag_ms),
-            "copy_lag_bytes": _number(overrides, COPY_LAG_BYTES, rule.copy_lag_bytes),
-        }
-    )
+    update: dict[str, object] = {}
+    for key, name in RULE_FIELDS.items():
+        if key in _LEAST_NUMBERS:
+            update[name] = _number(overrides, key, getattr(rule, name))
+        elif key in overrides:
+            update[name] = overrides[key].lower() == "true"
+    return rule.model_copy(update=update)
 
 
 def unreadable_setting(tier_settings: Mapping[str, str]) -> str | None:
@@ -274,10 +279,6 @@ def _number(values: Mapping[str, str], key: str, default: int) -> int:
     with suppress(KeyError, ValueError):
         return int(values[key])
     return default
-
-
-def _boolean(values: Mapping[str, str], key: str, default: bool) -> bool:
-    return values[key].lower() == "true" if key in values else default
 
 
 def policy_of(
@@ -348,3 +349,29 @@ def _lag(lag: int, local: int, total: int) -> int:
 
 def _local(value: int) -> int | None:
     return None if value in (SAME_AS_TOTAL, UNLIMITED) else value
+
+
+def few(topics: Sequence[str]) -> str:
+    """Returns the first names, and how many more there are."""
+    more = f", and {len(topics) - _SHOWN_TOPICS} more" if len(topics) > _SHOWN_TOPICS else ""
+    return f"{', '.join(topics[:_SHOWN_TOPICS])}{more}" if topics else "no topic"
+
+
+def tiering_text(rules: Sequence[TopicConfig], topics: Iterable[tuple[str, TopicConfig]]) -> str:
+    """`topics` are the tiered ones, each with its rule (`managed_rule`).
+
+    The rule is none of the file if the topic's own configuration tiers it."""
+    by_rule: dict[str, list[str]] = {rule.pattern: [] for rule in rules if rule.remote_storage_enable}
+    own: list[str] = []
+    for topic, rule in sorted(topics, key=lambda each: each[0]):
+        by_rule.get(rule.pattern, own).append(topic)
+    if not by_rule:
+        return f"only by kafka-configs: {few(own)}"
+    said = [f"by [[topics]] {pattern}: {few(found)}" for pattern, found in by_rule.items()]
+    return "; ".join([*said, *([f"by kafka-configs: {few(own)}"] if own else [])])
+
+
+def tiering_of(rules: Sequence[TopicConfig], topics: Iterable[str]) -> str:
+    """Does the same for topics whose own configuration is not known."""
+    found = ((topic, managed_rule(topic, rules, None)) for topic in topics)
+    return tiering_text(rules, [(topic, rule) for topic, rule in found if rule is not None])

@@ -16,7 +16,19 @@ from dataclasses import dataclass
 
 from protocol.errors import ErrorCode
 from tiers.config.paused_work import PAUSE_KEYS
-from tiers.config.topic_policy import AS_LOCAL_RETENTION, COPY_LAG_BYTES, COPY_LAG_MS, SAME_AS_TOTAL, TopicConfig
+from tiers.config.settings import text_of
+from tiers.config.topic_policy import (
+    AS_LOCAL_RETENTION,
+    COPY_DISABLE,
+    COPY_LAG_BYTES,
+    COPY_LAG_MS,
+    LOCAL_RETENTION_BYTES,
+    LOCAL_RETENTION_MS,
+    REMOTE_STORAGE_ENABLE,
+    RULE_FIELDS,
+    SAME_AS_TOTAL,
+    TopicConfig,
+)
 from tiers.config.total_retention import (
     MAX_MINUTES,
     MS_PER_MINUTE,
@@ -30,10 +42,6 @@ from tiers.config.total_retention import (
     recorded_total,
 )
 
-REMOTE_STORAGE_ENABLE = "remote.storage.enable"
-LOCAL_RETENTION_MS = "local.retention.ms"
-LOCAL_RETENTION_BYTES = "local.retention.bytes"
-COPY_DISABLE = "remote.log.copy.disable"
 DELETE_ON_DISABLE = "remote.log.delete.on.disable"
 SAME_AS_BROKERS = -2
 """The default of the total retention: it is the broker's. A request that sets it removes the key."""
@@ -119,14 +127,7 @@ def tier_values(rule: TopicConfig | None, own: Mapping[str, str]) -> dict[str, T
     """Returns the settings of a topic, by key. `rule` is the first rule of the settings file that matches the topic."""
     values = {key: TierValue(default) for key, default in TIER_DEFAULTS.items()}
     if rule is not None:
-        said = {
-            REMOTE_STORAGE_ENABLE: str(rule.remote_storage_enable).lower(),
-            LOCAL_RETENTION_MS: str(rule.local_retention_ms),
-            LOCAL_RETENTION_BYTES: str(rule.local_retention_bytes),
-            COPY_DISABLE: str(rule.copy_disable).lower(),
-            COPY_LAG_MS: str(rule.copy_lag_ms),
-            COPY_LAG_BYTES: str(rule.copy_lag_bytes),
-        }
+        said = {key: text_of(getattr(rule, name)) for key, name in RULE_FIELDS.items()}
         values |= {
             key: TierValue(value, is_from_file=True) for key, value in said.items() if value != TIER_DEFAULTS[key]
         }

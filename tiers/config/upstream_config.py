@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import ssl
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, BrokerClient
 from tiers.broker.metadata_reads import Address
 from tiers.broker.sasl import Mechanism, SaslCredentials
 from tiers.broker.tls import TlsContext, client_context
-from tiers.config.host_names import check_host
 from tiers.config.settings import DurationMs, Section
+
+_LABEL = r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?"
+_HOST_NAME = re.compile(rf"({_LABEL}\.)*{_LABEL}")
+
+
+def is_host_name(name: str) -> bool:
+    """`name` is in lower case. A name whose last label is a number is an address."""
+    return _HOST_NAME.fullmatch(name) is not None and not name.rpartition(".")[2].isdecimal()
+
+
+def check_host(value: str) -> str:
+    """Raises `ValueError` for anything but a host name or an IP address."""
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        # A resolver also accepts other forms of an address, for example 0x7f.0.0.1.
+        name = value.lower().removesuffix(".")
+        if _HOST_NAME.fullmatch(name) is None or name.replace(".", "").isdecimal():
+            wanted = "is not a host name or an IP address: write it without a scheme and without a port"
+            raise ValueError(f"{value!r} {wanted}") from None
+    return value
+
+
+Host = Annotated[str, AfterValidator(check_host)]
 
 
 def _address(value: object) -> object:
@@ -56,7 +81,6 @@ class UpstreamTlsConfig(Section):
     )
     verify_host_name: bool = Field(
         default=True,
-        validation_alias="verify.host.name",
         description="Whether a broker's certificate must name the broker's address.",
     )
     certificate: Path | None = Field(
@@ -90,7 +114,6 @@ class UpstreamSaslConfig(Section):
     )
     token_file: Path | None = Field(
         default=None,
-        validation_alias="token.file",
         description="For `OAUTHBEARER`: the file with the token. The proxy reads it for every authentication.",
     )
 
@@ -115,19 +138,16 @@ class UpstreamConfig(Section):
     subsections = frozenset({"tls", "sasl"})
 
     bootstrap_servers: Annotated[tuple[HostAndPort, ...], BeforeValidator(_addresses)] = Field(
-        validation_alias="bootstrap.servers",
         min_length=1,
         description="The first brokers to contact, as in a Kafka client.",
     )
     metadata_max_age_ms: DurationMs = Field(
         default=5_000,
-        validation_alias="metadata.max.age.ms",
         gt=0,
         description="How often the proxy asks for the brokers, and for the topics that clients use.",
     )
     request_timeout_ms: DurationMs = Field(
         default=DEFAULT_REQUEST_TIMEOUT_MS,
-        validation_alias="request.timeout.ms",
         gt=0,
         description="The deadline of the proxy's own requests to brokers.",
     )

@@ -11,10 +11,10 @@ task decides: a stop, a failing stage, an earlier segment that is held.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from tiers.config.paused_work import resume_command
 from tiers.config.topic_policy import Refusal, TopicPolicy
@@ -39,18 +39,30 @@ from tiers.storage.object_key import log_key
 from tiers.tasks.copy.copy_due import Uncopied, copy_due, copy_hold
 from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES
 from tiers.tasks.history.align import open_cut
+from tiers.tasks.hold import Hold
 from tiers.tasks.retention.expiration_task import expiry_hold, expiry_holds
 from tiers.tasks.retention.trim_task import TrimView, trim_hold, trim_holds
 from tiers.texts import duration_text
 
 _ANY_PROXY: Final = "the proxy that the client is connected to, from the store"
 _WITHOUT_STORE: Final = "the proxy that the client is connected to. It answers when the store does, or from its cache"
-_STAGES: Final[Mapping[Question, tuple[str, ...]]] = {
-    Question.ON_BROKER: ("survey", "facts", "trim"),
-    Question.NOT_REMOTE: ("survey", "gap", "copy"),
-    Question.NOT_EXPIRED: ("survey", "expiry", "deletion"),
+
+
+class _Work(NamedTuple):
+    """The work of the owner that would end a question."""
+
+    verb: str
+    hold: Callable[[TopicPolicy], Hold | None]
+    """Returns the setting that holds the work for the whole topic."""
+    stages: tuple[str, ...]
+    """The stages whose failure holds the work (docs/design.md, "Log range")."""
+
+
+_WORK: Final[Mapping[Question, _Work]] = {
+    Question.ON_BROKER: _Work("trims", trim_hold, ("survey", "facts", "trim")),
+    Question.NOT_REMOTE: _Work("copies", copy_hold, ("survey", "gap", "copy")),
+    Question.NOT_EXPIRED: _Work("expires", expiry_hold, ("survey", "expiry", "deletion")),
 }
-"""The stages whose failure holds the work, by question (docs/design.md, "Log range")."""
 
 
 def explain(facts: PartitionFacts) -> PartitionAnswer:
@@ -291,26 +303,7 @@ class _Explanation:
             covering.append(each)
             next_offset = each.valid_end_offset + 1
         view = TrimView(local.bounds.last_stable_offset, facts.now_ms, facts.visible_after_ms, self._visible_for_ms)
-        found: dict[RemoteLogSegmentId, Why] = {}
-        held: RemoteLogSegmentMetadata | None = None
-        for segment, hold in trim_holds(policy, covering, view):
-            share_start = local.share_start
-            is_shared = share_start is not None and share_start <= segment.valid_end_offset
-            if hold is not None:
-                answer = why_held(question, hold, policy)
-            elif held is not None:
-                answer = _behind(question, held, "trims")
-            elif share_start is not None and is_shared:
-                sentence = (
-                    f"A share group still reads from offset {share_start} on, and share groups read from the broker"
-                    " alone."
-                )
-                answer = why(question, StateReason.SHARE_GROUP, sentence, {"share_start": share_start})
-            else:
-                answer = self._due(question, "trims")
-            found[segment.segment_id] = answer
-            if held is None and (hold is not None or is_shared):
-                held = segment
+        found = self._held_or_due(question, policy, trim_holds(policy, covering, view), self._share_hold)
         sentence = (
             f"The broker has records from offset {next_offset} on that are not remote, before this segment. The owner"
             " trims only what is remote without a hole."
@@ -332,17 +325,38 @@ class _Explanation:
             return dict.fromkeys(self.answering, policy)
         retention = Retention(policy.retention_ms, policy.retention_bytes)
         uncopied_bytes = 0 if facts.local is None else min(facts.local.uncopied_bytes, MIN_BATCH_BYTES)
+        holds = expiry_holds(self.answering.values(), retention, facts.now_ms, uncopied_bytes)
+        return self._held_or_due(question, policy, holds)
+
+    def _held_or_due(
+        self,
+        question: Question,
+        policy: TopicPolicy,
+        holds: Iterable[tuple[RemoteLogSegmentMetadata, Hold | None]],
+        other_hold: Callable[[RemoteLogSegmentMetadata], Why | None] = lambda segment: None,
+    ) -> dict[RemoteLogSegmentId, Why]:
+        """The first segment that is held, by `holds` or by `other_hold`, holds the later ones."""
         found: dict[RemoteLogSegmentId, Why] = {}
         held: RemoteLogSegmentMetadata | None = None
-        for segment, hold in expiry_holds(self.answering.values(), retention, facts.now_ms, uncopied_bytes):
-            if hold is not None:
-                found[segment.segment_id] = why_held(question, hold, policy)
+        for segment, hold in holds:
+            holding = other_hold(segment) if hold is None else why_held(question, hold, policy)
+            if hold is None and held is not None:
+                sentence = (
+                    f"The segment from offset {held.start_offset} on is held, and the owner {_WORK[question].verb} from"
+                    " the beginning of the log only."
+                )
+                holding = why(question, StateReason.BEHIND_EARLIER, sentence, {"held_offset": held.start_offset})
+            elif holding is not None:
                 held = held or segment
-            elif held is not None:
-                found[segment.segment_id] = _behind(question, held, "expires")
-            else:
-                found[segment.segment_id] = self._due(question, "expires")
+            found[segment.segment_id] = holding or self._due(question)
         return found
+
+    def _share_hold(self, segment: RemoteLogSegmentMetadata) -> Why | None:
+        start = None if self._facts.local is None else self._facts.local.share_start
+        if start is None or start > segment.valid_end_offset:
+            return None
+        sentence = f"A share group still reads from offset {start} on, and share groups read from the broker alone."
+        return why(Question.ON_BROKER, StateReason.SHARE_GROUP, sentence, {"share_start": start})
 
     def _not_copied(self, local: LocalFacts) -> Why:
         """Why the records below the last stable offset are not remote."""
@@ -359,12 +373,12 @@ class _Explanation:
             # The owner alone knows how old the records are.
             hold = copy_due(policy, Uncopied(1, local.uncopied_bytes), facts.now_ms)
             if hold is None:
-                return self._due(question, "copies")
-            if (absent := self._without_owner(question, "copies")) is not None:
+                return self._due(question)
+            if (absent := self._without_owner(question)) is not None:
                 return absent
             hold = replace(hold, at_ms=None, values={key: hold.values[key] for key in hold.values if key != "age_ms"})
         is_over = hold.at_ms is not None and hold.at_ms <= facts.now_ms
-        return self._due(question, "copies") if is_over else why_held(question, hold, policy)
+        return self._due(question) if is_over else why_held(question, hold, policy)
 
     def _policy(self, question: Question) -> TopicPolicy | Why:
         """Returns the policy, or what holds the whole partition: no policy, a stop, a doubt, a setting, a trouble."""
@@ -374,28 +388,24 @@ class _Explanation:
             return why(question, StateReason.NOT_TIERED, f"This proxy does not manage the topic: {reason}.")
         if (stop := self._stop(question)) is not None:
             return stop
-        of_topic = {
-            Question.ON_BROKER: trim_hold,
-            Question.NOT_REMOTE: copy_hold,
-            Question.NOT_EXPIRED: expiry_hold,
-        }[question](policy)
-        return why_held(question, of_topic, policy) if of_topic is not None else self._trouble(question) or policy
+        hold = _WORK[question].hold(policy)
+        return self._trouble(question) or policy if hold is None else why_held(question, hold, policy)
 
     def _trouble(self, question: Question) -> Why | None:
-        for stage in _STAGES[question]:
+        for stage in _WORK[question].stages:
             error = self._facts.owner.troubles.get(stage)
             if error is not None:
                 sentence = f"The stage {stage!r} of the owner fails, and is tried again: {error}."
                 return why(question, StateReason.STAGE_FAILS, sentence)
         return None
 
-    def _due(self, question: Question, verb: str) -> Why:
-        sentence = f"Nothing holds it: the owner {verb} it in one of its next rounds."
-        return self._without_owner(question, verb) or why(question, StateReason.DUE, sentence)
+    def _due(self, question: Question) -> Why:
+        sentence = f"Nothing holds it: the owner {_WORK[question].verb} it in one of its next rounds."
+        return self._without_owner(question) or why(question, StateReason.DUE, sentence)
 
-    def _without_owner(self, question: Question, verb: str) -> Why | None:
+    def _without_owner(self, question: Question) -> Why | None:
         """Returns why no owner can do the work; None: an owner can."""
-        owner = self._facts.owner
+        owner, verb = self._facts.owner, _WORK[question].verb
         if owner.name == "":
             sentence = f"The partition has no owner, and no other process {verb} it."
             return why(question, StateReason.NO_OWNER, sentence)
@@ -428,11 +438,3 @@ class _Explanation:
             " (docs/operations.md, 'A partition stops')."
         )
         return why(question, StateReason.DOUBT, sentence)
-
-
-def _behind(question: Question, held: RemoteLogSegmentMetadata, verb: str) -> Why:
-    sentence = (
-        f"The segment from offset {held.start_offset} on is held, and the owner {verb} from the beginning of the log"
-        " only."
-    )
-    return why(question, StateReason.BEHIND_EARLIER, sentence, {"held_offset": held.start_offset})

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
 
-from kafka.protocol.consumer import ListOffsetsRequest
-
-from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
@@ -30,9 +26,6 @@ from tiers.tasks.history.acceptance import may_be_in_doubt
 from tiers.tasks.history.align import align
 from tiers.tasks.history.stored_facts import StoredFacts
 from tiers.two_tier_log import TwoTierLog
-
-_READ_COMMITTED: Final = 1
-_CONSUMER: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,24 +152,3 @@ def _owner(around: Surroundings, partition: TopicIdPartition, remarks: list[str]
         remarks.append(f"The owner has another {names} than this file, so it may not tier the topic as below.")
     unfit = "" if owner.is_fit else "it cannot write its disk or use the store (alarm `unfit`)"
     return OwnerFacts(owner.name, unfit=unfit)
-
-
-async def local_offset_at_time(
-    client: BrokerClient, partition: TopicIdPartition, time_ms: int, timeout_ms: int
-) -> int | None:
-    """Returns the first offset of the leader's log with that time or a later one; None without one.
-
-    Raises `BrokerError`."""
-    leader = await client.leader_of(partition, timeout_ms)
-    request = ListOffsetsRequest
-    asked = request.ListOffsetsTopic.ListOffsetsPartition(
-        partition_index=partition.partition, current_leader_epoch=leader.leader_epoch, timestamp=time_ms
-    )
-    topic = request.ListOffsetsTopic(name=partition.topic, partitions=[asked])
-    message = request(replica_id=_CONSUMER, isolation_level=_READ_COMMITTED, topics=[topic])
-    response: Any = await client.request(leader.node_id, message, timeout_ms, min_version=4)
-    for each in (answer for named in response.topics for answer in named.partitions):
-        if each.error_code != ErrorCode.NONE:
-            raise BrokerError(f"the leader cannot look the time up in {partition}", each.error_code, retriable=True)
-        return None if each.offset < 0 else int(each.offset)
-    raise BrokerError(f"{partition}: the leader gave no answer", retriable=True)

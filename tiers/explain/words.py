@@ -130,43 +130,28 @@ def _paused(policy: TopicPolicy, work: TierWork, consequence: str) -> str:
 
 
 def _local_retention(values: Mapping[str, int], policy: TopicPolicy) -> str:
-    def named(key: str) -> str:
-        return f"{key} = {values[key]}{_source(key, policy)}"
+    def said(key: str) -> str:
+        return f"{key} = {values.get(key)}, from the {'topic' if key in policy.tier_settings else 'file'}"
 
-    age = bytes_ = ""
-    if LOCAL_RETENTION_MS in values:
-        age = _goes_by_age(values["age_ms"], values[LOCAL_RETENTION_MS], named(LOCAL_RETENTION_MS))
-    if LOCAL_RETENTION_BYTES in values:
-        more = values[LOCAL_RETENTION_BYTES] - values["later_bytes"]
-        bytes_ = _goes_by_size(more, named(LOCAL_RETENTION_BYTES))
-    return _goes("The owner may trim it", age, bytes_)
+    age, size = (LOCAL_RETENTION_MS, said(LOCAL_RETENTION_MS)), (LOCAL_RETENTION_BYTES, said(LOCAL_RETENTION_BYTES))
+    return _goes("The owner may trim it", values, age, size)
 
 
 def _total_retention(values: Mapping[str, int], policy: TopicPolicy) -> str:
     """The values are those of the recorded total, or of the broker's own retention if no total is recorded."""
-    age = bytes_ = ""
-    if "retention_ms" in values:
-        minutes = policy.recorded_total.minutes
-        key = f"retention.ms = {values['retention_ms']}" if minutes is None else f"{RETENTION_MINUTES} = {minutes}"
-        age = _goes_by_age(values["age_ms"], values["retention_ms"], key)
-    if "retention_bytes" in values:
-        key = "retention.bytes" if policy.recorded_total.size_bytes is None else RETENTION_BYTES
-        more = values["retention_bytes"] - values["later_bytes"]
-        bytes_ = _goes_by_size(more, f"{key} = {values['retention_bytes']}")
-    return _goes("It expires", age, bytes_)
+    minutes, total = policy.recorded_total.minutes, policy.recorded_total.size_bytes
+    of_age = f"retention.ms = {values.get('retention_ms')}" if minutes is None else f"{RETENTION_MINUTES} = {minutes}"
+    of_size = f"{'retention.bytes' if total is None else RETENTION_BYTES} = {values.get('retention_bytes')}"
+    return _goes("It expires", values, ("retention_ms", of_age), ("retention_bytes", of_size))
 
 
-def _source(key: str, policy: TopicPolicy) -> str:
-    return ", from the topic" if key in policy.tier_settings else ", from the file"
-
-
-def _goes_by_age(age_ms: int, keep_ms: int, setting: str) -> str:
-    return f"when its newest record is {duration_text(keep_ms)} old ({setting}); it is {duration_text(age_ms)} old now"
-
-
-def _goes_by_size(more_bytes: int, setting: str) -> str:
-    return f"when another {size_text(more_bytes)} follow it in its partition ({setting}, per partition)"
-
-
-def _goes(what: str, *ways: str) -> str:
-    return f"{what} {', or '.join(filter(None, ways))}."
+def _goes(what: str, values: Mapping[str, int], age: tuple[str, str], size: tuple[str, str]) -> str:
+    """`age` and `size` are the name of a value, and the setting that it comes from. A value may be missing."""
+    ways = []
+    if age[0] in values:
+        keep, now = duration_text(values[age[0]]), duration_text(values["age_ms"])
+        ways.append(f"when its newest record is {keep} old ({age[1]}); it is {now} old now")
+    if size[0] in values:
+        more = size_text(values[size[0]] - values["later_bytes"])
+        ways.append(f"when another {more} follow it in its partition ({size[1]}, per partition)")
+    return f"{what} {', or '.join(ways)}."

@@ -27,8 +27,15 @@ from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.paused_work import TierWork
-from tiers.config.tiering_text import tiering_text
-from tiers.config.topic_policy import BROKER_KEYS, Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
+from tiers.config.topic_policy import (
+    BROKER_KEYS,
+    Refusal,
+    TopicConfig,
+    TopicPolicy,
+    managed_rule,
+    policy_of,
+    tiering_text,
+)
 from tiers.config.total_retention import UNLIMITED
 from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.metadata.metadata_log import FreshMetadata

@@ -13,8 +13,7 @@ from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.tls import TlsError
 from tiers.config.manager_settings import METADATA_MANAGER
-from tiers.config.metadata_registry import create_record_log
-from tiers.config.storage_registry import create_storage
+from tiers.config.managers import create_record_log, create_storage
 from tiers.config.tier_config import ConfigError
 from tiers.config.upstream_config import upstream_tls
 

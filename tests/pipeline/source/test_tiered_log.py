@@ -13,8 +13,7 @@ import pytest
 from kafka.protocol.consumer import ListOffsetsRequest
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
-from pipeline.source import broker_offsets, tiered_log
-from pipeline.source.broker_offsets import offsets_for_times
+from pipeline.source import tiered_log
 from pipeline.source.options import LATEST, OptionError, Position, parse_options
 from pipeline.source.read_plan import LocalRange, RemoteRange
 from pipeline.source.tiered_log import DataLossError, LogBounds, TieredLog
@@ -30,6 +29,8 @@ from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
+from tiers.log import broker_offsets
+from tiers.log.broker_offsets import offsets_for_times
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
 from tiers.segment.segment_encryption import KeyRing

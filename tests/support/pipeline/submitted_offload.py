@@ -32,8 +32,7 @@ from pipeline.offload.driver import OffloadOptions, OffloadReport
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from pipeline.spark.session import open_session
 from protocol.message_schema import load_schema
-from tiers.config.class_loading import installed_names
-from tiers.config.storage_registry import ENTRY_POINT_GROUP
+from tiers.config.managers import STORAGE_GROUP, installed_names
 
 SLOW_S = 1200.0
 CLAIM_TIMEOUT_MS = 180_000
@@ -115,7 +114,7 @@ def main(topic: str, config: str, folder: str, next_config: str, next_folder: st
             "segments": sum(one.segments for one in report.partitions),
             "values": read(session, topic, config),
             "schema": load_schema("ShareFetchResponse").name,
-            "stores": installed_names(ENTRY_POINT_GROUP),
+            "stores": installed_names(STORAGE_GROUP),
         }
         writing = Path(folder, "said.part")
         writing.write_text(json.dumps(said))

@@ -12,7 +12,7 @@ import pytest
 from tests.support.servers.hdfs import HdfsCluster
 from tests.support.servers.object_stores import Azurite, FakeGcs
 from tests.support.servers.versitygw import VersityGateway
-from tiers.config.storage_registry import create_remote_storage_manager
+from tiers.config.managers import create_remote_storage_manager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 CLUSTER_ID = "cluster-1"

@@ -10,8 +10,7 @@ from tests.support.examples import install_example
 from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import RemoteTierError, tiered_cluster
 from tiers.broker.client import BrokerClient
-from tiers.config.metadata_registry import create_metadata_log, create_record_log
-from tiers.config.storage_registry import create_remote_storage_manager, create_storage
+from tiers.config.managers import create_metadata_log, create_record_log, create_remote_storage_manager, create_storage
 from tiers.config.tier_config import ConfigError
 from tiers.metadata.single_writer_log import SingleWriterLog
 from tiers.metadata.topic.settings import TopicBasedSettings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.proxy.parsed_config import parse_config
+from tiers.config.settings import check_pattern
 from tiers.config.tier_config import ConfigError
-from tiers.config.topic_pattern import check_pattern
 
 BASE = '[upstream]\nbootstrap.servers = "b:1"\n[storage]\nimplementation = "local"\npath = "/x"\n'
 

@@ -22,7 +22,7 @@ from tests.support.examples import install_example
 from tests.support.repository import ROOT
 from tests.support.tiers.segment_metadata import copied, segment
 from tests.support.tiers.waiting import until
-from tiers.config.metadata_registry import create_record_log
+from tiers.config.managers import create_record_log
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.single_writer_log import SingleWriterLog

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes.copies import opened, segment_to_copy
+from tiers.config.managers import create_storage
 from tiers.config.settings import StorageConfig
-from tiers.config.storage_registry import create_storage
 from tiers.errors import (
     CircuitOpenError,
     RemoteResourceNotFoundError,

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tiers.config.class_loading import installed_names
-from tiers.config.storage_registry import ENTRY_POINT_GROUP, create_remote_storage_manager
+from tiers.config.managers import STORAGE_GROUP, create_remote_storage_manager, installed_names
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
@@ -19,7 +18,7 @@ def install(folder: Path, package: str, entry_point: str) -> None:
 
 
 def test_our_own_are_installed() -> None:
-    assert {"local", "s3"} <= set(installed_names(ENTRY_POINT_GROUP))
+    assert {"local", "s3"} <= set(installed_names(STORAGE_GROUP))
     local = create_remote_storage_manager("local", {"path": "/", "cluster.id": "c"})
     s3 = create_remote_storage_manager("s3", {"bucket": "b", "cluster.id": "c"})
     assert isinstance(local, LocalRemoteStorageManager)

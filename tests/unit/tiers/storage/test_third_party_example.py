@@ -11,8 +11,8 @@ import pytest
 from tests.support.examples import install_example
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
+from tiers.config.managers import create_storage
 from tiers.config.settings import StorageConfig
-from tiers.config.storage_registry import create_storage
 
 
 async def test_a_package_of_a_third_party_is_found_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
