@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -34,30 +35,24 @@ class Setting(NamedTuple):
 
 
 class Settings:
-    """The settings of the sections, by the variables that set them."""
+    """The settings of the sections, by the parts of the variables that set them."""
 
     def __init__(self, sections: Mapping[str, type[BaseModel]], fields: Mapping[str, FieldInfo]) -> None:
         """`fields` are the sections of the file, and the settings at its top that no model of `sections` has."""
         self._known: dict[tuple[str, ...], Setting] = {}
-        self._sections = {tuple(section.split(".")): section for section in sections if section}
-        self.lists: set[tuple[str, ...]] = set()
-        """The sections that are lists."""
-        self.one_or_more: set[tuple[str, ...]] = set()
-        """The lists that may be written as one section. Without a number, a variable is about the first entry."""
+        self.lists: dict[tuple[str, ...], bool] = {}
+        """The sections that are lists. True: without a number, a variable is about the first entry."""
         for section, model in sections.items():
             path = tuple(section.split(".")) if section else ()
-            own = {name: field for name, field in own_fields(model).items() if not is_table(field)}
-            inner = {name: field for name, field in model.model_fields.items() if name not in own}
+            own, inner = own_fields(model), dict(model.model_fields)
             if not section:
                 own |= {name: field for name, field in fields.items() if name not in sections}
-                inner |= {name: field for name, field in fields.items() if name in sections}
-            for name, field in own.items():
-                for key in keys_of_field(name, field):
-                    self._known[*path, key.replace(".", "_")] = Setting(section, key, is_text(field))
-            for key in file_keys(model):
-                self._known[*path, key.replace(".", "_")] = Setting(section, key, is_text=True)
-            self.lists |= {(*path, name) for name, field in inner.items() if is_list(field)}
-            self.one_or_more |= {(*path, name) for name, field in inner.items() if is_one_or_more(field)}
+                inner |= fields
+            keys = {key: is_text(own[name]) for name in own for key in _keys(name, own[name])}
+            for key, is_of_text in {**keys, **dict.fromkeys(file_keys(model), True)}.items():
+                self._known[*path, key.replace(".", "_")] = Setting(section, key, is_of_text)
+            lists = {(*path, name): field for name, field in inner.items() if name not in own and is_list(field)}
+            self.lists |= {name: is_one_or_more(field) for name, field in lists.items()}
 
     def variables(self) -> dict[str, Setting]:
         """Returns every setting by its variable, without the numbers of entries."""
@@ -74,13 +69,8 @@ class Settings:
             return self._known[path]
         *section_path, key = path
         section = ".".join(section_path)
-        begins = _OPEN_KEYS.get(section)
         open_key = key.replace("_", ".")
-        if (
-            begins is not None
-            and (not section or tuple(section_path) in self._sections)
-            and open_key.startswith(begins)
-        ):
+        if section in _OPEN_KEYS and open_key.startswith(_OPEN_KEYS[section]):
             return Setting(section, open_key, is_text=True)
         names = {"__".join(known): known for known in self._known}
         nearest = difflib.get_close_matches("__".join(path), names, 1, 0.75)
@@ -93,8 +83,7 @@ class Settings:
         for end, part in enumerate(known, 1):
             yield part
             if known[:end] in self.lists:
-                number = next(numbers, "" if known[:end] in self.one_or_more else "0")
-                yield from (number,) if number else ()
+                yield from filter(None, [next(numbers, "" if self.lists[known[:end]] else "0")])
 
 
 def overlaid(
@@ -112,7 +101,7 @@ def overlaid(
         try:
             setting = settings.named(path)
             value = environ[name] if setting.is_text else _parsed(environ[name])
-            node = _section(result, _numbered(path[:-1], settings.one_or_more), settings.lists)
+            node = _section(result, path[:-1], settings.lists)
             *parents, last = setting.key.split(".")
             for part in parents:
                 node = _table(node, part)
@@ -132,6 +121,11 @@ def overlaid(
     return result, sources
 
 
+def _keys(name: str, field: FieldInfo) -> list[str]:
+    """Returns no key of a table, whose keys are those of a manager, or the user's own."""
+    return [] if is_table(field) else keys_of_field(name, field)
+
+
 def _one_underscore(name: str) -> str:
     return re.sub("_+", "_", name)
 
@@ -147,37 +141,30 @@ def _parsed(text: str) -> object:
         return text
 
 
-def _numbered(path: tuple[str, ...], one_or_more: set[tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the path with the number 0 behind each list that is written as one section."""
-    for end in range(len(path), 0, -1):
-        is_numbered = end < len(path) and path[end].isdecimal()
-        if path[:end] in one_or_more and not is_numbered:
-            return (*path[:end], "0", *path[end:])
-    return path
-
-
-def _section(values: dict[str, Any], path: tuple[str, ...], lists: set[tuple[str, ...]]) -> dict[str, Any]:
+def _section(values: dict[str, Any], path: tuple[str, ...], lists: Mapping[tuple[str, ...], bool]) -> dict[str, Any]:
     """Returns the table of a section, or of an entry of a list, and creates what is missing."""
     node: dict[str, Any] = values
     within: tuple[str, ...] = ()
-    parts = iter(path)
-    for part in parts:
+    parts = deque(path)
+    while parts:
+        part = parts.popleft()
         within = (*within, part)
         if within not in lists:
             node = _table(node, part)
             continue
-        number = next(parts, "")
+        is_numbered = bool(parts) and parts[0].isdecimal()
+        if not is_numbered and not lists[within]:
+            example = _variable((*within, "0", "key"))
+            raise ValueError(f"[[{'.'.join(within)}]] is a list: name an entry, as in {example}")
+        number = int(parts.popleft()) if is_numbered else 0
         entries = node.setdefault(part, [])
         if isinstance(entries, dict):
             entries = node[part] = [entries]
-        if not number.isdecimal():
-            example = _variable((*within, "0", "key"))
-            raise ValueError(f"[[{'.'.join(within)}]] is a list: name an entry, as in {example}")
-        if int(number) > len(entries):
+        if number > len(entries):
             raise ValueError(f"entry {number} would leave a hole: there are only {len(entries)} before it")
-        if int(number) == len(entries):
+        if number == len(entries):
             entries.append({})
-        node = entries[int(number)]
+        node = entries[number]
     return node
 
 

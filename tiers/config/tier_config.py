@@ -118,11 +118,7 @@ class TierConfig(CheckedModel):
     def _check_together(self) -> TierConfig:
         if self.topics and self.storage is None and self.remote_log.enabled:
             raise ValueError("[[topics]] names topics to tier, but there is no [storage] to copy them to: add it")
-        self._check_room_for_locations()
-        return self
-
-    def _check_room_for_locations(self) -> None:
-        """Raises `ValueError` if the name of a location does not fit in the custom metadata. Every copy would stop."""
+        # Every copy would stop if the name of a location did not fit in the custom metadata.
         limit_bytes = self.remote_log.custom_metadata_max_bytes
         for location in () if self.storage is None else self.storage.locations:
             if location.weight and limit_bytes < (needed_bytes := len(encode_location(location.name, None))):
@@ -130,6 +126,7 @@ class TierConfig(CheckedModel):
                     f"remote.log.metadata.custom.metadata.max.bytes is {limit_bytes}, but the location "
                     f"{location.name!r} takes {needed_bytes} bytes of it: set it to at least {needed_bytes}"
                 )
+        return self
 
     @property
     def is_tiered(self) -> bool:

@@ -229,19 +229,16 @@ def is_internal(topic: str) -> bool:
     return topic.startswith("__")
 
 
-def matching_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, str] | None) -> TopicConfig | None:
-    """Returns the rule for `topic`; None if it is not tiered. An override that cannot be read changes nothing."""
+def managed_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, str] | None) -> TopicConfig | None:
+    """Returns the rule by which an owner manages the topic, if the topic's configuration agrees (`policy_of`).
+
+    None: no owner manages it. An override that cannot be read changes nothing."""
+    if is_internal(topic):
+        return None
     rule = next((rule for rule in rules if rule.matches(topic)), None)
     if overrides:
         rule = _overridden(rule or TopicConfig(pattern=topic, remote_storage_enable=False), overrides)
     return rule if rule is not None and rule.remote_storage_enable else None
-
-
-def managed_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, str] | None) -> TopicConfig | None:
-    """Returns the rule by which an owner manages the topic, if the topic's configuration agrees (`policy_of`).
-
-    None: no owner manages it."""
-    return None if is_internal(topic) else matching_rule(topic, rules, overrides)
 
 
 def exclusion(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, str]) -> str | None:

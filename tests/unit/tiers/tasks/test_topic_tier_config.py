@@ -11,7 +11,7 @@ from tiers.config.topic_policy import (
     COPY_LAG_MS,
     TopicConfig,
     TopicPolicy,
-    matching_rule,
+    managed_rule,
     policy_of,
 )
 from tiers.config.topic_settings import (
@@ -207,7 +207,7 @@ def test_local_retention_of_the_file_does_not_block_a_change() -> None:
 )
 def test_a_lag_of_minus_one_is_the_local_retention(own: dict[str, str], in_effect: tuple[int, int]) -> None:
     broker = {"cleanup.policy": "delete", "retention.ms": "60000", "retention.bytes": "5000"}
-    rule = matching_rule("orders", [], ON | own)
+    rule = managed_rule("orders", [], ON | own)
     assert rule is not None
     made = policy_of("orders", UUID(int=1), 1, rule, broker, own)
     assert isinstance(made, TopicPolicy)
