@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from proxy.listener_config import ListenerCertificateConfig, ListenerConfig, ListenerTlsConfig
+from proxy.listener_config import ListenerConfig
 from tiers.config.setting_keys import ONE_OR_MORE
 from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
 from tiers.config.tier_config import TierConfig, load_config_file
@@ -47,8 +46,6 @@ class AdminConfig(Section):
     label `process`. `/livez`, `/servez` and `/readyz` are open to everybody who reaches the port. The rest asks for a
     token or a client certificate, if one of them is set.
     """
-
-    subsections = frozenset({"tls"})
 
     host: Host = Field(
         default="127.0.0.1",
@@ -288,18 +285,6 @@ class TracingConfig(Section):
 
 class TidegateConfig(TierConfig):
     """All settings of a proxy."""
-
-    section_models: ClassVar[Mapping[str, type[BaseModel]]] = {
-        **TierConfig.section_models,
-        "listener": ListenerConfig,
-        "listener.tls": ListenerTlsConfig,
-        "listener.tls.certificates": ListenerCertificateConfig,
-        "admin": AdminConfig,
-        "admin.tls": AdminTlsConfig,
-        "log": LogConfig,
-        "limits": LimitsConfig,
-        "tracing": TracingConfig,
-    }
 
     listener: Annotated[tuple[ListenerConfig, ...], ONE_OR_MORE] = Field(
         default=(ListenerConfig(),), min_length=1, description="The listeners. `[listener]` is a list of one."

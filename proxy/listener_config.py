@@ -58,8 +58,6 @@ class ListenerTlsConfig(CertificateConfig):
     brokers do not see it and identify clients by SASL alone.
     """
 
-    subsections = frozenset({"certificates"})
-
     client_ca: Path | None = Field(
         default=None,
         description="The file with the authorities that sign the certificates of clients.",
@@ -92,8 +90,6 @@ class ListenerConfig(Section):
     port of its own, and one more port is for bootstrapping. With `brokers.by = "sni"`, one port serves all brokers. For
     several listeners, write `[[listener]]` once for each; `[listener.tls]` then belongs to the one above it.
     """
-
-    subsections = frozenset({"tls"})
 
     host: Host = Field(default="0.0.0.0", description="The address to bind.")
     advertised_host: Annotated[str, AfterValidator(_advertised_host)] = Field(

@@ -244,7 +244,7 @@ def test_a_reload_of_the_unit_sends_sighup() -> None:
 
 
 def test_the_unit_waits_for_the_drain_and_has_open_files() -> None:
-    limits = TidegateConfig.section_models["limits"]()
+    limits = TidegateConfig.section_models()["limits"]()
     (stop_s,) = lines_of(UNIT, "TimeoutStopSec")
     (files,) = lines_of(UNIT, "LimitNOFILE")
     assert int(stop_s) >= limits.drain_timeout_ms / 1000 + GRACE_S  # type: ignore[attr-defined]

@@ -58,7 +58,7 @@ def test_what_a_page_names_exists(page: str) -> None:
         assert (FOLDER / link).is_file(), link
     for page_name, heading in re.findall(r"\"([^\"]+)\" in \[([\w.]+)\]", text.replace("\n", " ")):
         assert f"## {page_name}\n" in (ROOT / "docs" / heading).read_text()
-    known = {key for model in TidegateConfig.section_models.values() for key in _keys(model)}
+    known = {key for model in TidegateConfig.section_models().values() for key in _keys(model)}
     known |= set(TidegateConfig.keys_at_top())
     named = set(re.findall(r"`((?:remote\.log|held|drain|max)\.[\w.]+)`", text))
     assert named - known == set()

@@ -38,7 +38,7 @@ def _lines(config: TidegateConfig, variables: frozenset[str]) -> Iterator[Settin
         field = TidegateConfig.model_fields[name]
         yield _line("", (), name, field, getattr(config, name), name in config.model_fields_set, variables)
     yield from _section("", (), config.remote_log, variables, is_known=False)
-    for section in TidegateConfig.section_models:
+    for section in TidegateConfig.section_models():
         if section:
             for path, model in _models_of(config, section):
                 yield from _section(section, path, model, variables, is_known=_is_own_store(config, model))

@@ -130,7 +130,7 @@ _MEANINGS = {
 
 
 def reference() -> str:
-    sections = (_section(name, model) for name, model in TidegateConfig.section_models.items())
+    sections = (_section(name, model) for name, model in TidegateConfig.section_models().items())
     return INTRODUCTION + "".join(sections) + TOPIC_SETTINGS + _topic_settings()
 
 

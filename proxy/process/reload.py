@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from proxy.config import TidegateConfig
-from tiers.config.setting_keys import key_of, own_fields
+from tiers.config.setting_keys import key_of, own_fields, section_of
 from tiers.config.settings import Section
 from tiers.config.tier_config import ConfigError
 
@@ -118,7 +118,7 @@ def _with_fields(before: Section, after: Section, is_live: Callable[[str], bool]
 def changed_keys(before: TidegateConfig, after: TidegateConfig) -> Iterator[str]:
     """Yields the settings that differ. A list of sections, such as `[[topics]]`, counts as one setting."""
     for name in TidegateConfig.model_fields:
-        is_top = name == "remote_log" or name not in TidegateConfig.section_models
+        is_top = name == "remote_log" or name not in TidegateConfig.section_models()
         yield from _differences("" if is_top else name, name, getattr(before, name), getattr(after, name))
 
 
@@ -129,12 +129,11 @@ def _differences(section: str, name: str, before: object, after: object) -> Iter
         is_list = isinstance(before, tuple) and section
         yield f"[[{section}]]" if is_list else f"[{section}]" if section else name
         return
-    inner = getattr(before, "subsections", ())
     for field_name, field in type(before).model_fields.items():
         old, new = getattr(before, field_name), getattr(after, field_name)
         if old == new:
             continue
-        if field_name in inner:
+        if section_of(field) is not None:
             yield from _differences(f"{section}.{field_name}", field_name, old, new)
         else:
             yield f"[{section}] {key_of(field_name, field)}" if section else key_of(field_name, field)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tiers.config.setting_keys import file_keys, is_list, is_one_or_more, is_table, is_text, keys_of_field, own_fields
+from tiers.config.setting_keys import file_keys, is_list, is_one_or_more, is_table, is_text, keys_of_field, section_of
 
 PREFIX = "TIDEGATE__"
 _OPEN_KEYS = {"": "remote.log.", "storage": "", "storage.locations": "", "encryption": "keys."}
@@ -37,22 +37,22 @@ class Setting(NamedTuple):
 class Settings:
     """The settings of the sections, by the parts of the variables that set them."""
 
-    def __init__(self, sections: Mapping[str, type[BaseModel]], fields: Mapping[str, FieldInfo]) -> None:
-        """`fields` are the sections of the file, and the settings at its top that no model of `sections` has."""
+    def __init__(self, sections: Mapping[str, type[BaseModel]], file: type[BaseModel]) -> None:
+        """`file` has the sections, and the settings at the top of the file that no model of `sections` has."""
         self._known: dict[tuple[str, ...], Setting] = {}
         self.lists: dict[tuple[str, ...], bool] = {}
         """The sections that are lists. True: without a number, a variable is about the first entry."""
         for section, model in sections.items():
             path = tuple(section.split(".")) if section else ()
-            own, inner = own_fields(model), dict(model.model_fields)
-            if not section:
-                own |= {name: field for name, field in fields.items() if name not in sections}
-                inner |= fields
-            keys = {key: is_text(own[name]) for name in own for key in _keys(name, own[name])}
-            for key, is_of_text in {**keys, **dict.fromkeys(file_keys(model), True)}.items():
+            keys = dict.fromkeys(file_keys(model), True)
+            for of in (model,) if section else (model, file):
+                for name, field in of.model_fields.items():
+                    if section_of(field) is None:
+                        keys |= dict.fromkeys(_keys(name, field), is_text(field))
+                    elif is_list(field):
+                        self.lists[*path, name] = is_one_or_more(field)
+            for key, is_of_text in keys.items():
                 self._known[*path, key.replace(".", "_")] = Setting(section, key, is_of_text)
-            lists = {(*path, name): field for name, field in inner.items() if name not in own and is_list(field)}
-            self.lists |= {name: is_one_or_more(field) for name, field in lists.items()}
 
     def variables(self) -> dict[str, Setting]:
         """Returns every setting by its variable, without the numbers of entries."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
@@ -22,10 +23,31 @@ _TEXT = (str, SecretStr, Path, NoneType)
 _UNIONS = (Union, UnionType)
 
 
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """Returns the model of a section, or of a list of sections. None: the field is no section."""
+    kinds = (kind for kind in kinds_of(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return next(kinds, None)
+
+
+def sections_of(model: type[BaseModel], prefix: str = "") -> dict[str, type[BaseModel]]:
+    """Returns the models of all sections of the model, by their names in the file."""
+    found: dict[str, type[BaseModel]] = {}
+    for name, field in model.model_fields.items():
+        if (inner := section_of(field)) is not None:
+            found |= {f"{prefix}{name}": inner, **sections_of(inner, f"{prefix}{name}.")}
+    return found
+
+
+@cache
+def inner_keys(model: type[BaseModel]) -> frozenset[str]:
+    """Returns the keys of the model whose values are not flattened: the presence of an empty section matters."""
+    fields = model.model_fields.items()
+    return frozenset(key_of(name, field) for name, field in fields if section_of(field) or is_table(field))
+
+
 def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Returns the fields of the model that are no sections."""
-    inner = getattr(model, "subsections", ())
-    return {name: field for name, field in model.model_fields.items() if name not in inner}
+    return {name: field for name, field in model.model_fields.items() if section_of(field) is None}
 
 
 def key_of(name: str, field: FieldInfo) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from string import ascii_letters, digits
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, Final
 
 from pydantic import (
     AfterValidator,
@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from tiers.config.setting_keys import file_keys, kinds_of
+from tiers.config.setting_keys import file_keys, inner_keys, kinds_of
 from tiers.metadata.topic.metadata_topic import DEFAULT_PARTITION_COUNT, DEFAULT_TOPIC_NAME, MetadataTopicSettings
 from tiers.quota import DEFAULT_WINDOW_NUM, DEFAULT_WINDOW_SIZE_MS, QuotaWindow
 from tiers.storage.settings import DURATION, SIZE, read_secret
@@ -97,15 +97,12 @@ class Section(CheckedModel):
         validate_by_name=True, validate_by_alias=True, alias_generator=AliasGenerator(validation_alias=_key)
     )
 
-    subsections: ClassVar[frozenset[str]] = frozenset()
-    """The fields that are sections. They are not flattened, because the presence of an empty section matters."""
-
     @model_validator(mode="before")
     @classmethod
     def _flatten(cls, values: object) -> object:
         if not isinstance(values, Mapping):
             return values
-        whole = {key: value for key, value in values.items() if key in cls.subsections}
+        whole = {key: value for key, value in values.items() if key in inner_keys(cls)}
         flat = flatten({key: value for key, value in values.items() if key not in whole})
         for file_key, key in file_keys(cls).items():
             if file_key in flat:
@@ -132,8 +129,6 @@ METADATA_SETTINGS = "remote.log.metadata.*"
 
 class RemoteLogConfig(Section):
     """These keys are at the top of the file. Most of them are Kafka's own."""
-
-    subsections = frozenset({METADATA_SETTINGS})
 
     enabled: bool = Field(
         default=True,
@@ -497,8 +492,6 @@ class StorageConfig(_StoreSettings):
     top of the file, `remote.log.storage.manager.class.name` stands for `implementation`, and `remote.log.storage.KEY`
     for every other key, unless that is a key of the table above.
     """
-
-    subsections: ClassVar[frozenset[str]] = frozenset({"locations"})
 
     implementation: str = Field(
         min_length=1,

@@ -15,23 +15,22 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tiers.config.environment import Settings, overlaid
 from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX, gathered
-from tiers.config.setting_keys import keys_of_field, own_fields
+from tiers.config.setting_keys import keys_of_field, own_fields, sections_of
 from tiers.config.settings import (
     CheckedModel,
     RemoteLogConfig,
     Section,
     StorageConfig,
-    StorageLocationConfig,
 )
 from tiers.config.topic_policy import TopicConfig
 from tiers.config.total_retention import BROKERS_KEYS, REPLACED_KEYS, TOTAL_KEYS
-from tiers.config.upstream_config import UpstreamConfig, UpstreamSaslConfig, UpstreamTlsConfig
+from tiers.config.upstream_config import UpstreamConfig
 from tiers.segment.segment_encryption import KeyRing, read_key_file
 from tiers.storage.locations import encode_location
 
@@ -85,19 +84,6 @@ class EncryptionConfig(CheckedModel):
 class TierConfig(CheckedModel):
     """The settings of the remote tier. Kafka's `remote.*` keys are at the top of the file, before the first section."""
 
-    section_models: ClassVar[Mapping[str, type[BaseModel]]] = {
-        "": RemoteLogConfig,
-        "upstream": UpstreamConfig,
-        "upstream.tls": UpstreamTlsConfig,
-        "upstream.sasl": UpstreamSaslConfig,
-        "state": StateConfig,
-        "storage": StorageConfig,
-        "storage.locations": StorageLocationConfig,
-        "encryption": EncryptionConfig,
-        "topics": TopicConfig,
-    }
-    """The models by section; "" is the top of the file."""
-
     upstream: UpstreamConfig
     state: StateConfig = StateConfig()
     storage: StorageConfig | None = None
@@ -150,10 +136,15 @@ class TierConfig(CheckedModel):
         return f"[storage]={_digest(places)} [[topics]]={_digest(rules)}"
 
     @classmethod
+    def section_models(cls) -> Mapping[str, type[BaseModel]]:
+        """Returns the models by section; "" is the top of the file."""
+        found = sections_of(cls)
+        return {"": found.pop("remote_log"), **found}
+
+    @classmethod
     def settings_by_variable(cls) -> Settings:
         """Returns the settings by the environment variables that set them."""
-        fields = {name: field for name, field in cls.model_fields.items() if name != "remote_log"}
-        return Settings(cls.section_models, fields)
+        return Settings(cls.section_models(), cls)
 
     @classmethod
     def foreign_sections(cls) -> list[str]:
@@ -163,19 +154,19 @@ class TierConfig(CheckedModel):
     @classmethod
     def keys_at_top(cls) -> list[str]:
         """Returns the keys at the top of the file that are no keys of Kafka."""
-        return [name for name in cls.model_fields if name not in cls.section_models and name != "remote_log"]
+        return list(own_fields(cls))
 
     @classmethod
     def keys_of(cls, section: str) -> list[str]:
         """Returns all names of the keys of a section, also the second names."""
-        fields = own_fields(cls.section_models[section]).items()
+        fields = own_fields(cls.section_models()[section]).items()
         names = [key for name, field in fields for key in keys_of_field(name, field) if not key.endswith("*")]
         return names if section else [*names, *cls.keys_at_top(), STORAGE_MANAGER]
 
     @classmethod
     def sections(cls) -> list[str]:
         """Returns the sections that are not part of another section."""
-        return [section for section in cls.section_models if section and "." not in section]
+        return [section for section in cls.section_models() if section and "." not in section]
 
 
 def _digest(values: object) -> str:
@@ -268,9 +259,9 @@ def _is_within(inner: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bo
 
 
 def _place(where: list[str], model: type[TierConfig]) -> tuple[str, str]:
-    if where and where[0] in model.section_models:
+    if where and where[0] in model.section_models():
         section, *rest = [part for part in where if not part.isdecimal()]
-        while rest and f"{section}.{rest[0]}" in model.section_models:
+        while rest and f"{section}.{rest[0]}" in model.section_models():
             section = f"{section}.{rest.pop(0)}"
         return section, ".".join(rest)
     return "", ".".join(where)
@@ -307,9 +298,9 @@ def _other_name(section: str, key: str, model: type[TierConfig]) -> str | None:
     """Returns the first name of the setting that has `key` as another name; None if there is no such setting.
 
     Pydantic reports a second name as unknown only when the file sets the first one too."""
-    if section not in model.section_models:
+    if section not in model.section_models():
         return None
-    names = (keys_of_field(name, field) for name, field in own_fields(model.section_models[section]).items())
+    names = (keys_of_field(name, field) for name, field in own_fields(model.section_models()[section]).items())
     return next((first for first, *others in names if key in others), None)
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -53,7 +54,7 @@ class Retention:
 
     def is_shorter_than(self, other: Retention) -> bool:
         """Returns whether this retention is shorter in time, or in bytes, or in both."""
-        return _is_less(self.ms, other.ms) or _is_less(self.size_bytes, other.size_bytes)
+        return _limit(self.ms) < _limit(other.ms) or _limit(self.size_bytes) < _limit(other.size_bytes)
 
     def __str__(self) -> str:
         time = "unlimited time" if self.ms == UNLIMITED else f"{self.ms} ms"
@@ -85,9 +86,7 @@ class TotalRetention:
 
     def contradicts(self, recorded: TotalRetention) -> bool:
         """Returns whether any key of this total has another value in `recorded`. A missing key contradicts nothing."""
-        return (self.minutes is not None and self.minutes != recorded.minutes) or (
-            self.size_bytes is not None and self.size_bytes != recorded.size_bytes
-        )
+        return self.minutes not in (None, recorded.minutes) or self.size_bytes not in (None, recorded.size_bytes)
 
     def config(self) -> dict[str, str]:
         """Returns the keys as tier settings of a topic."""
@@ -118,10 +117,10 @@ def longest_total(totals: list[TotalRetention]) -> TotalRetention:
     if not all(each.is_set for each in totals):
         return TotalRetention(UNLIMITED, UNLIMITED)
     ends = [each.over(NOTHING_EXPIRES) for each in totals]
-    ms = UNLIMITED if any(end.ms == UNLIMITED for end in ends) else max(end.ms for end in ends)
-    size_bytes = UNLIMITED if any(end.size_bytes == UNLIMITED for end in ends) else max(end.size_bytes for end in ends)
+    ms = max((end.ms for end in ends), key=_limit)
+    size_bytes = max((end.size_bytes for end in ends), key=_limit)
     return TotalRetention(UNLIMITED if ms == UNLIMITED else ms // MS_PER_MINUTE, size_bytes)
 
 
-def _is_less(value: int, other: int) -> bool:
-    return value != UNLIMITED and (other == UNLIMITED or value < other)
+def _limit(value: int) -> float:
+    return math.inf if value == UNLIMITED else value

@@ -135,8 +135,6 @@ class UpstreamSaslConfig(Section):
 class UpstreamConfig(Section):
     """The cluster behind the proxy."""
 
-    subsections = frozenset({"tls", "sasl"})
-
     bootstrap_servers: Annotated[tuple[HostAndPort, ...], BeforeValidator(_addresses)] = Field(
         min_length=1,
         description="The first brokers to contact, as in a Kafka client.",

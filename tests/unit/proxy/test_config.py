@@ -152,7 +152,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_no_key_is_the_first_part_of_another_key() -> None:
     """TOML refuses `a = 1` beside `a.b = 2`: a file could not set both."""
-    for section in TidegateConfig.section_models:
+    for section in TidegateConfig.section_models():
         keys = TidegateConfig.keys_of(section)
         assert not [(key, other) for key in keys for other in keys if other.startswith(f"{key}.")]
 

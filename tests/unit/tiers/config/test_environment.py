@@ -39,7 +39,7 @@ def mistakes(environ: Mapping[str, str], text: str = FILE) -> list[str]:
 def test_no_two_settings_share_a_variable(model: type[TierConfig]) -> None:
     settings = model.settings_by_variable().variables()
     places = [(one.section, one.key) for one in settings.values()]
-    keys = {(section, key) for section in model.section_models for key in model.keys_of(section)}
+    keys = {(section, key) for section in model.section_models() for key in model.keys_of(section)}
     named_by_managers_and_users = {("storage", "settings"), ("storage.locations", "settings"), ("encryption", "keys")}
     assert keys - named_by_managers_and_users - {("", "remote.log.storage.manager.class.name")} <= {*places}
     assert len({*places}) == len(places)
