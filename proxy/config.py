@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from proxy.listener_config import ListenerConfig
 from tiers.config.setting_keys import ONE_OR_MORE
-from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
+from tiers.config.settings import MIB, DurationMs, PositiveBytes, PositiveMs, Section
 from tiers.config.tier_config import TierConfig, load_config_file
 from tiers.config.upstream_config import CertificateConfig, Host
 
@@ -117,55 +117,48 @@ class LimitsConfig(Section):
             "above, one such connection gives way to a new one. 0 means no limit."
         ),
     )
-    connection_setup_timeout_ms: DurationMs = Field(
+    connection_setup_timeout_ms: PositiveMs = Field(
         default=30_000,
-        gt=0,
         description=(
             "How long a client may stay unknown, from the accept on. PROXY header and TLS handshake are included."
         ),
     )
-    max_request_bytes: SizeBytes = Field(
+    max_request_bytes: PositiveBytes = Field(
         default=100 * MIB,
         validation_alias="socket.request.max.bytes",
-        gt=0,
         description="The maximum size of a request, as on a broker.",
     )
-    max_unauthenticated_request_bytes: SizeBytes = Field(
+    max_unauthenticated_request_bytes: PositiveBytes = Field(
         default=MIB // 2,
         validation_alias="sasl.server.max.receive.size",
-        gt=0,
         description=(
             "The maximum size of a request before the client has authenticated. It applies if there is an "
             "`[upstream.sasl]`."
         ),
     )
-    max_held_request_bytes: SizeBytes = Field(
+    max_held_request_bytes: PositiveBytes = Field(
         default=MIB,
         validation_alias="held.request.max.bytes",
-        gt=0,
         description=(
             "The maximum size of a request of an API that the proxy decodes. A Fetch has about 33 bytes per partition."
         ),
     )
-    max_held_response_bytes: SizeBytes = Field(
+    max_held_response_bytes: PositiveBytes = Field(
         default=128 * MIB,
         validation_alias="held.response.max.bytes",
-        gt=0,
         description="The maximum size of a response that the proxy decodes as a whole.",
     )
-    max_held_remote_bytes: SizeBytes = Field(
+    max_held_remote_bytes: PositiveBytes = Field(
         default=128 * MIB,
         validation_alias="held.remote.responses.max.bytes",
-        gt=0,
         description=(
             "The memory for all responses with remote records together, until the clients have received them. One "
             "connection gets at most 1/32 of it, and at least 256 KiB."
         ),
     )
-    max_decoded_bytes: SizeBytes = Field(
+    max_decoded_bytes: PositiveBytes = Field(
         default=128 * MIB,
         validation_alias="held.messages.max.bytes",
-        gt=0,
         description=(
             "The memory for large messages. A quarter is for requests while they arrive, a quarter for decoded "
             "requests until they are answered, and half for responses until the clients have received them. A decoded "
@@ -177,25 +170,21 @@ class LimitsConfig(Section):
             "clients are closed with the cause `stalled`."
         ),
     )
-    remote_fetch_max_bytes_per_second: SizeBytes | None = Field(
+    remote_fetch_max_bytes_per_second: PositiveBytes | None = Field(
         default=None,
-        gt=0,
         description=("The quota for the reads from the remote tier by the clients with one client id."),
     )
-    max_in_flight: int = Field(
+    max_in_flight: PositiveInt = Field(
         default=256,
         validation_alias="max.in.flight.requests",
-        gt=0,
         description="The number of unanswered requests per connection.",
     )
-    connect_timeout_ms: DurationMs = Field(
+    connect_timeout_ms: PositiveMs = Field(
         default=5_000,
-        gt=0,
         description="The deadline of one attempt to connect to a broker.",
     )
-    connect_deadline_ms: DurationMs = Field(
+    connect_deadline_ms: PositiveMs = Field(
         default=20_000,
-        gt=0,
         description=(
             "The deadline of all attempts to connect to a broker, while the client waits. Each address is tried once, "
             "and one whose last attempt failed is tried after the others. If all of them fail, the proxy closes the "
@@ -212,25 +201,22 @@ class LimitsConfig(Section):
             "others. 0 means never."
         ),
     )
-    send_timeout_ms: DurationMs = Field(
+    send_timeout_ms: PositiveMs = Field(
         default=300_000,
-        gt=0,
         description=(
             "The time after which the proxy closes the connection of a client that does not receive its responses. "
             "The time begins again whenever the client has received 256 KiB."
         ),
     )
-    half_close_timeout_ms: DurationMs = Field(
+    half_close_timeout_ms: PositiveMs = Field(
         default=5_000,
-        gt=0,
         description=(
             "How long the proxy still answers a client that has stopped sending, and how long a proxy that stops waits "
             "for a long poll of a share group, and for requests behind the long poll of a Fetch."
         ),
     )
-    drain_timeout_ms: DurationMs = Field(
+    drain_timeout_ms: PositiveMs = Field(
         default=30_000,
-        gt=0,
         description="How long the proxy waits for requests in progress when it stops.",
     )
 

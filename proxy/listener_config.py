@@ -6,7 +6,7 @@ import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, PositiveInt, model_validator
 
 from tiers.config.settings import Section
 from tiers.config.upstream_config import CertificateConfig, Host, check_host, is_host_name
@@ -100,9 +100,8 @@ class ListenerConfig(Section):
             "node id of the broker, as in `broker-{id}.kafka.example.org`."
         ),
     )
-    bootstrap_port: int = Field(
+    bootstrap_port: PositiveInt = Field(
         default=9092,
-        gt=0,
         lt=65_536,
         description="The port for the `bootstrap.servers` setting of clients.",
     )
@@ -115,27 +114,24 @@ class ListenerConfig(Section):
             "broker, as for bootstrapping. The proxy closes the connection of a client that names an unknown broker."
         ),
     )
-    base_port: int = Field(
+    base_port: PositiveInt = Field(
         default=9100,
-        gt=0,
         lt=65_536,
         description=(
             "The first port for brokers: the proxy listens for broker N at this port + N. Node ids from 65535 on need "
             '`brokers.by = "sni"`.'
         ),
     )
-    advertised_base_port: int | None = Field(
+    advertised_base_port: PositiveInt | None = Field(
         default=None,
-        gt=0,
         lt=65_536,
         description=(
             "The first port that the proxy tells clients: broker N is at this port + N. By default `base.port`. Set it "
             "if a load balancer or a container maps the ports."
         ),
     )
-    advertised_port: int | None = Field(
+    advertised_port: PositiveInt | None = Field(
         default=None,
-        gt=0,
         lt=65_536,
         description=(
             "One port that the proxy tells clients for all brokers, which needs `{id}` in `advertised.host`. With "

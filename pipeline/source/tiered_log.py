@@ -27,6 +27,7 @@ from tiers.errors import BrokerError, NotKnownNow
 from tiers.log.broker_log import BrokerLogSource
 from tiers.log.broker_offsets import offsets_for_times
 from tiers.metadata.log_history import confirms
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
@@ -292,12 +293,12 @@ class TieredLog:
         self, partition: TopicIdPartition, bounds: LogBounds, first_offset: int, end_offset: int
     ) -> list[ReadRange | MissingOffsets]:
         """Returns what to read for `[first_offset, end_offset]` (inclusive). Logs each recorded gap in that range."""
-        tier = self._tier
+        remote = None if self._tier is None else RemoteLog(self._tier.state, partition)
 
         def answering(offset: int) -> Iterable[StoredSegment]:
-            return () if tier is None else tier.state.answering_segments(partition, offset)
+            return () if remote is None else remote.metadata.answering_segments(partition, offset)
 
-        gaps = [] if tier is None else sorted(tier.state.gaps(partition))
+        gaps = [] if remote is None else sorted(remote.gaps())
         for gap in gaps:
             first, end = max(first_offset, bounds.log_start, gap.first_offset), min(end_offset, gap.next_offset - 1)
             if first <= end:

@@ -88,7 +88,7 @@ class OffsetForLeaderEpochHandler:
                 return None
             epochs = await tools.reader.leader_epochs(partition, deadline_ms=deadline_ms, connection_id=connection_id)
             if asked.leader_epoch < last_remote_epoch:
-                found = end_offset_for(epochs, asked.leader_epoch, tools.metadata.state.gaps(partition))
+                found = end_offset_for(epochs, asked.leader_epoch, remote.gaps())
                 return None if found is None else EpochAnswer(0, found.epoch, found.end_offset)
             if broker.leader_epoch != asked.leader_epoch or contains(epochs, asked.leader_epoch):
                 return None

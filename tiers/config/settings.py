@@ -20,6 +20,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PositiveInt,
     SecretStr,
     ValidationInfo,
     field_validator,
@@ -51,6 +52,8 @@ def _size(value: object) -> object:
 
 DurationMs = Annotated[int, BeforeValidator(_duration)]
 SizeBytes = Annotated[int, BeforeValidator(_size)]
+PositiveMs = Annotated[DurationMs, Field(gt=0)]
+PositiveBytes = Annotated[SizeBytes, Field(gt=0)]
 
 
 def check_pattern(value: str) -> str:
@@ -138,91 +141,79 @@ class RemoteLogConfig(Section):
             "tier nor serves from it."
         ),
     )
-    task_interval_ms: DurationMs = Field(
+    task_interval_ms: PositiveMs = Field(
         default=30_000,
         validation_alias=AliasChoices("remote.log.manager.task.interval.ms", "rlm_process_interval_ms"),
-        gt=0,
         description="How often the owner runs the copy, trim and expiration tasks of each partition.",
     )
-    task_retry_backoff_ms: DurationMs = Field(
+    task_retry_backoff_ms: PositiveMs = Field(
         default=1_000,
         validation_alias=AliasChoices("remote.log.manager.task.retry.backoff.ms", "rlm_retry_interval_ms"),
-        gt=0,
         description="How long the owner waits before it retries a failed task.",
     )
-    probe_interval_ms: DurationMs = Field(
+    probe_interval_ms: PositiveMs = Field(
         default=5_000,
         validation_alias="remote.log.manager.probe.interval.ms",
-        gt=0,
         description=(
             "How often the process that runs the tasks checks that it can write its folders and can write, read and "
             "delete an object in the store. A check that takes longer has failed. After repeated failures the process "
             "asks the group for no partitions, until all checks succeed for a minute or longer."
         ),
     )
-    manager_threads: int | None = Field(
+    manager_threads: PositiveInt | None = Field(
         default=None,
         validation_alias="remote.log.manager.thread.pool.size",
-        gt=0,
         description=(
             "The number of partitions whose tasks run at the same time. Rounds (which survey a partition and move its "
             "log start), trims and deletions have this number of places each, so a store that hangs in one kind of "
             "task does not hold up the others. By default the number of partitions that are copied at the same time."
         ),
     )
-    copier_threads: int | None = Field(
+    copier_threads: PositiveInt | None = Field(
         default=None,
         validation_alias="remote.log.manager.copier.thread.pool.size",
-        gt=0,
         description=(
             "The number of partitions that are copied at the same time; by default "
             "`remote.log.manager.thread.pool.size`, or 10 without it. As many more may copy records that a broker "
             "removes soon. The owner processes a partition whose copying is off or stopped without one of these places."
         ),
     )
-    copy_max_bytes_per_second: SizeBytes | None = Field(
+    copy_max_bytes_per_second: PositiveBytes | None = Field(
         default=None,
         validation_alias="remote.log.manager.copy.max.bytes.per.second",
-        gt=0,
         description="The copy quota of this process (KIP-956). By default there is no limit.",
     )
-    copy_quota_window_num: int = Field(
+    copy_quota_window_num: PositiveInt = Field(
         default=DEFAULT_WINDOW_NUM,
         validation_alias="remote.log.manager.copy.quota.window.num",
-        gt=0,
         description="The number of samples in the window of the copy quota.",
     )
-    copy_quota_window_size_seconds: int = Field(
+    copy_quota_window_size_seconds: PositiveInt = Field(
         default=DEFAULT_WINDOW_SIZE_MS // 1_000,
         validation_alias="remote.log.manager.copy.quota.window.size.seconds",
-        gt=0,
         description="The length of each sample of the copy quota.",
     )
-    fetch_max_bytes_per_second: SizeBytes | None = Field(
+    fetch_max_bytes_per_second: PositiveBytes | None = Field(
         default=None,
         validation_alias="remote.log.manager.fetch.max.bytes.per.second",
-        gt=0,
         description=(
             "The quota for all reads of clients from the remote tier (KIP-956). While it is exceeded, the proxy "
             "answers remote partitions empty. By default there is no limit."
         ),
     )
-    fetch_quota_window_num: int = Field(
+    fetch_quota_window_num: PositiveInt = Field(
         default=DEFAULT_WINDOW_NUM,
         validation_alias="remote.log.manager.fetch.quota.window.num",
-        gt=0,
         description="The number of samples in the window of the fetch quotas.",
     )
-    fetch_quota_window_size_seconds: int = Field(
+    fetch_quota_window_size_seconds: PositiveInt = Field(
         default=DEFAULT_WINDOW_SIZE_MS // 1_000,
         validation_alias="remote.log.manager.fetch.quota.window.size.seconds",
-        gt=0,
         description="The length of each sample of the fetch quotas.",
     )
-    delete_attempts: int = Field(
+    delete_attempts: PositiveInt = Field(
         default=5,
         validation_alias="remote.log.delete.publish.after.attempts",
-        gt=0,
         description=(
             "The number of failed attempts to delete a segment after which the owner publishes it to "
             "`__delete_failed_remote_log_segments`. The owner keeps retrying, with growing pauses."
@@ -237,42 +228,37 @@ class RemoteLogConfig(Section):
             "write of a process that was paused may arrive after the deletion. A copy gives up after half of this time."
         ),
     )
-    topic_deletion_delay_ms: DurationMs = Field(
+    topic_deletion_delay_ms: PositiveMs = Field(
         default=300_000,
         validation_alias="remote.log.topic.deletion.delay.ms",
-        gt=0,
         description=(
             "How long all brokers must report a topic as unknown before the owner deletes its segments. The deletion "
             "of the topic must also be proved: by its DeleteTopics request, if that came through a proxy, or by an "
             "operator's command."
         ),
     )
-    reader_threads: int = Field(
+    reader_threads: PositiveInt = Field(
         default=10,
         validation_alias="remote.log.reader.threads",
-        gt=0,
         description="The number of concurrent downloads from the remote tier.",
     )
-    reader_max_pending_tasks: int = Field(
+    reader_max_pending_tasks: PositiveInt = Field(
         default=100,
         validation_alias="remote.log.reader.max.pending.tasks",
-        gt=0,
         description="The number of downloads that may wait until one of them can start.",
     )
-    fetch_max_wait_ms: DurationMs = Field(
+    fetch_max_wait_ms: PositiveMs = Field(
         default=5_000,
         validation_alias="remote.fetch.max.wait.ms",
-        gt=0,
         description=(
             "How long a read from the remote tier may take, if the max wait of the fetch is shorter. The fetch itself "
             "waits for the read at most 500 ms beyond its max wait. Then the client gets an empty answer, and its next "
             "fetch finds the read in progress."
         ),
     )
-    list_offsets_timeout_ms: DurationMs = Field(
+    list_offsets_timeout_ms: PositiveMs = Field(
         default=15_000,
         validation_alias="remote.list.offsets.request.timeout.ms",
-        gt=0,
         description="The deadline of a look-up by timestamp in the remote tier.",
     )
     describe_log_dirs: bool = Field(
@@ -287,10 +273,9 @@ class RemoteLogConfig(Section):
         lt=1 << 31,
         description="The maximum size of the custom metadata of a segment (KIP-917). 0 allows none but an empty one.",
     )
-    index_cache_bytes: SizeBytes = Field(
+    index_cache_bytes: PositiveBytes = Field(
         default=64 * MIB,
         validation_alias="remote.log.index.cache.total.size.bytes",
-        gt=0,
         description="The size of the cache of segment indexes in memory.",
     )
     index_file_cache_bytes: SizeBytes = Field(
@@ -303,23 +288,20 @@ class RemoteLogConfig(Section):
             "the size, and the latter the other half. 0 turns them off."
         ),
     )
-    index_file_roll_bytes: SizeBytes = Field(
+    index_file_roll_bytes: PositiveBytes = Field(
         default=MIB,
         validation_alias="remote.log.index.file.roll.bytes",
-        gt=0,
         lt=1 << 30,
         description="The size at which a partition's remoteLogIndex file is rolled.",
     )
-    index_file_roll_ms: DurationMs = Field(
+    index_file_roll_ms: PositiveMs = Field(
         default=3_600_000,
         validation_alias="remote.log.index.file.roll.ms",
-        gt=0,
         description="The age at which a partition's remoteLogIndex file is rolled.",
     )
-    chunk_cache_bytes: SizeBytes = Field(
+    chunk_cache_bytes: PositiveBytes = Field(
         default=256 * MIB,
         validation_alias="remote.log.chunk.cache.total.size.bytes",
-        gt=0,
         description="The size of the cache of record data in memory.",
     )
     chunk_file_cache_bytes: SizeBytes = Field(
@@ -342,16 +324,14 @@ class RemoteLogConfig(Section):
             "others is sent to the store a second time. 0 turns hedging off."
         ),
     )
-    reader_max_bytes_in_flight: SizeBytes = Field(
+    reader_max_bytes_in_flight: PositiveBytes = Field(
         default=128 * MIB,
         validation_alias="remote.log.reader.max.bytes.in.flight",
-        gt=0,
         description="The total size of all running downloads.",
     )
-    read_ahead_bytes: SizeBytes = Field(
+    read_ahead_bytes: PositiveBytes = Field(
         default=128 * MIB,
         validation_alias="remote.log.reader.read.ahead.max.bytes",
-        gt=0,
         description="The total size of the data that is downloaded before clients ask for it.",
     )
     metadata_topic: str = Field(
@@ -360,16 +340,14 @@ class RemoteLogConfig(Section):
         min_length=1,
         description="The topic that holds the metadata of every segment.",
     )
-    metadata_topic_partitions: int = Field(
+    metadata_topic_partitions: PositiveInt = Field(
         default=DEFAULT_PARTITION_COUNT,
         validation_alias="remote.log.metadata.topic.num.partitions",
-        gt=0,
         description="The number of partitions with which the proxy creates the metadata topic.",
     )
-    metadata_topic_replication_factor: int | None = Field(
+    metadata_topic_replication_factor: PositiveInt | None = Field(
         default=None,
         validation_alias="remote.log.metadata.topic.replication.factor",
-        gt=0,
         description=(
             "The replication factor with which the proxy creates the metadata topic; by default 3, or the number of "
             "brokers if there are fewer."
@@ -392,10 +370,9 @@ class RemoteLogConfig(Section):
             "none."
         ),
     )
-    visible_after_ms: DurationMs = Field(
+    visible_after_ms: PositiveMs = Field(
         default=DEFAULT_VISIBLE_AFTER_MS,
         validation_alias="remote.log.visible.after.ms",
-        gt=0,
         description=(
             "How long a copied segment must be visible before the owner may trim the broker's copy (T_vis). A value "
             "below the default must be the same in all proxies. So stop all proxies before you change it from or to "

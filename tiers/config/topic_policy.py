@@ -19,7 +19,8 @@ from uuid import UUID
 from pydantic import AliasChoices, Field, model_validator
 
 from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
-from tiers.config.settings import MIB, DurationMs, Section, SizeBytes, TopicPattern
+from tiers.config.setting_keys import key_of
+from tiers.config.settings import MIB, DurationMs, PositiveBytes, PositiveMs, Section, SizeBytes, TopicPattern
 from tiers.config.total_retention import (
     MAX_MINUTES,
     NO_TOTAL,
@@ -39,32 +40,20 @@ BROKER_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes", "remote.stor
 
 
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
-REMOTE_STORAGE_ENABLE = "remote.storage.enable"
-LOCAL_RETENTION_MS, LOCAL_RETENTION_BYTES = "local.retention.ms", "local.retention.bytes"
-COPY_DISABLE = "remote.log.copy.disable"
 COPY_LAG_MS, COPY_LAG_BYTES = "remote.copy.lag.ms", "remote.copy.lag.bytes"
 AS_LOCAL_RETENTION = -1
 """The value of `remote.copy.lag.*` that stands for the local retention."""
 SAME_AS_TOTAL = -2
 """The value of `local.retention.*` for a topic to which only the broker's own retention applies."""
 _LEAST_NUMBERS = {
-    LOCAL_RETENTION_MS: SAME_AS_TOTAL,
-    LOCAL_RETENTION_BYTES: SAME_AS_TOTAL,
+    "local.retention.ms": SAME_AS_TOTAL,
+    "local.retention.bytes": SAME_AS_TOTAL,
     RETENTION_MINUTES: UNLIMITED,
     RETENTION_BYTES: UNLIMITED,
     COPY_LAG_MS: AS_LOCAL_RETENTION,
     COPY_LAG_BYTES: AS_LOCAL_RETENTION,
 }
 """The tier settings of a topic that are numbers, each with its least value."""
-RULE_FIELDS = {
-    REMOTE_STORAGE_ENABLE: "remote_storage_enable",
-    COPY_DISABLE: "copy_disable",
-    LOCAL_RETENTION_MS: "local_retention_ms",
-    LOCAL_RETENTION_BYTES: "local_retention_bytes",
-    COPY_LAG_MS: "copy_lag_ms",
-    COPY_LAG_BYTES: "copy_lag_bytes",
-}
-"""The tier settings of a topic that override its rule, each with the field of `TopicConfig`."""
 
 
 class TopicConfig(Section):
@@ -107,15 +96,13 @@ class TopicConfig(Section):
             "-1 is unlimited. The same rules apply. If only one of the two keys is set, the other is unlimited."
         ),
     )
-    segment_bytes: SizeBytes = Field(
+    segment_bytes: PositiveBytes = Field(
         default=256 * MIB,
-        gt=0,
         lt=1 << 31,
         description="The size of a remote segment.",
     )
-    segment_ms: DurationMs = Field(
+    segment_ms: PositiveMs = Field(
         default=3_600_000,
-        gt=0,
         description="The age at which records are copied even if they do not fill a segment.",
     )
     copy_lag_ms: DurationMs = Field(
@@ -137,15 +124,14 @@ class TopicConfig(Section):
             "stands for the local retention, 0 for no delay."
         ),
     )
-    fetch_max_bytes_per_second: SizeBytes | None = Field(
+    fetch_max_bytes_per_second: PositiveBytes | None = Field(
         default=None,
         validation_alias="remote.fetch.max.bytes.per.second",
-        gt=0,
         description=("The quota for all reads of clients from the remote tier of each such topic."),
     )
     copy_disable: bool = Field(
         default=False,
-        validation_alias=COPY_DISABLE,
+        validation_alias="remote.log.copy.disable",
         description="Stops copying; copied records stay readable (KIP-950).",
     )
 
@@ -172,6 +158,12 @@ class TopicConfig(Section):
         return fnmatchcase(topic, self.pattern)
 
 
+RULE_FIELDS: Final[Mapping[str, str]] = {
+    key_of(name, field): name
+    for name, field in TopicConfig.model_fields.items()
+    if name in ("remote_storage_enable", "copy_disable") or name.startswith(("local_retention_", "copy_lag_"))
+}
+"""The fields of a rule that the topic's own tier settings override, by their keys."""
 Rules = Callable[[], Sequence[TopicConfig]]
 """Returns the rules of the file that are in effect. A reload may replace them at any time."""
 

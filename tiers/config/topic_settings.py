@@ -19,12 +19,8 @@ from tiers.config.paused_work import PAUSE_KEYS
 from tiers.config.settings import text_of
 from tiers.config.topic_policy import (
     AS_LOCAL_RETENTION,
-    COPY_DISABLE,
     COPY_LAG_BYTES,
     COPY_LAG_MS,
-    LOCAL_RETENTION_BYTES,
-    LOCAL_RETENTION_MS,
-    REMOTE_STORAGE_ENABLE,
     RULE_FIELDS,
     SAME_AS_TOTAL,
     TopicConfig,
@@ -42,6 +38,9 @@ from tiers.config.total_retention import (
     recorded_total,
 )
 
+REMOTE_STORAGE_ENABLE = "remote.storage.enable"
+LOCAL_RETENTION_MS, LOCAL_RETENTION_BYTES = "local.retention.ms", "local.retention.bytes"
+COPY_DISABLE = "remote.log.copy.disable"
 DELETE_ON_DISABLE = "remote.log.delete.on.disable"
 SAME_AS_BROKERS = -2
 """The default of the total retention: it is the broker's. A request that sets it removes the key."""

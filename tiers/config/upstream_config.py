@@ -14,7 +14,7 @@ from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, BrokerClient
 from tiers.broker.metadata_reads import Address
 from tiers.broker.sasl import Mechanism, SaslCredentials
 from tiers.broker.tls import TlsContext, client_context
-from tiers.config.settings import DurationMs, Section
+from tiers.config.settings import PositiveMs, Section
 
 _LABEL = r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"({_LABEL}\.)*{_LABEL}")
@@ -139,14 +139,12 @@ class UpstreamConfig(Section):
         min_length=1,
         description="The first brokers to contact, as in a Kafka client.",
     )
-    metadata_max_age_ms: DurationMs = Field(
+    metadata_max_age_ms: PositiveMs = Field(
         default=5_000,
-        gt=0,
         description="How often the proxy asks for the brokers, and for the topics that clients use.",
     )
-    request_timeout_ms: DurationMs = Field(
+    request_timeout_ms: PositiveMs = Field(
         default=DEFAULT_REQUEST_TIMEOUT_MS,
-        gt=0,
         description="The deadline of the proxy's own requests to brokers.",
     )
     tls: UpstreamTlsConfig | None = None

@@ -112,7 +112,7 @@ class _Explanation:
         self._open_cut = open_cut(metadata, partition, facts.remote.log_start(local_start))
 
     def notes(self) -> Iterator[str]:
-        facts, remote = self._facts, self._facts.remote
+        facts = self._facts
         match facts.policy:
             case None:
                 yield "This proxy's file does not tier the topic, and no setting of the topic does."
@@ -133,7 +133,7 @@ class _Explanation:
         for stage, error in facts.owner.troubles.items():
             yield f"The stage {stage!r} of the owner fails: {error}."
         yield from facts.remarks
-        for gap in remote.metadata.gaps(remote.partition):
+        for gap in facts.remote.gaps():
             yield (
                 f"The offsets {gap.first_offset} to {gap.next_offset - 1} are a gap: the broker removed them before"
                 " they were copied."

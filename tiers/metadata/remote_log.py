@@ -151,10 +151,14 @@ class RemoteLog:
         segment = self.metadata.next_segment(self.partition, log_start)
         return segment is None or offset < segment.start_offset
 
+    def gaps(self) -> list[LogGap]:
+        """Returns the recorded gaps."""
+        return self.metadata.gaps(self.partition)
+
     def has_gap_behind(self) -> bool:
         """Whether a recorded gap lies between the remote tier and the local log."""
         end_offset = self.end()
-        return any(end_offset is None or gap.next_offset > end_offset for gap in self.metadata.gaps(self.partition))
+        return any(end_offset is None or gap.next_offset > end_offset for gap in self.gaps())
 
     # Leader epochs
 

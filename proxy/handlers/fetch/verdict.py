@@ -335,7 +335,7 @@ class FetchJudge:
             epochs = await self._tools.reader.leader_epochs(
                 partition, deadline_ms=deadline_ms, connection_id=connection_id
             )
-            gaps = self._tools.metadata.state.gaps(partition)
+            gaps = self._tools.log.remote(partition).gaps()
         except RemoteLogError:
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         end = end_offset_for(epochs, asked.last_fetched_epoch, gaps)

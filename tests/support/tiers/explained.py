@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.config.topic_policy import Refusal, TopicPolicy
 from tiers.explain.answers import PartitionAnswer, Question, Why
+from tiers.explain.explain import explain
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts
 from tiers.metadata.remote_log import RemoteLog
 
@@ -33,8 +35,10 @@ async def facts_for(bench: Workbench, policy: TopicPolicy | Refusal | None) -> P
     )
 
 
-def with_owner(facts: PartitionFacts, **changes: object) -> PartitionFacts:
-    return replace(facts, owner=replace(facts.owner, **changes))  # type: ignore[arg-type]  # tests name the fields
+async def answer_for(bench: Workbench, policy: TopicPolicy | Refusal | None, **owner: Any) -> PartitionAnswer:
+    """The explanation; `owner` has the fields of the owner's facts that differ."""
+    facts = await facts_for(bench, policy)
+    return explain(replace(facts, owner=replace(facts.owner, **owner)))
 
 
 def whys(answer: PartitionAnswer, question: Question) -> dict[int, Why]:

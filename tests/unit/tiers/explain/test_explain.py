@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.explained import facts_for, reasons, whys, with_owner
+from tests.support.tiers.explained import answer_for, facts_for, reasons, whys
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import Refusal, TopicPolicy
@@ -20,8 +21,13 @@ from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES
 from tiers.tasks.hold import Hold, HoldReason
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
+MINUTE = replace(POLICY, retention_ms=60_000)
 T_VIS_MS = 10_000
 ON_BROKER, NOT_REMOTE, NOT_EXPIRED = Question.ON_BROKER, Question.NOT_REMOTE, Question.NOT_EXPIRED
+
+
+def paused(policy: TopicPolicy, work: TierWork) -> TopicPolicy:
+    return replace(policy, paused=frozenset({work}))
 
 
 @pytest.fixture
@@ -42,13 +48,13 @@ async def test_the_explanation_of_a_trim_is_what_the_task_does(copied: Workbench
         POLICY,
         replace(POLICY, local_retention_ms=1000),
         replace(POLICY, local_retention_bytes=2 * segment_bytes),
-        replace(KEEP_NOTHING, paused=frozenset({TierWork.TRIMMING})),
+        paused(KEEP_NOTHING, TierWork.TRIMMING),
     ]
     for policy in policies:
         for late_ms, lso, share_start in ((0, None, None), (-1, None, None), (0, 45, None), (0, None, 10**6)):
             copied.now_ms += late_ms
             copied.log.last_stable_offset, copied.share_groups.start = lso, share_start
-            found = reasons(explain(await facts_for(copied, policy)), ON_BROKER)
+            found = reasons(await answer_for(copied, policy), ON_BROKER)
             bounds = await copied.log.bounds(PARTITION, 1000)
             target = copied.trim_task.target(policy, bounds) if not policy.paused else 0
             is_without = policy.local_retention_ms is None and policy.local_retention_bytes is None
@@ -58,28 +64,34 @@ async def test_the_explanation_of_a_trim_is_what_the_task_does(copied: Workbench
 
 
 @pytest.mark.parametrize(
-    ("policy", "now", "expected"),
+    ("policy", "now", "question", "expected"),
     [
-        (POLICY, 0, HoldReason.NO_LOCAL_RETENTION),
-        (replace(KEEP_NOTHING, paused=frozenset({TierWork.TRIMMING})), 0, HoldReason.TRIMMING_PAUSED),
-        (KEEP_NOTHING, -1, HoldReason.NOT_VISIBLE),
-        (replace(POLICY, local_retention_ms=60_000), 0, HoldReason.LOCAL_RETENTION),
-        (replace(POLICY, local_retention_bytes=10**9), 0, HoldReason.LOCAL_RETENTION),
-        (KEEP_NOTHING, 0, StateReason.DUE),
+        (POLICY, 0, ON_BROKER, HoldReason.NO_LOCAL_RETENTION),
+        (paused(KEEP_NOTHING, TierWork.TRIMMING), 0, ON_BROKER, HoldReason.TRIMMING_PAUSED),
+        (KEEP_NOTHING, -1, ON_BROKER, HoldReason.NOT_VISIBLE),
+        (replace(POLICY, local_retention_ms=60_000), 0, ON_BROKER, HoldReason.LOCAL_RETENTION),
+        (replace(POLICY, local_retention_bytes=10**9), 0, ON_BROKER, HoldReason.LOCAL_RETENTION),
+        (KEEP_NOTHING, 0, ON_BROKER, StateReason.DUE),
+        (POLICY, 0, NOT_EXPIRED, HoldReason.UNLIMITED_RETENTION),
+        (paused(MINUTE, TierWork.EXPIRING), 0, NOT_EXPIRED, HoldReason.EXPIRING_PAUSED),
+        (replace(MINUTE, total_to_record=TotalRetention(1)), 0, NOT_EXPIRED, HoldReason.RETENTION_UNKNOWN),
+        (replace(POLICY, is_doubtful=True), 0, NOT_EXPIRED, HoldReason.RETENTION_IN_DOUBT),
+        (Refusal("orders", "cleanup.policy is 'compact'"), 0, NOT_EXPIRED, StateReason.NOT_TIERED),
     ],
 )
-async def test_why_a_segment_is_still_on_the_broker(
-    copied: Workbench, policy: TopicPolicy, now: int, expected: str
+async def test_why_a_segment_is_still_there(
+    copied: Workbench, policy: TopicPolicy | Refusal, now: int, question: Question, expected: str
 ) -> None:
     copied.now_ms += now
-    found = whys(explain(await facts_for(copied, policy)), ON_BROKER)
-    assert found[0].reason == expected
-    assert found[0].sentence.endswith(".")
+    found = whys(await answer_for(copied, policy), question)[0]
+    assert found.reason == expected
+    assert found.sentence.endswith(".")
 
 
 async def test_the_rule_the_value_and_the_time_are_told(copied: Workbench) -> None:
+    policy = replace(POLICY, local_retention_ms=60_000)
     copied.wall_ms = copied.segments[0].max_timestamp_ms + 1000
-    found = whys(explain(await facts_for(copied, replace(POLICY, local_retention_ms=60_000))), ON_BROKER)[0]
+    found = whys(await answer_for(copied, policy), ON_BROKER)[0]
     assert found.values == {"age_ms": 1000, "local.retention.ms": 60_000}
     assert found.at_ms == copied.wall_ms + 59_001
     assert found.rule == "docs/design.md, 'Log range'"
@@ -87,9 +99,9 @@ async def test_the_rule_the_value_and_the_time_are_told(copied: Workbench) -> No
         "when its newest record is 1 min old (local.retention.ms = 60000, from the file); it is 1 s" in found.sentence
     )
     copied.wall_ms += 59_000
-    assert await copied.trim(replace(POLICY, local_retention_ms=60_000)) is None
+    assert await copied.trim(policy) is None
     copied.wall_ms += 1
-    assert await copied.trim(replace(POLICY, local_retention_ms=60_000)) == 60
+    assert await copied.trim(policy) == 60
 
 
 async def test_the_bytes_that_let_a_segment_go_are_told(copied: Workbench) -> None:
@@ -101,7 +113,7 @@ async def test_the_bytes_that_let_a_segment_go_are_told(copied: Workbench) -> No
         retention_bytes=total_bytes,
         tier_settings={"local.retention.bytes": str(later_bytes + 500)},
     )
-    answer = explain(await facts_for(copied, policy))
+    answer = await answer_for(copied, policy)
     assert whys(answer, ON_BROKER)[0].sentence == (
         "The local retention covers the segment. The owner may trim it when another 500 B follow it in its partition"
         f" (local.retention.bytes = {later_bytes + 500}, from the topic, per partition)."
@@ -110,104 +122,102 @@ async def test_the_bytes_that_let_a_segment_go_are_told(copied: Workbench) -> No
         "The total retention covers the segment. It expires when another 700 B follow it in its partition"
         f" (retention.bytes = {total_bytes}, per partition)."
     )
-    recorded = replace(policy, recorded_total=TotalRetention(None, total_bytes))
-    assert "(remote.log.retention.bytes = " in whys(explain(await facts_for(copied, recorded)), NOT_EXPIRED)[0].sentence
+    recorded = await answer_for(copied, replace(policy, recorded_total=TotalRetention(None, total_bytes)))
+    assert "(remote.log.retention.bytes = " in whys(recorded, NOT_EXPIRED)[0].sentence
 
 
 async def test_a_pause_names_the_command_that_ends_it(copied: Workbench) -> None:
-    answer = explain(await facts_for(copied, replace(KEEP_NOTHING, paused=frozenset({TierWork.TRIMMING}))))
+    answer = await answer_for(copied, paused(KEEP_NOTHING, TierWork.TRIMMING))
     command = "`tidegate tier resume orders --trimming --yes` ends the pause."
     assert command in whys(answer, ON_BROKER)[0].sentence
     assert any(command in note for note in answer.notes)
 
 
 async def test_the_newest_segment_stays_and_the_later_wait_for_the_earlier(copied: Workbench) -> None:
-    assert reasons(explain(await facts_for(copied, KEEP_NOTHING)), ON_BROKER)[60] == HoldReason.NEWEST_SEGMENT
-    first = copied.segments[0]
-    del copied.metadata.seen[first.segment_id]
-    found = whys(explain(await facts_for(copied, KEEP_NOTHING)), ON_BROKER)
+    assert reasons(await answer_for(copied, KEEP_NOTHING), ON_BROKER)[60] == HoldReason.NEWEST_SEGMENT
+    del copied.metadata.seen[copied.segments[0].segment_id]
+    found = whys(await answer_for(copied, KEEP_NOTHING), ON_BROKER)
     assert (found[0].reason, found[30].reason) == (HoldReason.NOT_VISIBLE, StateReason.BEHIND_EARLIER)
     assert found[30].values == {"held_offset": 0}
 
 
 async def test_an_open_transaction_and_a_share_group_hold_a_trim(copied: Workbench) -> None:
     copied.log.last_stable_offset = 29
-    assert reasons(explain(await facts_for(copied, KEEP_NOTHING)), ON_BROKER)[0] == HoldReason.ABOVE_LSO
+    assert reasons(await answer_for(copied, KEEP_NOTHING), ON_BROKER)[0] == HoldReason.ABOVE_LSO
     copied.log.last_stable_offset, copied.share_groups.start = None, 29
-    found = reasons(explain(await facts_for(copied, KEEP_NOTHING)), ON_BROKER)
+    found = reasons(await answer_for(copied, KEEP_NOTHING), ON_BROKER)
     assert (found[0], found[30]) == (StateReason.SHARE_GROUP, StateReason.BEHIND_EARLIER)
 
 
 async def test_records_that_are_not_remote_hold_the_segments_after_them(copied: Workbench) -> None:
     del copied.metadata.segments[copied.segments[0].segment_id]
-    found = whys(explain(await facts_for(copied, KEEP_NOTHING)), ON_BROKER)
+    found = whys(await answer_for(copied, KEEP_NOTHING), ON_BROKER)
     assert (found[30].reason, found[30].values) == (StateReason.UNCOPIED_BEFORE, {"first_offset": 0})
 
 
 async def test_a_void_segment_goes_with_the_retention(copied: Workbench) -> None:
     await copied.metadata.put_cut(PARTITION, 1, 30)
-    facts = await facts_for(copied, KEEP_NOTHING)
-    assert reasons(explain(facts), NOT_EXPIRED)[30] == StateReason.VOID
-    assert [(each.start_offset, each.end_offset) for each in explain(facts).segments] == [(0, 29), (30, 59), (60, 89)]
+    answer = await answer_for(copied, KEEP_NOTHING)
+    assert reasons(answer, NOT_EXPIRED)[30] == StateReason.VOID
+    assert [(each.start_offset, each.end_offset) for each in answer.segments] == [(0, 29), (30, 59), (60, 89)]
     copied.log.log_start_offset = 60
     lost = explain_offset(await facts_for(copied, KEEP_NOTHING), 45)
     assert (lost.place, "void" in lost.sentence) == (Place.UNKNOWN, True)
 
 
-async def test_why_records_are_not_yet_remote(copied: Workbench) -> None:
-    answer = explain(await facts_for(copied, POLICY)).uncopied
-    assert (answer.first_offset, answer.next_offset) == (90, 100)
-    assert [each.reason for each in answer.whys] == [HoldReason.NOT_DUE]
-    assert answer.whys[0].at_ms is None
-    assert "The owner alone knows the size of these, and how old they are." in answer.whys[0].sentence
-    hold = Hold(HoldReason.NOT_DUE, copied.wall_ms + 40_000, {"segment.ms": POLICY.segment_ms})
-    facts = with_owner(await facts_for(copied, POLICY), copy_hold=hold)
-    assert explain(facts).uncopied.whys[0].at_ms == copied.wall_ms + 40_000
-    facts = with_owner(facts, copy_hold=replace(hold, at_ms=copied.wall_ms))
-    assert explain(facts).uncopied.whys[0].reason == StateReason.DUE
-    for owner, absent in (({"name": ""}, StateReason.NO_OWNER), ({"unfit": "no disk"}, StateReason.OWNER_UNFIT)):
-        facts = with_owner(await facts_for(copied, POLICY), **owner)
-        assert explain(facts).uncopied.whys[0].reason == absent, "the age of the records is not known"
-    copied.log.last_stable_offset = 95
-    answer = explain(await facts_for(copied, POLICY)).uncopied
-    assert [each.reason for each in answer.whys] == [HoldReason.NOT_DUE, StateReason.OPEN_TRANSACTION]
-    paused = replace(POLICY, paused=frozenset({TierWork.COPYING}))
-    for policy, expected in (
-        (paused, HoldReason.COPYING_PAUSED),
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (POLICY, HoldReason.NOT_DUE),
+        (paused(POLICY, TierWork.COPYING), HoldReason.COPYING_PAUSED),
         (replace(POLICY, copy_disable=True), HoldReason.COPY_DISABLED),
         (Refusal("orders", "cleanup.policy is 'compact'"), StateReason.NOT_TIERED),
         (None, StateReason.NOT_TIERED),
-    ):
-        assert explain(await facts_for(copied, policy)).uncopied.whys[0].reason == expected
+    ],
+)
+async def test_why_records_are_not_yet_remote(
+    copied: Workbench, policy: TopicPolicy | Refusal | None, expected: str
+) -> None:
+    copied.log.last_stable_offset = 95
+    answer = (await answer_for(copied, policy)).uncopied
+    assert (answer.first_offset, answer.next_offset) == (90, 100)
+    assert [each.reason for each in answer.whys] == [expected, StateReason.OPEN_TRANSACTION]
+
+
+async def test_the_owner_alone_knows_when_a_copy_is_due(copied: Workbench) -> None:
+    (why,) = (await answer_for(copied, POLICY)).uncopied.whys
+    assert why.at_ms is None
+    assert "The owner alone knows the size of these, and how old they are." in why.sentence
+    hold = Hold(HoldReason.NOT_DUE, copied.wall_ms + 40_000, {"segment.ms": POLICY.segment_ms})
+    (why,) = (await answer_for(copied, POLICY, copy_hold=hold)).uncopied.whys
+    assert (why.reason, why.at_ms) == (HoldReason.NOT_DUE, copied.wall_ms + 40_000)
+    owners: list[tuple[dict[str, Any], StateReason]] = [
+        ({"copy_hold": replace(hold, at_ms=copied.wall_ms)}, StateReason.DUE),
+        ({"name": ""}, StateReason.NO_OWNER),
+        ({"unfit": "no disk"}, StateReason.OWNER_UNFIT),
+    ]
+    for owner, expected in owners:
+        assert (await answer_for(copied, POLICY, **owner)).uncopied.whys[0].reason == expected
 
 
 async def test_a_copy_that_was_left_is_told(copied: Workbench) -> None:
     begun = replace(copied.segments[2], segment_id=replace(copied.segments[2].segment_id, id=PARTITION.topic_id))
     begun = replace(begun, start_offset=90, end_offset=99, state=type(begun.state).COPY_SEGMENT_STARTED)
     await copied.metadata.add_remote_log_segment_metadata(begun)
-    assert reasons(explain(await facts_for(copied, POLICY)), NOT_REMOTE)[90] == StateReason.COPY_BEGUN
+    assert reasons(await answer_for(copied, POLICY), NOT_REMOTE)[90] == StateReason.COPY_BEGUN
     copied.wall_ms += 60_000
-    answer = explain(await facts_for(copied, POLICY))
+    answer = await answer_for(copied, POLICY)
     assert reasons(answer, NOT_REMOTE)[90] == StateReason.COPY_LEFT
     assert answer.uncopied.whys[0].reason == StateReason.COPY_LEFT
 
 
-async def test_why_a_segment_has_not_expired(copied: Workbench) -> None:
-    minute = replace(POLICY, retention_ms=60_000)
-    answer = explain(await facts_for(copied, minute))
-    found = whys(answer, NOT_EXPIRED)[0]
+async def test_a_segment_expires_when_the_explanation_says(copied: Workbench) -> None:
     newest_ms = copied.segments[0].max_timestamp_ms
+    found = whys(await answer_for(copied, MINUTE), NOT_EXPIRED)[0]
     assert (found.reason, found.at_ms) == (HoldReason.TOTAL_RETENTION, newest_ms + 60_001)
-    for policy, expected in (
-        (POLICY, HoldReason.UNLIMITED_RETENTION),
-        (replace(minute, paused=frozenset({TierWork.EXPIRING})), HoldReason.EXPIRING_PAUSED),
-        (replace(minute, total_to_record=TotalRetention(1)), HoldReason.RETENTION_UNKNOWN),
-        (replace(POLICY, is_doubtful=True), HoldReason.RETENTION_IN_DOUBT),
-    ):
-        assert reasons(explain(await facts_for(copied, policy)), NOT_EXPIRED)[0] == expected
     copied.wall_ms = newest_ms + 60_001
-    assert reasons(explain(await facts_for(copied, minute)), NOT_EXPIRED)[0] == StateReason.DUE
-    await copied.expire(minute)
+    assert reasons(await answer_for(copied, MINUTE), NOT_EXPIRED)[0] == StateReason.DUE
+    await copied.expire(MINUTE)
     assert await copied.log_start() == 90
 
 
@@ -216,7 +226,7 @@ async def test_a_timestamp_in_the_future_says_why_nothing_expires(bench: Workben
         bench.log.append(batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms + (n == 1) * 10**14))
     await bench.copy_all()
     bench.wall_ms += 60_001
-    found = whys(explain(await facts_for(bench, replace(POLICY, retention_ms=60_000))), NOT_EXPIRED)[0]
+    found = whys(await answer_for(bench, MINUTE), NOT_EXPIRED)[0]
     assert (found.reason, found.at_ms) == (HoldReason.FUTURE_TIMESTAMP, bench.segments[0].max_timestamp_ms + 60_001)
     assert "A record of the segment has a timestamp in the future: 5" in found.sentence
 
@@ -232,26 +242,23 @@ async def test_a_timestamp_in_the_future_says_why_nothing_expires(bench: Workben
     ],
 )
 async def test_a_total_that_is_not_agreed_on_is_named(copied: Workbench, differs: dict[str, Any], said: str) -> None:
-    found = whys(explain(await facts_for(copied, replace(POLICY, **differs))), NOT_EXPIRED)[0]
+    found = whys(await answer_for(copied, replace(POLICY, **differs)), NOT_EXPIRED)[0]
     assert found.sentence.endswith(said)
 
 
 async def test_a_stop_and_a_failing_stage_come_before_every_setting(copied: Workbench) -> None:
-    facts = await facts_for(copied, KEEP_NOTHING)
-    stopped = explain(with_owner(facts, stopped="it was emptied"))
-    in_doubt = explain(with_owner(facts, doubt="the metadata was lost"))
+    stopped = await answer_for(copied, KEEP_NOTHING, stopped="it was emptied")
+    in_doubt = await answer_for(copied, KEEP_NOTHING, doubt="the metadata was lost")
     for answer, reason in ((stopped, StateReason.STOPPED), (in_doubt, StateReason.DOUBT)):
         for question in (ON_BROKER, NOT_EXPIRED):
             assert set(reasons(answer, question).values()) == {reason}
     assert [each.reason for each in stopped.uncopied.whys] == [StateReason.STOPPED]
     assert [each.reason for each in in_doubt.uncopied.whys] == [HoldReason.NOT_DUE]
-    failing = explain(with_owner(facts, troubles={"trim": "the store lacks a segment"}))
+    failing = await answer_for(copied, KEEP_NOTHING, troubles={"trim": "the store lacks a segment"})
     assert reasons(failing, ON_BROKER)[0] == StateReason.STAGE_FAILS
     assert reasons(failing, NOT_EXPIRED)[0] == HoldReason.UNLIMITED_RETENTION
-    without = explain(with_owner(facts, name=""))
-    assert reasons(without, ON_BROKER)[0] == StateReason.NO_OWNER
-    unfit = explain(with_owner(facts, unfit="its disk is full"))
-    assert reasons(unfit, ON_BROKER)[0] == StateReason.OWNER_UNFIT
+    for owner, expected in (({"name": ""}, StateReason.NO_OWNER), ({"unfit": "full"}, StateReason.OWNER_UNFIT)):
+        assert reasons(await answer_for(copied, KEEP_NOTHING, **owner), ON_BROKER)[0] == expected
 
 
 async def test_where_an_offset_is(copied: Workbench) -> None:
@@ -285,6 +292,13 @@ async def test_an_offset_that_has_no_record_says_where_a_fetch_goes_on(copied: W
     await copied.metadata.put_log_gap(PARTITION, LogGap(30, 60), 0)
     gap = explain_offset(await facts_for(copied, KEEP_NOTHING), 40)
     assert (gap.place, gap.continues_at) == (Place.GAP, 60)
+
+
+async def test_a_log_start_above_the_brokers_hides_nothing(copied: Workbench) -> None:
+    """As for clients: the owner deletes the records again, or ends the log start."""
+    await copied.metadata.put_log_start(PARTITION, user_log_start(50, leader_epoch=0))
+    facts = await facts_for(copied, KEEP_NOTHING)
+    assert (explain(facts).log_start, explain_offset(facts, 10).place) == (0, Place.BOTH)
 
 
 async def test_without_the_leader_the_remote_tier_is_still_explained(copied: Workbench) -> None:
