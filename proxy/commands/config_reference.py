@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from pydantic import AliasChoices, BaseModel
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -16,7 +16,7 @@ from proxy.config import TidegateConfig
 from proxy.process.reload import is_live
 from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX
 from tiers.config.paused_work import TierWork
-from tiers.config.setting_keys import key_of, own_fields
+from tiers.config.setting_keys import key_of, keys_of_field, own_fields
 from tiers.config.settings import DurationMs, SizeBytes
 from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS
 from tiers.config.topic_settings import (
@@ -175,18 +175,13 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
         if name == "settings":
             yield f"| *others* | | {field.description} |"
         else:
-            yield _row(key_of(name, field), field)
+            yield _row(name, field)
 
 
-def _row(key: str, field: FieldInfo) -> str:
-    also = [alias for alias in _aliases(field) if alias != key]
-    meaning = f"{field.description}" + (f" Also: `{'`, `'.join(map(str, also))}`." if also else "")
+def _row(name: str, field: FieldInfo) -> str:
+    key, *also = keys_of_field(name, field)
+    meaning = f"{field.description}" + (f" Also: `{'`, `'.join(also)}`." if also else "")
     return f"| `{key}` | {_default(field)} | {meaning} |"
-
-
-def _aliases(field: FieldInfo) -> list[str]:
-    choices = field.validation_alias
-    return [str(choice) for choice in choices.choices] if isinstance(choices, AliasChoices) else []
 
 
 def _default(field: FieldInfo) -> str:

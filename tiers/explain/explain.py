@@ -66,8 +66,7 @@ _WORK: Final[Mapping[Question, _Work]] = {
 
 
 def explain(facts: PartitionFacts) -> PartitionAnswer:
-    found = _Explanation(facts)
-    bounds = None if facts.local is None else facts.local.bounds
+    found, bounds = _Explanation(facts), facts.bounds
     return PartitionAnswer(
         topic=facts.remote.partition.topic,
         partition=facts.remote.partition.partition,
@@ -108,7 +107,7 @@ class _Explanation:
         readable = (each.metadata for each in metadata.answering_segments(partition, self.log_start))
         self.answering = {each.segment_id: each for each in readable}
         """The segments that answer for the offsets of the log."""
-        local_start = None if facts.local is None else facts.local.bounds.log_start_offset
+        local_start = None if facts.bounds is None else facts.bounds.log_start_offset
         self._open_cut = open_cut(metadata, partition, facts.remote.log_start(local_start))
 
     def notes(self) -> Iterator[str]:
@@ -178,7 +177,7 @@ class _Explanation:
         return UncopiedAnswer(first, bounds.high_watermark, tuple(whys))
 
     def offset(self, offset: int) -> OffsetAnswer:
-        bounds = None if self._facts.local is None else self._facts.local.bounds
+        bounds = self._facts.bounds
         if bounds is not None and offset >= bounds.high_watermark:
             sentence = f"The log ends before offset {offset}: the next record gets offset {bounds.high_watermark}."
             return OffsetAnswer(offset, Place.BEYOND_END, sentence, self._leader)
@@ -245,8 +244,8 @@ class _Explanation:
     def _place_of(self, segment: RemoteLogSegmentMetadata) -> Place:
         if segment.segment_id not in self.answering:
             return Place.UNKNOWN
-        local = self._facts.local
-        is_local = local is not None and segment.valid_end_offset >= local.bounds.log_start_offset
+        bounds = self._facts.bounds
+        is_local = bounds is not None and segment.valid_end_offset >= bounds.log_start_offset
         return Place.BOTH if is_local else Place.REMOTE
 
     def _whys(self, segment: RemoteLogSegmentMetadata, place: Place) -> Iterator[Why]:

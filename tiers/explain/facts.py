@@ -67,10 +67,14 @@ class PartitionFacts:
     has_store: bool = True
 
     @property
+    def bounds(self) -> LocalLogBounds | None:
+        return None if self.local is None else self.local.bounds
+
+    @property
     def log_start(self) -> int:
         """The log start of both tiers; without an answer of the leader, that of the tier."""
-        if self.local is None:
-            return self.remote.metadata.log_start_offset(self.remote.partition) or 0
-        local_start = self.local.bounds.log_start_offset
-        earliest = self.remote.earliest(local_start)
-        return local_start if earliest is None else earliest
+        bounds, remote = self.bounds, self.remote
+        if bounds is None:
+            return remote.metadata.log_start_offset(remote.partition) or 0
+        earliest = remote.earliest(bounds.log_start_offset)
+        return bounds.log_start_offset if earliest is None else earliest

@@ -32,7 +32,7 @@ from tiers.errors import BrokerError
 from tiers.log import broker_offsets
 from tiers.log.broker_offsets import offsets_for_times
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogGap
+from tiers.model.log_start import LogGap, OffsetAndEpoch
 from tiers.segment.segment_encryption import KeyRing
 
 ORDERS = TopicIdPartition(TOPIC_ID, 0, "orders")
@@ -259,3 +259,20 @@ async def test_the_remote_tier_alone_never_goes_back(
     for segment in list(tier.state.list_remote_log_segments(ORDERS)):
         await tier.move(segment, segment.state.DELETE_SEGMENT_STARTED)
     assert await remote() == LogBounds(50, 50, 50)
+
+
+@pytest.mark.parametrize(("leader_epoch", "is_lost"), [(5, True), (4, False)])
+async def test_a_trim_without_its_segments_is_a_loss_if_the_leader_knows_it(
+    broker: ScriptedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leader_epoch: int, is_lost: bool
+) -> None:
+    tier = RemoteTier(tmp_path)
+    await tier.rlmm.put_local_log_start(ORDERS, OffsetAndEpoch(40, leader_epoch))
+    file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
+    config = parse_pipeline_config(file.read_text())
+    if not is_lost:
+        assert await bounds_of(broker, {"config": str(file)}, config) == LogBounds(30, 30, 100)
+        return
+    with pytest.raises(DataLossError, match="not known whether the store has the records before offset 30"):
+        await bounds_of(broker, {"config": str(file)}, config)
+    kept = {"config": str(file), "failOnDataLoss": "false"}
+    assert await bounds_of(broker, kept, config) == LogBounds(30, 30, 100)
