@@ -15,7 +15,7 @@ from uuid import UUID
 from cachetools import LRUCache
 
 from tiers.config.topic_policy import Rules, TopicConfig, TopicPolicy, managed_rule, policy_of, unreadable_setting
-from tiers.errors import RemoteLogMetadataNotReadyError
+from tiers.errors import NotKnownNow
 from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.ids import TopicIdPartition
 
@@ -91,7 +91,7 @@ class ConfiguredTopics:
     def _rule(self, topic_id: UUID, name: str) -> TopicConfig | None:
         own = self._metadata.state.topic_tier_config(topic_id)
         if (unreadable := unreadable_setting(own)) is not None:
-            raise RemoteLogMetadataNotReadyError(f"{name}: {unreadable}")
+            raise NotKnownNow(f"{name}: {unreadable}")
         return managed_rule(name, self._rules(), own)
 
 
