@@ -182,6 +182,8 @@ async def test_why_records_are_not_yet_remote(
     answer = (await answer_for(copied, policy)).uncopied
     assert (answer.first_offset, answer.next_offset) == (90, 100)
     assert [each.reason for each in answer.whys] == [expected, StateReason.OPEN_TRANSACTION]
+    copied.log.last_stable_offset = 90
+    assert [each.reason for each in (await answer_for(copied, policy)).uncopied.whys] == [StateReason.OPEN_TRANSACTION]
 
 
 async def test_the_owner_alone_knows_when_a_copy_is_due(copied: Workbench) -> None:
@@ -274,6 +276,7 @@ async def test_where_an_offset_is(copied: Workbench) -> None:
         99: Place.LOCAL,
         100: Place.BEYOND_END,
     }
+    assert "not known" not in found[59].sentence
     assert found[59].segment is not None
     assert found[59].segment.object in await copied.objects()
     assert found[59].server == "the proxy that the client is connected to, from the store"
@@ -290,8 +293,22 @@ async def test_an_offset_that_has_no_record_says_where_a_fetch_goes_on(copied: W
     lost = explain_offset(await facts_for(copied, KEEP_NOTHING), 40)
     assert (lost.place, lost.server) == (Place.UNKNOWN, "no process")
     await copied.metadata.put_log_gap(PARTITION, LogGap(30, 60), 0)
-    gap = explain_offset(await facts_for(copied, KEEP_NOTHING), 40)
+    facts = await facts_for(copied, KEEP_NOTHING)
+    gap = explain_offset(facts, 40)
     assert (gap.place, gap.continues_at) == (Place.GAP, 60)
+    assert "the offsets 30 to 59 before" in gap.sentence
+    assert any("offsets 30 to 59 are a gap" in note for note in explain(facts).notes)
+
+
+@pytest.mark.parametrize(("log_start", "goes"), [(29, False), (30, True)])
+async def test_a_segment_below_the_log_start_goes(copied: Workbench, log_start: int, goes: bool) -> None:
+    await copied.trim(KEEP_NOTHING)
+    await copied.record_log_start(log_start)
+    found = reasons(await answer_for(copied, MINUTE), NOT_EXPIRED)[0]
+    assert (found == StateReason.BELOW_LOG_START) is goes
+    if goes:
+        held = await answer_for(copied, paused(MINUTE, TierWork.EXPIRING))
+        assert reasons(held, NOT_EXPIRED)[0] == HoldReason.EXPIRING_PAUSED
 
 
 async def test_a_log_start_above_the_brokers_hides_nothing(copied: Workbench) -> None:
