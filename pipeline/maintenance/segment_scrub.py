@@ -119,15 +119,14 @@ class _SegmentScrub:
         if verification is None:
             damages = () if self._missing is None else (self._missing,)
             return SegmentVerdict(self._segment.segment_id, damages, trouble=self._trouble)
-        rebuilt = verification.rebuilt
         return SegmentVerdict(
             self._segment.segment_id,
             # The end checks need the whole log.
             tuple(verification.damages if self._trouble else verification.finish()),
-            rebuilt.batches,
-            rebuilt.records if self._records is None else self._records.count,
+            verification.batches,
+            verification.records if self._records is None else self._records.count,
             self._log_bytes,
-            rebuilt.missing_offsets,
+            verification.missing_offsets,
             self._trouble,
         )
 

@@ -17,8 +17,7 @@ from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
-from tiers.segment.indexes.remote_log_index import RemoteLogIndex
-from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk, SegmentIndex
 from tiers.storage.remote_storage_manager import SegmentReads
 from tiers.storage.retries import with_retries
 from tiers.verify.read_back import chunk_runs
@@ -70,7 +69,7 @@ async def read_remote_range(
 
 
 def _runs(
-    index: RemoteLogIndex, first_offset: int, end_offset: int, min_timestamp_ms: int | None, get_bytes: int
+    index: SegmentIndex, first_offset: int, end_offset: int, min_timestamp_ms: int | None, get_bytes: int
 ) -> Iterator[list[_Numbered]]:
     """Yields runs of adjacent wanted chunks."""
     neighbours: list[_Numbered] = []
@@ -103,7 +102,7 @@ def _get(
     return get
 
 
-def _opened(index: RemoteLogIndex, run: list[_Numbered], view: memoryview) -> Iterator[RawBatches]:
+def _opened(index: SegmentIndex, run: list[_Numbered], view: memoryview) -> Iterator[RawBatches]:
     """Yields one `RawBatches` if the stored bytes are the log's own bytes, else one per chunk. Chunks before a damaged
     one are yielded first."""
     start = run[0].chunk.stored_position
@@ -133,9 +132,7 @@ def _opened(index: RemoteLogIndex, run: list[_Numbered], view: memoryview) -> It
 
 def _checked(chunk: Chunk, log_bytes: memoryview) -> memoryview:
     """Returns `log_bytes`. Raises `CorruptSegmentError` if they differ from the chunk's length or checksum."""
-    if len(log_bytes) != chunk.log_bytes or (
-        chunk.crc32c is not None and crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c
-    ):
+    if len(log_bytes) != chunk.log_bytes or crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
         raise CorruptSegmentError(
             f"the chunk with offsets {chunk.first_offset} to {chunk.last_offset}, at {chunk.stored_position}, "
             "is not what was stored"
@@ -143,7 +140,7 @@ def _checked(chunk: Chunk, log_bytes: memoryview) -> memoryview:
     return log_bytes
 
 
-def _batches(index: RemoteLogIndex, log_bytes: memoryview, first: Chunk, last: Chunk) -> RawBatches:
+def _batches(index: SegmentIndex, log_bytes: memoryview, first: Chunk, last: Chunk) -> RawBatches:
     aborted = index.aborted_transactions(first.first_offset, last.last_offset)
     return RawBatches(log_bytes, tuple(aborted), last.last_offset + 1)
 

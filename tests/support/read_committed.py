@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from protocol.records.record_batch import RecordBatch
-from tiers.segment.control_record import end_transaction_marker
+from tiers.segment.transactions import end_transaction_marker
 
 
 class FirstOffset(Protocol):

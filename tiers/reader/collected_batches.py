@@ -5,8 +5,7 @@ from __future__ import annotations
 from protocol.records.record_batch import cut_at_batches, iterate_batches, skip_to_offset
 from tiers.errors import OffsetGapError
 from tiers.model.log_source import AbortedTransaction
-from tiers.segment.indexes.segment_index import AbortedTransactionRange
-from tiers.segment.transactions import overlapping
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, overlapping
 
 PINNED_RATIO = 16
 """A view may keep a buffer of at most this many times its own size in memory; a smaller view is copied.

@@ -6,8 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.errors import CorruptBatchError
-from protocol.records.record_batch import crc32c, verify_batches
+from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.chunk_cache import ChunkKey, Extent
@@ -119,12 +118,4 @@ def _log_bytes(index: SegmentIndex, number: int, stored: memoryview) -> memoryvi
 
 
 def _is_intact(view: memoryview, chunk: Chunk) -> bool:
-    if len(view) != chunk.log_bytes:
-        return False
-    if chunk.crc32c is not None:
-        return crc32c(view, 0, len(view)) == chunk.crc32c
-    try:
-        batches = verify_batches(view)
-    except CorruptBatchError:
-        return False
-    return bool(batches) and batches[-1].end == len(view)
+    return len(view) == chunk.log_bytes and crc32c(view, 0, len(view)) == chunk.crc32c

@@ -17,10 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tiers.errors import CorruptSegmentError
-from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import IndexesObject
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
-from tiers.segment.producer_state import decode_producer_snapshot
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.transactions import (
     MARKER_NOT_COPIED,
@@ -42,19 +40,14 @@ def why_not_continued(earlier: IndexesObject, later: IndexesObject) -> str | Non
     return None
 
 
-def epochs_before(first: IndexesObject) -> tuple[LeaderEpochEntry, ...]:
-    """Returns the leader epochs before the merged segment, for its builder."""
-    start = first.metadata.start_offset
-    return tuple(entry for entry in first.indexes.leader_epochs if entry.start_offset < start)
-
-
 def with_merged_indexes(built: BuiltSegment, parts: Sequence[IndexesObject]) -> BuiltSegment:
     """Returns `built` with the data that only the indexes of `parts` have.
 
     `built` must hold the batches of all `parts`, in order, appended without aborted transactions. Raises
     `CorruptSegmentError` when `built` does not match the parts."""
     last = parts[-1].indexes
-    described = parts[0].metadata.start_offset, parts[-1].metadata.end_offset, sum(_size_bytes(each) for each in parts)
+    size_bytes = sum(each.metadata.segment_size_bytes for each in parts)
+    described = parts[0].metadata.start_offset, parts[-1].metadata.end_offset, size_bytes
     if described != (built.start_offset, built.end_offset, built.size_bytes):
         raise CorruptSegmentError(
             f"the segments have offsets {described[0]} to {described[1]} in {described[2]} bytes, but their logs "
@@ -64,23 +57,14 @@ def with_merged_indexes(built: BuiltSegment, parts: Sequence[IndexesObject]) -> 
         raise CorruptSegmentError(
             f"the log has leader epochs {built.leader_epochs}, but its indexes have {last.leader_epochs}"
         )
-    ranges = _ranges(parts)
-    return replace(
-        built,
-        txn_index_empty=not ranges,
-        producers=decode_producer_snapshot(last.producer_snapshot),
-        indexes=replace(
-            built.indexes,
-            aborted_transactions=ranges,
-            transaction_index=encode_transaction_index(_transaction_index(parts, built.start_offset)),
-            producer_snapshot=bytes(last.producer_snapshot),
-            history_from=last.history_from,
-        ),
+    indexes = replace(
+        built.indexes,
+        aborted_transactions=_ranges(parts),
+        transaction_index=encode_transaction_index(_transaction_index(parts, built.start_offset)),
+        producer_snapshot=bytes(last.producer_snapshot),
+        history_from=last.history_from,
     )
-
-
-def _size_bytes(part: IndexesObject) -> int:
-    return part.metadata.segment_size_bytes
+    return replace(built, indexes=indexes)
 
 
 def _ranges(parts: Sequence[IndexesObject]) -> tuple[AbortedTransactionRange, ...]:

@@ -22,13 +22,12 @@ timestamp int64, coordinator epoch int32, first offset of the open transaction i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
 from protocol.records.record_batch import NO_PRODUCER_ID, RecordBatch, crc32c
 from tiers.errors import CorruptSegmentError
-from tiers.segment.control_record import EndTransactionMarker
+from tiers.segment.transactions import EndTransactionMarker
 
 NO_SEQUENCE = -1
 NO_OFFSET = -1
@@ -61,66 +60,47 @@ class ProducerStateEntry(NamedTuple):
     current_txn_first_offset: int
 
 
-@dataclass(slots=True)
-class _Producer:
-    epoch: int
-    last_sequence: int = NO_SEQUENCE
-    last_offset: int = NO_OFFSET
-    offset_delta: int = 0
-    timestamp_ms: int = -1
-    coordinator_epoch: int = _NO_COORDINATOR_EPOCH
-    current_txn_first_offset: int = NO_OFFSET
-
-    def enter(self, epoch: int) -> None:
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self.last_sequence, self.last_offset, self.offset_delta = NO_SEQUENCE, NO_OFFSET, 0
-
-
 class ProducerState:
     def __init__(self, carried: Iterable[ProducerStateEntry] = ()) -> None:
-        self._producers = {entry.producer_id: _Producer(*entry[1:]) for entry in carried}
+        self._producers = {entry.producer_id: entry for entry in carried}
 
     def on_data_batch(self, batch: RecordBatch) -> None:
         """Processes a batch. The caller must pass every batch that is not a control batch, in the log's order."""
         if batch.producer_id == NO_PRODUCER_ID:
             return
-        producer = self._entered(batch)
-        producer.last_sequence = _last_sequence(batch)
-        producer.last_offset = batch.last_offset
-        producer.offset_delta = batch.last_offset - batch.base_offset
-        producer.timestamp_ms = batch.max_timestamp
-        if batch.is_transactional and producer.current_txn_first_offset == NO_OFFSET:
-            producer.current_txn_first_offset = batch.base_offset
+        known = self._known(batch)
+        begun = known.current_txn_first_offset
+        if batch.is_transactional and begun == NO_OFFSET:
+            begun = batch.base_offset
+        self._producers[batch.producer_id] = known._replace(
+            last_sequence=_last_sequence(batch),
+            last_offset=batch.last_offset,
+            offset_delta=batch.last_offset - batch.base_offset,
+            timestamp_ms=batch.max_timestamp,
+            current_txn_first_offset=begun,
+        )
 
     def on_marker(self, batch: RecordBatch, marker: EndTransactionMarker) -> None:
-        producer = self._entered(batch)
-        producer.coordinator_epoch = marker.coordinator_epoch
-        producer.current_txn_first_offset = NO_OFFSET
-        producer.timestamp_ms = batch.max_timestamp
+        self._producers[batch.producer_id] = self._known(batch)._replace(
+            timestamp_ms=batch.max_timestamp,
+            coordinator_epoch=marker.coordinator_epoch,
+            current_txn_first_offset=NO_OFFSET,
+        )
 
-    def _entered(self, batch: RecordBatch) -> _Producer:
-        producer = self._producers.get(batch.producer_id)
-        if producer is None:
-            producer = self._producers[batch.producer_id] = _Producer(batch.producer_epoch)
-        producer.enter(batch.producer_epoch)
-        return producer
+    def _known(self, batch: RecordBatch) -> ProducerStateEntry:
+        """Returns the producer's entry in the epoch of the batch."""
+        new = ProducerStateEntry(
+            batch.producer_id, batch.producer_epoch, NO_SEQUENCE, NO_OFFSET, 0, -1, _NO_COORDINATOR_EPOCH, NO_OFFSET
+        )
+        known = self._producers.get(batch.producer_id, new)
+        return known if known.epoch == batch.producer_epoch else ProducerStateEntry(*new[:5], *known[5:])
 
     def entries(self, log_time_ms: int) -> tuple[ProducerStateEntry, ...]:
         """Returns the producers that are not idle at `log_time_ms`, in the order of Kafka's file."""
         idle_before_ms = log_time_ms - PRODUCER_ID_EXPIRATION_MS
         kept = [
-            ProducerStateEntry(
-                producer_id,
-                one.epoch,
-                one.last_sequence,
-                one.last_offset,
-                one.offset_delta,
-                one.timestamp_ms,
-                one.coordinator_epoch,
-                one.current_txn_first_offset,
-            )
-            for producer_id, one in self._producers.items()
+            one
+            for one in self._producers.values()
             if one.timestamp_ms > idle_before_ms or one.current_txn_first_offset != NO_OFFSET
         ]
         capacity = 16

@@ -28,8 +28,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers
-from tiers.segment.indexes.remote_log_index import encode_remote_log_index
-from tiers.segment.indexes.segment_index import Chunk
+from tiers.segment.indexes.segment_index import Chunk, OpenChunk, encode_remote_log_index
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.transactions import OpenTransactions
 
@@ -45,24 +44,20 @@ _MAX_KEY_ID_BYTES = 255
 class SegmentCipher:
     """Seals and opens the chunks of one segment."""
 
-    __slots__ = ("_aead", "_uuid")
-
     def __init__(self, uuid: UUID, key: bytes) -> None:
         self._uuid = uuid
         self._aead = AESGCM(key)
 
     def seal(self, number: int, chunk: bytes | memoryview) -> bytes:
-        return self._aead.encrypt(number.to_bytes(_NONCE_BYTES, "big"), chunk, self._place(number))
+        return self._aead.encrypt(number.to_bytes(_NONCE_BYTES, "big"), chunk, _CHUNK.pack(self._uuid.bytes, number))
 
     def open(self, number: int, stored: bytes | memoryview) -> bytes:
         """Decrypts the chunk. Raises `CorruptSegmentError` unless `stored` was sealed as this chunk of this segment."""
+        place = _CHUNK.pack(self._uuid.bytes, number)
         try:
-            return self._aead.decrypt(number.to_bytes(_NONCE_BYTES, "big"), stored, self._place(number))
+            return self._aead.decrypt(number.to_bytes(_NONCE_BYTES, "big"), stored, place)
         except InvalidTag:
             raise CorruptSegmentError(f"segment {self._uuid}: chunk {number} fails authentication") from None
-
-    def _place(self, number: int) -> bytes:
-        return _CHUNK.pack(self._uuid.bytes, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +85,19 @@ class KeyRing:
         key = secrets.token_bytes(KEY_BYTES)
         return SegmentCipher(uuid, key), self._wrap(uuid, key)
 
-    def cipher(self, uuid: UUID, section: bytes | memoryview) -> SegmentCipher:
-        """Returns the cipher of an encrypted segment.
+    def open_chunks(self, uuid: UUID, section: bytes | memoryview) -> OpenChunk:
+        """Returns what opens the chunks of an encrypted segment.
 
         Raises `EncryptionKeyError` when no key of the ring opens the section, and `CorruptSegmentError` when the
         section is malformed.
         """
-        return SegmentCipher(uuid, self._unwrap(uuid, section))
+        return SegmentCipher(uuid, self._unwrap(uuid, section)).open
 
     def wrapped_again(self, uuid: UUID, section: bytes | memoryview) -> bytes:
-        """Returns the section with the same segment key, wrapped by `current`. Raises like `cipher` and `new_cipher`.
+        """Returns the section with the same segment key, wrapped by `current`.
 
-        The segment no longer needs its old wrapping key once this section is stored.
-        """
+        The segment no longer needs its old wrapping key once this section is stored. Raises like `open_chunks` and
+        `new_cipher`."""
         return self._wrap(uuid, self._unwrap(uuid, section))
 
     def _wrap(self, uuid: UUID, key: bytes) -> bytes:
@@ -160,14 +155,14 @@ def seal_segment(built: BuiltSegment, uuid: UUID, ring: KeyRing, path: Path) -> 
             sealed_chunks.append(replace(chunk, stored_position=position, stored_bytes=len(sealed)))
             position += len(sealed)
     indexes = replace(built.indexes, remote_log_index=encode_remote_log_index(sealed_chunks), encryption=section)
-    return replace(built, log_segment=path, chunks=tuple(sealed_chunks), indexes=indexes)
+    return replace(built, log_segment=path, indexes=indexes)
 
 
 def unsealed_segment(sealed: IndexesObject, log: Path, ciphers: SegmentCiphers, path: Path) -> BuiltSegment:
     """Writes the log bytes of a segment, whose stored bytes are in `log`, into the new file `path`.
 
-    The result can be stored with another uuid. It has no state for a segment that continues it. Blocks on the disk.
-    Raises `CorruptSegmentError` and `EncryptionKeyError`."""
+    The result can be stored with another uuid. It lacks the open transactions for a segment that continues it. Blocks
+    on the disk. Raises `CorruptSegmentError` and `EncryptionKeyError`."""
     index, opened, position = sealed.remote_log_index(ciphers), list[Chunk](), 0
     with log.open("rb") as stored, path.open("xb") as file:
         for number, chunk in enumerate(index.chunks()):
@@ -180,21 +175,16 @@ def unsealed_segment(sealed: IndexesObject, log: Path, ciphers: SegmentCiphers, 
             position += len(log_bytes)
         file.flush()
         os.fsync(file.fileno())
-    metadata, indexes = sealed.metadata, sealed.indexes
+    metadata, remote_log_index = sealed.metadata, encode_remote_log_index(opened)
     return BuiltSegment(
         log_segment=path,
         start_offset=metadata.start_offset,
         end_offset=metadata.end_offset,
         size_bytes=metadata.segment_size_bytes,
         max_timestamp_ms=metadata.max_timestamp_ms,
-        segment_leader_epochs=metadata.segment_leader_epochs,
-        leader_epochs=indexes.leader_epochs,
-        txn_index_empty=metadata.txn_index_empty,
         open_transactions=OpenTransactions(),
-        producers=(),
         missing_offsets=0,
-        chunks=tuple(opened),
-        indexes=replace(indexes, remote_log_index=encode_remote_log_index(opened), encryption=None),
+        indexes=replace(sealed.indexes, remote_log_index=remote_log_index, encryption=None),
     )
 
 

@@ -1,4 +1,4 @@
-"""The aborted transactions of a segment, and the two formats that keep them (docs/semantics.md 7).
+"""The aborted transactions of a segment, and the two formats that keep them (docs/semantics.md 4.1, 7).
 
 * Tidegate's own format has every aborted transaction that *overlaps* the segment, as `(producer id, first offset, last
   offset)`. So a read needs no later segment. `last_offset` is `MARKER_NOT_COPIED` if the ABORT marker lies beyond the
@@ -7,9 +7,10 @@
   the segments; no reader of Tidegate depends on it.
 
 The producer id and the first offset identify a transaction. The producer epoch does not, because it may change within
-a transaction (KIP-890).
+a transaction (KIP-890). A transaction ends with a marker, the one record of a control batch. Its key is version int16,
+type int16, and its value is version int16, coordinator epoch int32.
 
-`TransactionTracker` finds them by the batches and the leader's reports:
+`TransactionTracker` finds the transactions by the batches and the leader's reports:
 
 * With the data, the leader reports the `(producer id, first offset)` of aborted transactions. The ABORT marker in the
   data shows where a transaction ends.
@@ -26,19 +27,60 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from struct import Struct
+from struct import error as StructError
 from typing import NamedTuple
 
-from protocol.records.record_batch import RecordBatch
+from protocol.errors import CorruptBatchError
+from protocol.primitives import INT16, INT32, Buffer
+from protocol.records.record_batch import BATCH_HEADER_BYTES, CODEC_NONE, RecordBatch
 from tiers.errors import CorruptSegmentError
 from tiers.model.log_source import AbortedTransaction
-from tiers.segment.control_record import EndTransactionMarker
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
 
 MARKER_NOT_COPIED = 2**63 - 1
 
+_ABORT, _COMMIT = 0, 1
+_MARKER_KEY_BYTES = 4
 _RANGE = Struct(">qqq")
 _KAFKA_ENTRY = Struct(">hqqqq")
 _KAFKA_VERSION = 0
+
+
+class EndTransactionMarker(NamedTuple):
+    producer_id: int
+    offset: int
+    aborts: bool
+    coordinator_epoch: int
+
+
+def end_transaction_marker(buf: Buffer, batch: RecordBatch) -> EndTransactionMarker | None:
+    """Returns the marker in a control batch; None when compaction emptied the batch or the record is no such marker.
+
+    Raises `CorruptBatchError` for a malformed record and for a compressed batch: control batches are never compressed.
+    """
+    if batch.records_count == 0:
+        return None
+    if batch.codec != CODEC_NONE:
+        raise CorruptBatchError(f"the control batch at offset {batch.base_offset} is compressed")
+    record = memoryview(buf)[batch.start + BATCH_HEADER_BYTES : batch.end]
+    try:
+        pos = _after_varint(record, 0) + 1  # record length, attributes
+        for _ in range(3):  # timestamp delta, offset delta, key length
+            pos = _after_varint(record, pos)
+        kind = INT16.unpack_from(record, pos + 2)[0]
+        if kind not in (_ABORT, _COMMIT):
+            return None
+        pos = _after_varint(record, pos + _MARKER_KEY_BYTES)  # value length
+        coordinator_epoch: int = INT32.unpack_from(record, pos + 2)[0]
+    except (IndexError, StructError) as error:
+        raise CorruptBatchError(f"the control batch at offset {batch.base_offset} has a truncated record") from error
+    return EndTransactionMarker(batch.producer_id, batch.base_offset, kind == _ABORT, coordinator_epoch)
+
+
+def _after_varint(buf: memoryview, pos: int) -> int:
+    while buf[pos] & 0x80:
+        pos += 1
+    return pos + 1
 
 
 class AbortedTxn(NamedTuple):
@@ -91,27 +133,6 @@ def open_at_the_end(ranges: Iterable[AbortedTransactionRange]) -> tuple[AbortedT
     return tuple(
         AbortedTransaction(one.producer_id, one.first_offset) for one in ranges if one.last_offset == MARKER_NOT_COPIED
     )
-
-
-def overlapping(
-    ranges: Iterable[AbortedTransactionRange], first_offset: int, last_offset: int
-) -> list[AbortedTransactionRange]:
-    """Returns the ranges that overlap `[first_offset, last_offset]`.
-
-    They are in ascending order of their first offsets, and each pair of producer id and first offset occurs once.
-    Clients rely on these three properties (docs/semantics.md 7, emission rules). `first_offset` must be the first
-    offset of the first returned batch. The caller may pass the ranges of several segments: of two entries for one
-    transaction, the one with the lower last offset stays, which is the one that knows the marker.
-    """
-    found: dict[tuple[int, int], AbortedTransactionRange] = {}
-    for one in ranges:
-        if one.last_offset < first_offset or one.first_offset > last_offset:
-            continue
-        key = (one.producer_id, one.first_offset)
-        known = found.get(key)
-        if known is None or one.last_offset < known.last_offset:
-            found[key] = one
-    return sorted(found.values(), key=_first_offset_then_producer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,15 @@
 """`SegmentVerification` reads a whole stored segment and reports every difference from what was written.
 
 It compares every chunk with its checksum, every record batch with its CRC and its place, and the indexes object with
-its own checksums and with the segment's record. In the same pass it rebuilds the indexes from the log and compares
-them. A damaged chunk does not hide another one. But if anything is damaged, it does not check whether the indexes are
-up to date.
+its own checksums and with the segment's record. A damaged chunk does not hide another one.
+
+In the same pass it makes the indexes from the log again and compares them, unless anything is damaged:
+
+* The borders of the chunks come from the stored index.
+* In a hole, and before its first batch of magic 2, a log names no leader epoch. There the epochs of the segment's
+  record count, and those of the stored indexes before the segment.
+* Only the neighbouring segments know of an aborted transaction that began earlier and wrote nothing here, or that ends
+  later. So the stored ones count as reported: the log shows which of them end here.
 """
 
 from __future__ import annotations
@@ -15,12 +21,13 @@ from typing import NamedTuple, TypeVar
 
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import RecordBatch, crc32c, verify_batches
-from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError
+from tiers.errors import CorruptSegmentError, EncryptionKeyError, LogDivergedError, RemoteResourceNotFoundError
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
-from tiers.segment.indexes.remote_log_index import RemoteLogIndex
-from tiers.segment.indexes.segment_index import Chunk
-from tiers.segment.rebuilt_indexes import RebuiltIndexes
+from tiers.segment.indexes.segment_index import Chunk, SegmentIndex
+from tiers.segment.leader_epochs import UnknownEpochStartError, clipped
+from tiers.segment.segment_builder import IndexBuilder, SegmentOverflowError
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import FIRST_PAUSE_MS, with_retries
 from tiers.verify.read_back import chunk_runs
@@ -28,6 +35,7 @@ from tiers.verify.read_back import chunk_runs
 T = TypeVar("T")
 
 DEFAULT_RUN_BYTES = 8 << 20
+_ANY_BYTES = 1 << 62
 
 
 class DamageKind(StrEnum):
@@ -61,7 +69,10 @@ class ChunkRun(NamedTuple):
 
 
 class SegmentVerification:
-    """Verifies one segment with the object `indexes`. The caller calls `add` for each of `runs`, then `finish`."""
+    """Verifies one segment with the object `indexes`. The caller calls `add` for each of `runs`, then `finish`.
+
+    `batches`, `records` and `missing_offsets` count what the log has, and the offsets that it lacks, which is no error.
+    A compressed wrapper of magic 0 or 1 counts as one record."""
 
     def __init__(
         self,
@@ -71,18 +82,30 @@ class SegmentVerification:
         check_records: RecordCheck | None = None,
     ) -> None:
         self.segment = segment
-        self.rebuilt = RebuiltIndexes(segment)
-        self._check_records = check_records
+        self.batches = 0
+        self.records = 0
         self.damages: list[Damage] = []
+        self._check_records = check_records
         self._stored: IndexesObject | None = None
-        self._index: RemoteLogIndex | None = None
+        self._index: SegmentIndex | None = None
+        self._builder = IndexBuilder(segment.start_offset, chunk_bytes=_ANY_BYTES)
+        self._reported: list[AbortedTransaction] = []
+        self._has_other_epochs = False
         try:
-            self._stored = decode_indexes_object(indexes, segment)
-            self._index = self._stored.remote_log_index(ciphers)
+            stored = self._stored = decode_indexes_object(indexes, segment)
+            self._index = stored.remote_log_index(ciphers)
         except (CorruptSegmentError, EncryptionKeyError) as error:
             self.damages.append(whole_segment(segment, f"the .indexes object: {error}"))
             return
-        self.damages += _differences(self._stored, segment)
+        self.damages += _differences(stored, segment)
+        self._builder = IndexBuilder(segment.start_offset, stored.epochs_before(), chunk_bytes=_ANY_BYTES)
+        self._reported = [
+            AbortedTransaction(one.producer_id, one.first_offset) for one in stored.indexes.aborted_transactions
+        ]
+
+    @property
+    def missing_offsets(self) -> int:
+        return self._builder.missing_offsets
 
     def runs(self, run_bytes: int = DEFAULT_RUN_BYTES) -> Iterator[ChunkRun]:
         """Yields the reads that the caller must make. Yields none if the indexes are unreadable."""
@@ -102,7 +125,7 @@ class SegmentVerification:
             start = chunk.stored_position - run.start_position
             trouble = self._trouble(number, chunk, stored[start : start + chunk.stored_bytes])
             if trouble is not None:
-                self.rebuilt.skip_chunk(chunk)
+                self._builder.next_offset = max(self._builder.next_offset, chunk.last_offset + 1)
                 self.damages.append(Damage(chunk.first_offset, chunk.last_offset, chunk.stored_position, trouble))
         last = run.chunks[-1]
         end = last.stored_position + last.stored_bytes
@@ -115,9 +138,31 @@ class SegmentVerification:
 
     def finish(self) -> list[Damage]:
         if self._stored is not None and not self.damages:
-            for what in self.rebuilt.differences(self._stored):
-                self.damages.append(whole_segment(self.segment, what, DamageKind.STALE_INDEX))
+            self.damages += [
+                whole_segment(self.segment, f"{what} the log", DamageKind.STALE_INDEX)
+                for what in self._stale(self._stored)
+            ]
         return self.damages
+
+    def _stale(self, stored: IndexesObject) -> Iterator[str]:
+        """Yields a message per difference between the stored and the rebuilt indexes."""
+        if self._has_other_epochs:
+            yield "the leader epochs do not match"
+            return
+        indexes, rebuilt = stored.indexes, self._builder.indexes()
+        if rebuilt.offset_index != indexes.offset_index:
+            yield "the offset index does not match"
+        if rebuilt.time_index != indexes.time_index:
+            yield "the time index does not match"
+        if rebuilt.remote_log_index != indexes.remote_log_index:
+            yield "the remote log index does not match"
+        if self._builder.max_timestamp_ms != self.segment.max_timestamp_ms:
+            yield "the segment's latest timestamp does not match"
+        epochs = clipped(rebuilt.leader_epochs, self.segment.start_offset)
+        if (rebuilt.leader_epochs, epochs) != (indexes.leader_epochs, self.segment.segment_leader_epochs):
+            yield "the leader epochs do not match"
+        if rebuilt.aborted_transactions != indexes.aborted_transactions:
+            yield "the aborted transactions do not match"
 
     def _trouble(self, number: int, chunk: Chunk, stored: memoryview) -> str | None:
         assert self._index is not None
@@ -129,21 +174,34 @@ class SegmentVerification:
             return "the chunk is not what was encrypted"
         if len(log_bytes) != chunk.log_bytes:
             return f"the chunk has {len(log_bytes)} log bytes, not {chunk.log_bytes}"
-        crc = crc32c(log_bytes, 0, len(log_bytes))
-        if chunk.crc32c is not None and crc != chunk.crc32c:
+        if crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
             return "the chunk's checksum differs"
         try:
             batches = verify_batches(log_bytes, chunk.first_offset)
             if not batches or batches[-1].end != len(log_bytes) or batches[-1].last_offset != chunk.last_offset:
                 return "the chunk does not end with the record batch that its index entry names"
-            trouble = self.rebuilt.add_chunk(chunk, crc, log_bytes, batches)
-        except CorruptBatchError as error:
+            self._rebuild(chunk, log_bytes, batches)
+        except (CorruptBatchError, SegmentOverflowError) as error:
             return str(error)
         if self._check_records is not None:
             for batch, what in self._check_records(log_bytes, batches):
                 position = chunk.stored_position + (batch.start if len(log_bytes) == len(stored) else 0)
                 self.damages.append(Damage(batch.base_offset, batch.last_offset, position, what))
-        return trouble
+        return None
+
+    def _rebuild(self, chunk: Chunk, log_bytes: memoryview, batches: Sequence[RecordBatch]) -> None:
+        """Adds a chunk to the rebuilt indexes. Raises `CorruptBatchError`."""
+        self.batches += len(batches)
+        self.records += sum(1 if one.magic < 2 else one.records_count for one in batches if not one.is_control)
+        if self._has_other_epochs:
+            return
+        try:
+            checked = self._builder.checked(log_bytes, batches, self.segment.segment_leader_epochs)
+        except (LogDivergedError, UnknownEpochStartError):
+            self._has_other_epochs = True
+            return
+        self._builder.take(log_bytes, checked, self._reported)
+        self._builder.end_chunk(chunk)
 
 
 def whole_segment(

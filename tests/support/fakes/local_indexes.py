@@ -15,8 +15,12 @@ from tiers.segment.indexes.indexes_object import (
     decode_indexes_object,
     encode_indexes_object,
 )
-from tiers.segment.indexes.remote_log_index import encode_remote_log_index
-from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk, SegmentIndex
+from tiers.segment.indexes.segment_index import (
+    AbortedTransactionRange,
+    Chunk,
+    SegmentIndex,
+    encode_remote_log_index,
+)
 from tiers.segment.producer_state import encode_producer_snapshot
 
 TIMESTAMP_MS = 1_600_000_000_000

@@ -41,7 +41,7 @@ from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     TopicDeletionUpdate,
 )
-from tiers.segment.control_record import end_transaction_marker
+from tiers.segment.transactions import end_transaction_marker
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,14 @@ from tiers.errors import CorruptSegmentError, EncryptionKeyError, LaterFormatErr
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes.remote_log_index import ChunkCipher, RemoteLogIndex, check_whole_segment
-from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
+from tiers.segment.indexes.segment_index import (
+    AbortedTransactionRange,
+    Chunk,
+    OpenChunk,
+    SegmentIndex,
+    check_whole_segment,
+    decode_remote_log_index,
+)
 from tiers.segment.leader_epochs import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
 from tiers.segment.transactions import decode_aborted_ranges, encode_aborted_ranges
 
@@ -58,10 +64,12 @@ class Section(IntEnum):
 
 
 class SegmentCiphers(Protocol):
-    """A key ring that opens the ciphers of encrypted segments."""
+    """A key ring that opens the chunks of encrypted segments."""
 
-    def cipher(self, uuid: UUID, section: bytes | memoryview) -> ChunkCipher:
-        """Returns the cipher of the segment `uuid` with this ENCRYPTION section. Raises `EncryptionKeyError`."""
+    def open_chunks(self, uuid: UUID, section: bytes | memoryview) -> OpenChunk:
+        """Returns what opens the chunks of the segment `uuid` with this ENCRYPTION section.
+
+        Raises `EncryptionKeyError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +103,19 @@ class IndexesObject:
     metadata: RemoteLogSegmentMetadata
     indexes: SegmentIndexes
 
+    def epochs_before(self) -> tuple[LeaderEpochEntry, ...]:
+        """Returns the leader epochs that began before the segment, for a builder of its log."""
+        return tuple(entry for entry in self.indexes.leader_epochs if entry.start_offset < self.metadata.start_offset)
+
     def chunks(self) -> tuple[Chunk, ...]:
         """Returns the chunks of the segment. This needs no encryption key."""
-        return self._remote_log_index(None).chunks()
+        return decode_remote_log_index(self.indexes.remote_log_index)
 
-    def remote_log_index(self, ciphers: SegmentCiphers | None = None) -> RemoteLogIndex:
+    def remote_log_index(self, ciphers: SegmentCiphers | None = None) -> SegmentIndex:
         """Returns the remote log index. Raises `EncryptionKeyError` when `ciphers` cannot open encrypted chunks."""
-        return self._remote_log_index(open_cipher(self.metadata.segment_id.id, self.indexes.encryption, ciphers))
-
-    def _remote_log_index(self, cipher: ChunkCipher | None) -> RemoteLogIndex:
         indexes = self.indexes
-        return RemoteLogIndex.decode(
-            indexes.remote_log_index, indexes.aborted_transactions, indexes.leader_epochs, cipher
-        )
+        opened = open_cipher(self.metadata.segment_id.id, indexes.encryption, ciphers)
+        return SegmentIndex(self.chunks(), indexes.aborted_transactions, indexes.leader_epochs, opened)
 
 
 def encode_indexes_object(metadata: RemoteLogSegmentMetadata, indexes: SegmentIndexes) -> bytes:
@@ -138,6 +146,9 @@ def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMe
     missing = [section.name for section in Section if section not in sections and section is not Section.ENCRYPTION]
     if missing:
         raise CorruptSegmentError(f"the indexes object is without {', '.join(missing)}")
+    history = sections[Section.HISTORY_FROM]
+    if len(history) != _INT64.size or (history_from := int(_INT64.unpack(history)[0])) < 0:
+        raise CorruptSegmentError(f"indexes object: the history section of {len(history)} bytes is invalid")
     decoded = IndexesObject(
         decode_segment_metadata(bytes(sections[Section.METADATA])),
         SegmentIndexes(
@@ -148,28 +159,21 @@ def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMe
             decode_leader_epoch_checkpoint(sections[Section.LEADER_EPOCH_CHECKPOINT]),
             sections[Section.REMOTE_LOG_INDEX],
             sections[Section.PRODUCER_SNAPSHOT],
-            _history_from(sections[Section.HISTORY_FROM]),
+            history_from,
             sections.get(Section.ENCRYPTION),
             sections[Section.FACTS],
         ),
     )
-    metadata = decoded.metadata
-    if expected is not None and (metadata.segment_id, metadata.start_offset, metadata.end_offset) != (
-        expected.segment_id,
-        expected.start_offset,
-        expected.end_offset,
-    ):
-        raise CorruptSegmentError(
-            f"the indexes object belongs to {metadata.segment_id}, but {expected.segment_id} was expected"
-        )
-    check_whole_segment(decoded.chunks(), metadata)
+    found, wanted = decoded.metadata, expected or decoded.metadata
+    named = found.segment_id, found.start_offset, found.end_offset
+    if named != (wanted.segment_id, wanted.start_offset, wanted.end_offset):
+        raise CorruptSegmentError(f"the indexes object belongs to {named[0]}, but {wanted.segment_id} was expected")
+    check_whole_segment(decoded.chunks(), found)
     return decoded
 
 
-def open_cipher(
-    uuid: UUID, encryption: bytes | memoryview | None, ciphers: SegmentCiphers | None
-) -> ChunkCipher | None:
-    """Returns the segment's cipher; None when the segment is not encrypted.
+def open_cipher(uuid: UUID, encryption: bytes | memoryview | None, ciphers: SegmentCiphers | None) -> OpenChunk | None:
+    """Returns what opens the segment's chunks; None when the segment is not encrypted.
 
     Raises `EncryptionKeyError` when the segment is encrypted and `ciphers` cannot open it.
     """
@@ -177,7 +181,7 @@ def open_cipher(
         return None
     if ciphers is None:
         raise EncryptionKeyError(f"segment {uuid} is encrypted, but there are no keys: configure [encryption.keys]")
-    return ciphers.cipher(uuid, encryption)
+    return ciphers.open_chunks(uuid, encryption)
 
 
 def encode_sections(sections: Mapping[int, bytes]) -> bytes:
@@ -227,12 +231,6 @@ def decode_sections(data: bytes | memoryview) -> dict[int, memoryview]:
     return sections
 
 
-def _history_from(section: memoryview) -> int:
-    if len(section) != _INT64.size or (offset := int(_INT64.unpack(section)[0])) < 0:
-        raise CorruptSegmentError(f"indexes object: the history section of {len(section)} bytes is invalid")
-    return offset
-
-
 def encode_segment_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
     partition = metadata.topic_id_partition
     document = {
@@ -260,21 +258,22 @@ def decode_segment_metadata(data: bytes) -> RemoteLogSegmentMetadata:
         topic, txn_index_empty = document["topic"], document["txnIndexEmpty"]
         if type(topic) is not str or type(txn_index_empty) is not bool:
             raise ValueError(f"topic {topic!r}, txnIndexEmpty {txn_index_empty!r}")
-        partition = TopicIdPartition(UUID(document["topicId"]), _int32(document["partition"]), topic)
+        partition = TopicIdPartition(UUID(document["topicId"]), _integer(document["partition"], 32), topic)
         metadata = RemoteLogSegmentMetadata(
             segment_id=RemoteLogSegmentId(partition, UUID(document["segmentId"])),
-            start_offset=_int64(document["startOffset"]),
-            end_offset=_int64(document["endOffset"]),
-            broker_id=_int32(document["brokerId"]),
-            max_timestamp_ms=_int64(document["maxTimestampMs"]),
-            event_timestamp_ms=_int64(document["eventTimestampMs"]),
+            start_offset=_integer(document["startOffset"], 64),
+            end_offset=_integer(document["endOffset"], 64),
+            broker_id=_integer(document["brokerId"], 32),
+            max_timestamp_ms=_integer(document["maxTimestampMs"], 64),
+            event_timestamp_ms=_integer(document["eventTimestampMs"], 64),
             segment_leader_epochs=tuple(
-                LeaderEpochEntry(_int32(epoch), _int64(start)) for epoch, start in document["segmentLeaderEpochs"]
+                LeaderEpochEntry(_integer(epoch, 32), _integer(start, 64))
+                for epoch, start in document["segmentLeaderEpochs"]
             ),
-            segment_size_bytes=_int32(document["segmentSizeInBytes"]),
+            segment_size_bytes=_integer(document["segmentSizeInBytes"], 32),
             state=RemoteLogSegmentState(document["state"]),
             txn_index_empty=txn_index_empty,
-            copy_epoch=_int32(document["copyEpoch"]),
+            copy_epoch=_integer(document["copyEpoch"], 32),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSegmentError(f"segment metadata: {error!r}") from error
@@ -283,15 +282,7 @@ def decode_segment_metadata(data: bytes) -> RemoteLogSegmentMetadata:
     return metadata
 
 
-def _int32(value: object) -> int:
-    return _int_of_bits(value, 32)
-
-
-def _int64(value: object) -> int:
-    return _int_of_bits(value, 64)
-
-
-def _int_of_bits(value: object, bits: int) -> int:
+def _integer(value: object, bits: int) -> int:
     """Returns `value` if it is an integer of that size. A JSON decoder returns values of any type and size.
 
     Raises `ValueError`.

@@ -16,55 +16,29 @@ Then they count from the last offset of the first batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
-from typing import NamedTuple
 
 from protocol.records.record_batch import RecordBatch
 
 INDEX_INTERVAL_BYTES = 4096
-_OFFSET_ENTRY = Struct(">ii")
-OFFSET_ENTRY_BYTES = _OFFSET_ENTRY.size
+OFFSET_ENTRY = Struct(">ii")
 MAX_RELATIVE = 2**31 - 1
 """The largest relative offset and the largest position that an entry can hold."""
 _TIME_ENTRY = Struct(">qi")
 
 
-class OffsetPosition(NamedTuple):
-    """The batch that ends at `offset` (inclusive) starts at `position`."""
-
-    offset: int
-    position: int
+def encode_offset_index(base_offset: int, entries: Iterable[tuple[int, int]]) -> bytes:
+    """Encodes pairs of the offset (inclusive) at which a batch ends, and the position at which it starts."""
+    return b"".join([OFFSET_ENTRY.pack(offset - base_offset, position) for offset, position in entries])
 
 
-def encode_offset_index(base_offset: int, entries: list[OffsetPosition]) -> bytes:
-    return b"".join([_OFFSET_ENTRY.pack(entry.offset - base_offset, entry.position) for entry in entries])
-
-
-class TimestampOffset(NamedTuple):
-    """No batch before the one that ends at `offset` (inclusive) has a maximum timestamp as high as `timestamp_ms`."""
-
-    timestamp_ms: int
-    offset: int
-
-
-def encode_time_index(base_offset: int, entries: list[TimestampOffset]) -> bytes:
-    return b"".join([_TIME_ENTRY.pack(entry.timestamp_ms, entry.offset - base_offset) for entry in entries])
+def encode_time_index(base_offset: int, entries: Iterable[tuple[int, int]]) -> bytes:
+    """Encodes pairs of a timestamp, and the offset at which the first batch with so high a maximum ends (inclusive)."""
+    return b"".join([_TIME_ENTRY.pack(timestamp_ms, offset - base_offset) for timestamp_ms, offset in entries])
 
 
 class KafkaIndexBuilder:
-    __slots__ = (
-        "_base_offset",
-        "_bytes_since_last_entry",
-        "_last_offset",
-        "_max_timestamp_offset",
-        "_offset_index",
-        "_time_index",
-        "first_end_offset",
-        "max_timestamp_ms",
-        "size_bytes",
-    )
-
     def __init__(self, base_offset: int) -> None:
         self.size_bytes = 0
         self.max_timestamp_ms = -1
@@ -74,8 +48,8 @@ class KafkaIndexBuilder:
         self.first_end_offset: int | None = None
         """The last offset of the first batch; None before the first batch."""
         self._last_offset = base_offset - 1
-        self._offset_index: list[OffsetPosition] = []
-        self._time_index: list[TimestampOffset] = []
+        self._offset_index: list[tuple[int, int]] = []
+        self._time_index: list[tuple[int, int]] = []
 
     def extend(self, batches: Sequence[RecordBatch]) -> None:
         """Adds one or more batches. The caller must add every batch, in the log's order."""
@@ -90,7 +64,7 @@ class KafkaIndexBuilder:
                 self.max_timestamp_ms = max_timestamp_ms = batch.max_timestamp
                 self._max_timestamp_offset = batch.last_offset
             if since_last_entry > INDEX_INTERVAL_BYTES:
-                self._offset_index.append(OffsetPosition(batch.last_offset, position))
+                self._offset_index.append((batch.last_offset, position))
                 self._offer_time_entry()
                 since_last_entry = 0
             size_bytes = batch.end - batch.start
@@ -108,6 +82,6 @@ class KafkaIndexBuilder:
         return encode_offset_index(base_offset, self._offset_index), encode_time_index(base_offset, self._time_index)
 
     def _offer_time_entry(self) -> None:
-        last = self._time_index[-1].timestamp_ms if self._time_index else -1
+        last = self._time_index[-1][0] if self._time_index else -1
         if self.max_timestamp_ms > last:
-            self._time_index.append(TimestampOffset(self.max_timestamp_ms, self._max_timestamp_offset))
+            self._time_index.append((self.max_timestamp_ms, self._max_timestamp_offset))

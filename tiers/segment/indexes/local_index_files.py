@@ -25,6 +25,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
+from typing import NamedTuple
 from uuid import UUID
 
 from tiers.errors import CorruptSegmentError
@@ -37,25 +38,15 @@ from tiers.segment.indexes.indexes_object import (
     encode_sections,
     open_cipher,
 )
-from tiers.segment.indexes.kafka_indexes import (
-    MAX_RELATIVE,
-    OFFSET_ENTRY_BYTES,
-    OffsetPosition,
-    TimestampOffset,
-    encode_offset_index,
-    encode_time_index,
-)
-from tiers.segment.indexes.remote_log_index import (
-    ENTRY_BYTES_WITHOUT_RDI,
-    RemoteLogIndex,
-    RemoteLogIndexEntry,
+from tiers.segment.indexes.kafka_indexes import MAX_RELATIVE, OFFSET_ENTRY, encode_offset_index, encode_time_index
+from tiers.segment.indexes.segment_index import (
+    ENTRY_BYTES,
+    Chunk,
+    SegmentIndex,
     check_whole_segment,
-    chunks_of_segment,
-    decode_entries,
-    encode_entry,
-    entry_of_chunk,
+    decode_chunks,
+    encode_chunk,
 )
-from tiers.segment.indexes.segment_index import Chunk, SegmentIndex
 from tiers.segment.leader_epochs import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
 from tiers.segment.transactions import decode_aborted_ranges, encode_aborted_ranges
 
@@ -66,11 +57,8 @@ SEGMENTS = ".remoteSegments"
 SUFFIXES = (SEGMENTS, LOG_INDEX, TIME_INDEX, OFFSET_INDEX)
 """The suffixes in the order in which `append` writes the files."""
 
-_RDI = Struct(">bqiI16si")
 _RDI_VERSION = 1
-_OWN_RDI_BYTES = Struct(">bqiI").size
-_ENTRY_BYTES = ENTRY_BYTES_WITHOUT_RDI + _RDI.size
-_OFFSET_ENTRY = Struct(">ii")
+_RDI_TAIL = Struct(">16si")
 _LENGTH = Struct(">i")
 _BLOCK_BYTES = 4096
 
@@ -103,13 +91,13 @@ class LocalIndexFiles:
         """Opens the set of an earlier process, for reading only. Raises `CorruptSegmentError` when it has no entry."""
         files = cls(folder, base_offset)
         files._sizes = {suffix: files.path(suffix).stat().st_size for suffix in SUFFIXES}
-        count = files._sizes[OFFSET_INDEX] // OFFSET_ENTRY_BYTES
+        count = files._sizes[OFFSET_INDEX] // OFFSET_ENTRY.size
         if not count:
             raise CorruptSegmentError(f"{files.path(OFFSET_INDEX)}: the offset index has no entry")
-        last = _read(files.path(OFFSET_INDEX), (count - 1) * OFFSET_ENTRY_BYTES, OFFSET_ENTRY_BYTES)
-        if len(last) < OFFSET_ENTRY_BYTES:  # the writer has begun the set anew meanwhile
+        last = _read(files.path(OFFSET_INDEX), (count - 1) * OFFSET_ENTRY.size, OFFSET_ENTRY.size)
+        if len(last) < OFFSET_ENTRY.size:  # the writer has begun the set anew meanwhile
             raise CorruptSegmentError(f"{files.path(OFFSET_INDEX)}: the offset index became shorter")
-        files.last_offset = base_offset + _OFFSET_ENTRY.unpack(last)[0]
+        files.last_offset = base_offset + OFFSET_ENTRY.unpack(last)[0]
         return files
 
     def path(self, suffix: str) -> Path:
@@ -132,15 +120,15 @@ class LocalIndexFiles:
         segment = indexes.metadata
         uuid, place, position = segment.segment_id.id, self._sizes[SEGMENTS], self._sizes[LOG_INDEX]
         log_index: list[bytes] = []
-        offsets: list[OffsetPosition] = []
-        times: list[TimestampOffset] = []
+        offsets: list[tuple[int, int]] = []
+        times: list[tuple[int, int]] = []
         for chunk in indexes.chunks():
-            log_index.append(encode_entry(_local_entry(chunk, uuid, place)))
-            offsets.append(OffsetPosition(chunk.last_offset, position))
+            log_index.append(encode_chunk(chunk, _RDI_VERSION, _RDI_TAIL.pack(uuid.bytes, place)))
+            offsets.append((chunk.last_offset, position))
             position += len(log_index[-1])
             if chunk.max_timestamp_ms > self._highest_timestamp_ms:
                 self._highest_timestamp_ms = chunk.max_timestamp_ms
-                times.append(TimestampOffset(chunk.max_timestamp_ms, chunk.last_offset))
+                times.append((chunk.max_timestamp_ms, chunk.last_offset))
         record = _segment_record(indexes)
         self._write(SEGMENTS, _LENGTH.pack(len(record)) + record)
         self._write(LOG_INDEX, b"".join(log_index))
@@ -163,15 +151,12 @@ class LocalIndexFiles:
         if not self.base_offset <= segment.start_offset <= segment.end_offset <= self.last_offset:
             return None
         entries = self._entries(segment)
-        if not entries:
-            return None
-        places = [_place(entry) for entry in entries]
         uuid = segment.segment_id.id
-        if any(found != uuid for found, _ in places):
+        if not entries or any(found.uuid != uuid for found in entries):
             return None
-        chunks = chunks_of_segment([_own_entry(entry) for entry in entries])
+        chunks = [each.chunk for each in entries]
         check_whole_segment(chunks, segment)
-        sections, size_bytes = self._sections(places[0][1])
+        sections, size_bytes = self._sections(entries[0].place)
         try:
             owner, aborted, epochs = (bytes(sections[one]) for one in _KEPT)
         except KeyError as error:
@@ -179,13 +164,13 @@ class LocalIndexFiles:
         if owner != uuid.bytes:
             raise CorruptSegmentError(f"{self.path(SEGMENTS)}: found another segment instead of {uuid}")
         encryption = sections.get(Section.ENCRYPTION)
-        index = RemoteLogIndex(
+        index = SegmentIndex(
             chunks,
             decode_aborted_ranges(aborted),
             decode_leader_epoch_checkpoint(epochs),
             open_cipher(uuid, encryption, ciphers),
         )
-        return index, size_bytes + len(entries) * _ENTRY_BYTES
+        return index, size_bytes + len(entries) * (ENTRY_BYTES + _RDI_TAIL.size)
 
     def check(self) -> None:
         """Reads the whole set. Raises `CorruptSegmentError` when a part of it is damaged.
@@ -193,39 +178,40 @@ class LocalIndexFiles:
         A torn append at the end is no damage. The caller must be the process that writes the folder."""
         raw = self.path(OFFSET_INDEX).read_bytes()
         known = [
-            _OFFSET_ENTRY.unpack_from(raw, at) for at in range(0, len(raw) - OFFSET_ENTRY_BYTES + 1, OFFSET_ENTRY_BYTES)
+            OFFSET_ENTRY.unpack_from(raw, at) for at in range(0, len(raw) - OFFSET_ENTRY.size + 1, OFFSET_ENTRY.size)
         ]
-        entries, _ = decode_entries(self.path(LOG_INDEX).read_bytes())
-        if [entry.last_offset - self.base_offset for entry in entries[: len(known)]] != [last for last, _ in known]:
+        entries = _decoded(self.path(LOG_INDEX).read_bytes())[: len(known)]
+        if [each.chunk.last_offset - self.base_offset for each in entries] != [last for last, _ in known]:
             raise CorruptSegmentError(f"{self.path(LOG_INDEX)}: its entries are not those of the offset index")
-        for entry in entries[: len(known)]:
-            uuid, place = _place(entry)
-            sections, _ = self._sections(place)
-            if bytes(sections.get(Section.METADATA, b"")) != uuid.bytes:
-                raise CorruptSegmentError(f"{self.path(SEGMENTS)}: the entry at {place} is not that of segment {uuid}")
+        for each in entries:
+            sections, _ = self._sections(each.place)
+            if bytes(sections.get(Section.METADATA, b"")) != each.uuid.bytes:
+                raise CorruptSegmentError(
+                    f"{self.path(SEGMENTS)}: the entry at {each.place} is not that of segment {each.uuid}"
+                )
 
-    def _entries(self, segment: RemoteLogSegmentMetadata) -> list[RemoteLogIndexEntry]:
+    def _entries(self, segment: RemoteLogSegmentMetadata) -> list[_Entry]:
         """Returns the entries from the first that ends in the segment to the one that ends the segment.
 
         Returns an empty list when the set does not reach the segment's end.
         """
         raw = self.path(OFFSET_INDEX).read_bytes()
-        count = len(raw) // OFFSET_ENTRY_BYTES
+        count = len(raw) // OFFSET_ENTRY.size
 
         def last_offset(number: int) -> int:
-            return self.base_offset + int(_OFFSET_ENTRY.unpack_from(raw, number * OFFSET_ENTRY_BYTES)[0])
+            return self.base_offset + int(OFFSET_ENTRY.unpack_from(raw, number * OFFSET_ENTRY.size)[0])
 
         first = bisect_left(range(count), segment.start_offset, key=last_offset)
         last = bisect_left(range(count), segment.end_offset, key=last_offset)
         if last == count or first > last:
             return []
-        start: int = _OFFSET_ENTRY.unpack_from(raw, first * OFFSET_ENTRY_BYTES)[1]
+        start: int = OFFSET_ENTRY.unpack_from(raw, first * OFFSET_ENTRY.size)[1]
         end: int | None = (
-            None if last + 1 == count else _OFFSET_ENTRY.unpack_from(raw, (last + 1) * OFFSET_ENTRY_BYTES)[1]
+            None if last + 1 == count else OFFSET_ENTRY.unpack_from(raw, (last + 1) * OFFSET_ENTRY.size)[1]
         )
         if start < 0 or (end is not None and end <= start):
             raise CorruptSegmentError(f"{self.path(OFFSET_INDEX)}: the positions {start} and {end} do not ascend")
-        entries, _ = decode_entries(_read(self.path(LOG_INDEX), start, None if end is None else end - start))
+        entries = _decoded(_read(self.path(LOG_INDEX), start, None if end is None else end - start))
         if len(entries) <= last - first:
             raise CorruptSegmentError(
                 f"{self.path(LOG_INDEX)}: has {len(entries)} entries where the offset index has {last - first + 1}"
@@ -261,22 +247,22 @@ def _segment_record(indexes: IndexesObject) -> bytes:
     return encode_sections(kept)
 
 
-def _local_entry(chunk: Chunk, uuid: UUID, place: int) -> RemoteLogIndexEntry:
-    own = entry_of_chunk(chunk)
-    return own._replace(rdi=bytes((_RDI_VERSION,)) + own.rdi[1:] + uuid.bytes + _LENGTH.pack(place))
+class _Entry(NamedTuple):
+    """An entry of the log index: a chunk, and the place in remoteSegments of its segment."""
+
+    chunk: Chunk
+    uuid: UUID
+    place: int
 
 
-def _own_entry(entry: RemoteLogIndexEntry) -> RemoteLogIndexEntry:
-    return entry._replace(rdi=b"\x00" + entry.rdi[1:_OWN_RDI_BYTES])
-
-
-def _place(entry: RemoteLogIndexEntry) -> tuple[UUID, int]:
-    if len(entry.rdi) != _RDI.size or entry.rdi[0] != _RDI_VERSION:
-        raise CorruptSegmentError(f"local remote log index: an RDI of {len(entry.rdi)} bytes has an unknown format")
-    *_, uuid, place = _RDI.unpack(entry.rdi)
-    if place < 0:
-        raise CorruptSegmentError(f"local remote log index: the position {place} of a segment is negative")
-    return UUID(bytes=uuid), place
+def _decoded(log_index: bytes) -> list[_Entry]:
+    entries = []
+    for chunk, tail in decode_chunks(log_index, _RDI_VERSION, _RDI_TAIL.size)[0]:
+        uuid, place = _RDI_TAIL.unpack(tail)
+        if place < 0:
+            raise CorruptSegmentError(f"local remote log index: the position {place} of a segment is negative")
+        entries.append(_Entry(chunk, UUID(bytes=uuid), place))
+    return entries
 
 
 def _read(path: Path, position: int, size: int | None) -> bytes:

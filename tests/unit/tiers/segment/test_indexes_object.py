@@ -25,8 +25,7 @@ from tiers.segment.indexes.indexes_object import (
     encode_sections,
     encode_segment_metadata,
 )
-from tiers.segment.indexes.remote_log_index import encode_remote_log_index
-from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk, encode_remote_log_index
 from tiers.segment.transactions import MARKER_NOT_COPIED
 
 METADATA = RemoteLogSegmentMetadata(
@@ -112,17 +111,26 @@ def test_a_history_that_begins_nowhere_is_corrupt(section: bytes) -> None:
         decode_indexes_object(encode_sections(sections() | {Section.HISTORY_FROM: section}))
 
 
+def chunks(position: int, stored_bytes: int, log_bytes: int) -> bytes:
+    first = Chunk(100, 104, 0, 0, 0, 4096, 4096, 7)
+    return encode_remote_log_index([first, Chunk(105, 109, 0, 0, position, stored_bytes, log_bytes, 7)])
+
+
 @pytest.mark.parametrize(
     ("metadata", "indexes"),
     [
         (replace(METADATA, segment_size_bytes=4097), INDEXES),
         (replace(METADATA, end_offset=110), INDEXES),
         (METADATA, replace(INDEXES, remote_log_index=b"")),
+        *(
+            (replace(METADATA, segment_size_bytes=4096 + last[2]), replace(INDEXES, remote_log_index=chunks(*last)))
+            for last in ((5000, 10, 20), (4096, 0, 20), (4096, 10, 0))
+        ),
     ],
-    ids=["size", "end offset", "no chunk"],
+    ids=["size", "end offset", "no chunk", "a hole", "no stored bytes", "no bytes"],
 )
 def test_sections_are_held_against_each_other(metadata: RemoteLogSegmentMetadata, indexes: SegmentIndexes) -> None:
-    with pytest.raises(CorruptSegmentError, match="chunks"):
+    with pytest.raises(CorruptSegmentError, match="remote log index"):
         decode_indexes_object(encode_indexes_object(metadata, indexes))
 
 

@@ -79,7 +79,7 @@ def test_epochs_that_begin_in_a_hole_begin_there_again(
 def test_a_log_in_another_epoch_is_refused(tmp_path: Path) -> None:
     (tmp_path / "copied").mkdir()
     before, lost = copied(tmp_path / "copied", compacted_log(), [1, 6], named=COMPACTED_EPOCHS)
-    other = replace(lost, segment_leader_epochs=lost.segment_leader_epochs[:-1])
+    other = replace(lost, indexes=replace(lost.indexes, leader_epochs=lost.leader_epochs[:-1]))
     with pytest.raises(UnknownEpochStartError):
         made_again(tmp_path, other, before, None)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.indexes.kafka_indexes import OffsetPosition, TimestampOffset, encode_offset_index, encode_time_index
-from tiers.segment.indexes.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.kafka_indexes import encode_offset_index, encode_time_index
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, overlapping
 from tiers.segment.leader_epochs import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
 from tiers.segment.producer_state import (
     ProducerStateEntry,
@@ -26,7 +26,6 @@ from tiers.segment.transactions import (
     decode_transaction_index,
     encode_aborted_ranges,
     encode_transaction_index,
-    overlapping,
 )
 
 T = 1_600_000_000_000
@@ -39,9 +38,9 @@ SNAPSHOT = bytes.fromhex(
 
 
 def test_offsets_and_timestamps_are_relative_to_the_base() -> None:
-    offsets = [OffsetPosition(1010, 0x1001), OffsetPosition(1025, 0x2004)]
+    offsets = [(1010, 0x1001), (1025, 0x2004)]
     assert encode_offset_index(1000, offsets) == bytes.fromhex("0000000a 00001001 00000019 00002004")
-    times = [TimestampOffset(T, 1010), TimestampOffset(T + 5, 1025)]
+    times = [(T, 1010), (T + 5, 1025)]
     assert encode_time_index(1000, times) == bytes.fromhex("00000174876e8000 0000000a 00000174876e8005 00000019")
 
 

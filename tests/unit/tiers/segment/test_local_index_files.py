@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.fakes.kafka_indexes import offset_index_entries, time_index_entries
 from tests.support.fakes.local_indexes import contents, decoded, encrypted, expected, segment_object
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.segment.indexes.local_index_files import (
@@ -24,7 +23,6 @@ from tiers.segment.indexes.local_index_files import (
     LocalIndexFiles,
     append_to,
 )
-from tiers.segment.indexes.remote_log_index import decode_entries
 from tiers.segment.segment_encryption import KeyRing
 
 FIRST, SECOND, FAR = segment_object(100), segment_object(130, chunks=1), segment_object(1000, chunks=2)
@@ -90,19 +88,6 @@ def test_the_founding_formats_to_the_byte(tmp_path: Path) -> None:
     assert files.path(TIME_INDEX).read_bytes() == b"".join(
         (1_600_000_000_109 + 10 * n).to_bytes(8, "big") + (10 * n + 9).to_bytes(4, "big") for n in range(4)
     )
-
-
-def test_offsets_and_times_lead_to_an_entry_without_the_segments_own_index(tmp_path: Path) -> None:
-    files = filled(tmp_path)
-    offsets = offset_index_entries(100, files.path(OFFSET_INDEX).read_bytes())
-    times = time_index_entries(100, files.path(TIME_INDEX).read_bytes())
-    entries, _ = decode_entries(files.path(LOG_INDEX).read_bytes())
-    positions = dict(offsets)
-    for entry in entries:
-        number = max(n for n, (offset, _) in enumerate(offsets) if offset <= entry.last_offset)
-        assert entries[number] == entry
-        found = max(offset for timestamp_ms, offset in times if timestamp_ms <= entry.last_timestamp_ms)
-        assert (found, positions[found]) == offsets[number]
 
 
 def test_a_set_takes_ascending_segments_up_to_its_size_and_to_int32(tmp_path: Path) -> None:

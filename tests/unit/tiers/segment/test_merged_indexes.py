@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.tiers.transactional_log import ACTS, copied, indexes_of, log_of
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.merged_indexes import epochs_before, why_not_continued, with_merged_indexes
+from tiers.segment.merged_indexes import why_not_continued, with_merged_indexes
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 
 
@@ -23,7 +23,7 @@ def merged(folder: Path, parts: list[BuiltSegment]) -> BuiltSegment:
     for earlier, later in pairwise(stored):
         assert why_not_continued(earlier, later) is None
     path = folder / f"merged-{len(list(folder.iterdir()))}"
-    builder = SegmentBuilder(path, parts[0].start_offset, epochs_before(stored[0]), chunk_bytes=200)
+    builder = SegmentBuilder(path, parts[0].start_offset, stored[0].epochs_before(), chunk_bytes=200)
     named = stored[-1].indexes.leader_epochs
     for part in parts:
         builder.append(part.log_segment.read_bytes(), (), named)
@@ -77,6 +77,6 @@ def test_a_log_that_is_not_the_parts_is_refused(tmp_path: Path) -> None:
     parts = copied(tmp_path, log_of(ACTS_OF_TWO), [2, 5])
     with pytest.raises(CorruptSegmentError, match="the segments have offsets 0 to 8"):
         with_merged_indexes(parts[0], [indexes_of(each) for each in parts])
-    strange = replace(parts[0], leader_epochs=(LeaderEpochEntry(7, 0),))
+    strange = replace(parts[0], indexes=replace(parts[0].indexes, leader_epochs=(LeaderEpochEntry(7, 0),)))
     with pytest.raises(CorruptSegmentError, match="leader epochs"):
         with_merged_indexes(strange, [indexes_of(parts[0])])

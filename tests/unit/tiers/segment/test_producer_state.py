@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from protocol.records.record_batch import RecordBatch
-from tiers.segment.control_record import EndTransactionMarker
 from tiers.segment.producer_state import PRODUCER_ID_EXPIRATION_MS, ProducerState, ProducerStateEntry
+from tiers.segment.transactions import EndTransactionMarker
 
 T = 1_600_000_000_000
 A, B = 4000, 4001

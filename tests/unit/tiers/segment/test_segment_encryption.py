@@ -42,7 +42,7 @@ def test_a_chunk_opens_to_what_was_sealed_or_not_at_all(chunk: bytes, number: in
 def test_a_chunk_opens_in_its_own_place_alone() -> None:
     cipher, section = RING.new_cipher(UUID_A)
     sealed = cipher.seal(0, b"batches")
-    assert RING.cipher(UUID_A, section).open(0, sealed) == b"batches"
+    assert RING.open_chunks(UUID_A, section)(0, sealed) == b"batches"
     with pytest.raises(CorruptSegmentError):
         cipher.open(1, sealed)
     with pytest.raises(CorruptSegmentError):
@@ -53,10 +53,10 @@ def test_a_rotated_ring_opens_old_segments_and_seals_with_the_new_key() -> None:
     cipher, old_section = RING.new_cipher(UUID_A)
     sealed = cipher.seal(0, b"batches")
     rotated = replace(RING, current="k2")
-    assert rotated.cipher(UUID_A, old_section).open(0, sealed) == b"batches"
+    assert rotated.open_chunks(UUID_A, old_section)(0, sealed) == b"batches"
     assert wrapping_key_id(UUID_B, rotated.new_cipher(UUID_B)[1]) == "k2"
     moved = rotated.wrapped_again(UUID_A, old_section)
-    assert KeyRing({"k2": b"2" * 32}, current="k2").cipher(UUID_A, moved).open(0, sealed) == b"batches"
+    assert KeyRing({"k2": b"2" * 32}, current="k2").open_chunks(UUID_A, moved)(0, sealed) == b"batches"
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_a_rotated_ring_opens_old_segments_and_seals_with_the_new_key() -> None:
 )
 def test_a_key_that_cannot_be_unwrapped_is_named(ring: KeyRing, segment: UUID, said: str) -> None:
     with pytest.raises(EncryptionKeyError, match=said):
-        ring.cipher(segment, RING.new_cipher(UUID_A)[1])
+        ring.open_chunks(segment, RING.new_cipher(UUID_A)[1])
 
 
 @given(st.data())
 def test_a_torn_section_is_an_error(data: st.DataObject) -> None:
     _, section = RING.new_cipher(UUID_A)
     with pytest.raises(CorruptSegmentError):
-        RING.cipher(UUID_A, section[: data.draw(st.integers(0, len(section) - 1))])
+        RING.open_chunks(UUID_A, section[: data.draw(st.integers(0, len(section) - 1))])
 
 
 def test_a_sealed_segment_is_read_through_its_remote_log_index(tmp_path: Path) -> None:

@@ -14,8 +14,12 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import Section, decode_sections, encode_sections
-from tiers.segment.indexes.remote_log_index import decode_entries, encode_entry
-from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
+from tiers.segment.indexes.segment_index import (
+    AbortedTransactionRange,
+    Chunk,
+    decode_remote_log_index,
+    encode_remote_log_index,
+)
 from tiers.segment.leader_epochs import encode_leader_epoch_checkpoint
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.segment.transactions import encode_aborted_ranges
@@ -163,9 +167,9 @@ async def test_an_index_that_is_whole_and_not_the_logs_is_stale(stored: Stored, 
 
 
 def _later(remote_log_index: bytes) -> bytes:
-    entries, _ = decode_entries(remote_log_index)
-    entries[1] = entries[1]._replace(last_timestamp_ms=entries[1].last_timestamp_ms + 1)
-    return b"".join(map(encode_entry, entries))
+    first, second, *others = decode_remote_log_index(remote_log_index)
+    later = replace(second, max_timestamp_ms=second.max_timestamp_ms + 1)
+    return encode_remote_log_index([first, later, *others])
 
 
 STALE: dict[Section, Callable[[bytes], bytes]] = {
