@@ -28,7 +28,6 @@ from protocol.api_keys import ApiKey
 from proxy.cluster.broker_listeners import ListenerAddresses
 from proxy.cluster.topology import Topology
 from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.broker.cluster_metadata import from_response
 from tiers.model.ids import TopicIdPartition
 
 VERSION = 12
@@ -160,7 +159,7 @@ async def measure(port: int, whole: bytes, topics: int, partitions: int) -> None
 
     async def as_objects() -> None:
         message = MetadataRequest(topics=None, allow_auto_topic_creation=False)
-        from_response(await client.request(None, message, max_version=VERSION), 0)
+        await client.request(None, message, max_version=VERSION)
 
     async def rewrite() -> None:
         rewrite_addresses(ApiKey.METADATA, VERSION, response, lambda node_id: ("proxy.example", 9100 + node_id))

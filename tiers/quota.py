@@ -7,7 +7,7 @@ transferred bytes exceed the limit by at most one reservation, even if many task
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,9 +15,12 @@ from math import inf
 from types import TracebackType
 from typing import Self
 
+from cachetools import LRUCache
+
 DEFAULT_WINDOW_NUM = 11
 DEFAULT_WINDOW_SIZE_MS = 1_000
 _CLIENTS_KEPT = 10_000
+"""Clients choose their ids, so the number of their quotas must be bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,6 @@ class RateQuota:
                 return free_at_ms - now_ms
         return 0
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing was used within the window, so that the quota can be dropped."""
-        self._expire()
-        return not self._samples
-
     def _expire(self) -> int:
         """Drops the samples that are wholly older than the window. Returns the current time."""
         now_ms = self._clock_ms()
@@ -122,18 +119,6 @@ class Reservation:
         self.charge(self.used_bytes)
 
 
-def reserve_all(quotas: Sequence[RateQuota], size_bytes: int) -> Reservation | None:
-    """Reserves from all quotas; returns None and reserves nothing when one of them is used up."""
-    if any(quota.throttle_ms() for quota in quotas):
-        return None
-    whole = Reservation()
-    for quota in quotas:
-        reservation = quota.reserve(size_bytes)
-        assert reservation is not None
-        whole.held += reservation.held
-    return whole
-
-
 class RemoteFetchQuotas:
     """The fetch quotas: remote.log.manager.fetch.max.bytes.per.second for the process, and limits per topic and client.
 
@@ -168,17 +153,21 @@ class RemoteFetchQuotas:
         self._whole = None if bytes_per_second is None else RateQuota(bytes_per_second, window, self._clock_ms)
         self._per_client = per_client
         self._per_topic = tuple(per_topic)
-        self._of_clients: OrderedDict[str, RateQuota] = OrderedDict()
+        self._of_clients: LRUCache[str, RateQuota] = LRUCache(_CLIENTS_KEPT)
         self._of_topics: dict[str, RateQuota] = {}
 
     def reserve(self, topic: str, client_id: str, size_bytes: int) -> Reservation | None:
-        """Returns a reservation from all quotas that apply; None when one of them is used up."""
+        """Returns a reservation from all quotas that apply; None, and nothing is reserved, when one is used up."""
         quotas = [one for one in (self._whole, self._of_topic(topic), self._of_client(client_id)) if one is not None]
-        reservation = reserve_all(quotas, size_bytes)
-        if reservation is None:
+        throttle_ms = max((quota.throttle_ms() for quota in quotas), default=0)
+        if throttle_ms:
             self.throttled_count += 1
-            self.throttled_ms += max(quota.throttle_ms() for quota in quotas)
-        return reservation
+            self.throttled_ms += throttle_ms
+            return None
+        whole = Reservation()
+        for quota in quotas:
+            whole.held += quota.exceed(size_bytes).held
+        return whole
 
     def _of_topic(self, topic: str) -> RateQuota | None:
         known = self._of_topics.get(topic)
@@ -195,11 +184,4 @@ class RemoteFetchQuotas:
         known = self._of_clients.get(client_id)
         if known is None:
             known = self._of_clients[client_id] = RateQuota(self._per_client, self._window, self._clock_ms)
-            while len(self._of_clients) > _CLIENTS_KEPT or next(iter(self._of_clients.values())).is_idle:
-                # Clients choose their ids, so the number of quotas must be bounded.
-                oldest, _ = next(iter(self._of_clients.items()))
-                if oldest == client_id:
-                    break
-                del self._of_clients[oldest]
-        self._of_clients.move_to_end(client_id)
         return known

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 
-@dataclass(frozen=True, slots=True)
-class ClientFetch:
+class ClientFetch(NamedTuple):
     """A client's Fetch, from its receipt until the last byte of the answer has left."""
 
     client_id: str
@@ -24,8 +22,7 @@ class ClientFetch:
     partition_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class FetchAnswered:
+class FetchAnswered(NamedTuple):
     """`error_codes` are Kafka's, of the answer and of the partitions that the broker refused."""
 
     size_bytes: int
@@ -33,15 +30,13 @@ class FetchAnswered:
     error_codes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerFetch:
+class BrokerFetch(NamedTuple):
     """The broker's part: the forwarded request, until its response is complete. None: the broker's id is unknown."""
 
     node_id: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerAnswered:
+class BrokerAnswered(NamedTuple):
     """`out_of_range_count` partitions had the error OFFSET_OUT_OF_RANGE."""
 
     local_bytes: int
@@ -49,34 +44,29 @@ class BrokerAnswered:
     error_code: int
 
 
-@dataclass(frozen=True, slots=True)
-class Judging:
+class Judging(NamedTuple):
     """The decision what OFFSET_OUT_OF_RANGE means. It may ask for fresh metadata, or for the leader's bounds."""
 
     partition_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     """The verdicts, each one once."""
 
     verdicts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PurgatoryWait:
+class PurgatoryWait(NamedTuple):
     """The wait of a Fetch for its remote reads, and for new records of its local partitions."""
 
     read_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Waited:
+class Waited(NamedTuple):
     completion: str
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRead:
+class PartitionRead(NamedTuple):
     """The read of one partition from the remote tier, with its retries. `topic` is "" if the name is not known."""
 
     topic: str
@@ -86,8 +76,7 @@ class PartitionRead:
     max_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class RecordsRead:
+class RecordsRead(NamedTuple):
     """`segment_id` is None if a fetch quota was used up. A hit: the chunk of the first record was in memory."""
 
     segment_id: UUID | None
@@ -95,8 +84,7 @@ class RecordsRead:
     is_cache_hit: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StoreRead:
+class StoreRead(NamedTuple):
     """One call of the store. The positions are those of the stored `.log`, both inclusive.
 
     None: the operation reads a whole object."""
@@ -109,8 +97,7 @@ class StoreRead:
     end_position: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoreAnswered:
+class StoreAnswered(NamedTuple):
     size_bytes: int
 
 

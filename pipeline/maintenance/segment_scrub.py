@@ -28,7 +28,8 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import with_retries
-from tiers.verify.segment_verification import ChunkRun, Damage, SegmentVerification, missing_object
+from tiers.verify.read_back import ChunkRun
+from tiers.verify.segment_verification import Damage, SegmentVerification, missing_object
 
 _OFFSETS = RecordColumns(("offset",))
 _STEPS_AHEAD = 2

@@ -22,7 +22,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import FactsKey
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.retries import with_retries
-from tiers.upkeep.bucket_scan import BucketScan, IndexesKey, read_facts, read_indexes
+from tiers.upkeep.bucket_scan import BucketScan, IndexesKey, read_object
 from tiers.upkeep.rebuild import Rebuild, judge_scan
 from tiers.upkeep.rebuild_plan import FoundIndexes
 from tiers.verify.segment_verification import verify_segment
@@ -44,16 +44,7 @@ class ListTask:
 @dataclass(frozen=True, slots=True)
 class ReadTask:
     store: TierStore
-    indexes: tuple[IndexesKey, ...] = ()
-    facts: tuple[FactsKey, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ReadResult:
-    """The results in the order of the task. An object that cannot be read has a sentence with the reason."""
-
-    indexes: tuple[FoundIndexes | str, ...]
-    facts: tuple[PartitionFacts | str, ...]
+    keys: tuple[IndexesKey | FactsKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +66,14 @@ async def _list(task: ListTask) -> list[StoredObject]:
     return await with_retries(listed)
 
 
-def read_objects(task: ReadTask) -> ReadResult:
+def read_objects(task: ReadTask) -> list[FoundIndexes | PartitionFacts | str]:
+    """Returns the results in the order of the task. An object that cannot be read has a sentence with the reason."""
     return worker().run(_read(task))
 
 
-async def _read(task: ReadTask) -> ReadResult:
+async def _read(task: ReadTask) -> list[FoundIndexes | PartitionFacts | str]:
     storage = await task.store.opened()
-    indexes = await bounded_gather(task.indexes, lambda key: read_indexes(storage, key, with_retries), READS_AT_ONCE)
-    facts = await bounded_gather(task.facts, lambda key: read_facts(storage, key, with_retries), READS_AT_ONCE)
-    return ReadResult(tuple(indexes), tuple(facts))
+    return await bounded_gather(task.keys, lambda key: read_object(storage, key, with_retries), READS_AT_ONCE)
 
 
 def verify_segments(task: VerifyTask) -> list[list[str]]:
@@ -107,15 +97,10 @@ async def scan_store(config: PipelineConfig, runner: TaskRunner, cluster_id: str
     for listed in await run_beside(runner, "listing", [ListTask(store, each) for each in PREFIXES], list_prefix):
         for stored in listed:
             scan.take(stored)
-    plan = [
-        *(ReadTask(store, indexes=tuple(part)) for part in parts_of(scan.indexes, OBJECTS_PER_TASK)),
-        *(ReadTask(store, facts=tuple(part)) for part in parts_of(scan.facts, OBJECTS_PER_TASK)),
-    ]
-    for task, result in zip(plan, await run_beside(runner, "reading", plan, read_objects), strict=True):
-        for key, found in zip(task.indexes, result.indexes, strict=True):
-            scan.put_indexes(key, found)
-        for facts_key, facts in zip(task.facts, result.facts, strict=True):
-            scan.put_facts(facts_key, facts)
+    plan = [ReadTask(store, tuple(part)) for part in parts_of(scan.to_read, OBJECTS_PER_TASK)]
+    for task, results in zip(plan, await run_beside(runner, "reading", plan, read_objects), strict=True):
+        for key, found in zip(task.keys, results, strict=True):
+            scan.put(key, found)
     return scan
 
 

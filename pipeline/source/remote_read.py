@@ -84,10 +84,8 @@ def _runs(
 
 
 def _gets(neighbours: list[_Numbered], get_bytes: int) -> Iterator[list[_Numbered]]:
-    start = 0
-    for run in chunk_runs(tuple(each.chunk for each in neighbours), get_bytes):
-        yield neighbours[start : start + len(run)]
-        start += len(run)
+    for run in chunk_runs([each.chunk for each in neighbours], get_bytes):
+        yield neighbours[run.first_number : run.first_number + len(run.chunks)]
 
 
 def _get(

@@ -42,7 +42,7 @@ class BrokerEntry(NamedTuple):
     node_id: int
     host: str
     port: int
-    rack: str | None
+    rack: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

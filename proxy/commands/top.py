@@ -17,8 +17,7 @@ from proxy.admin.alarms.states import STATES
 from proxy.commands.scrape import AdminClient, Scrape, admin_client
 from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.commands.console import ConfigFile
-from tiers.commands.live import LiveTable, show_live
+from tiers.commands.console import ConfigFile, LiveTable, show_live
 from tiers.texts import size_text
 
 _LATENCY: Final = "tidegate_request_latency_seconds"

@@ -83,9 +83,8 @@ async def tiered_cluster(
     """Yields a client and the cluster's metadata.
 
     If `reads_metadata` is true, the metadata manager must be the topic-based one. Unless `is_new` is true, the metadata
-    topic must then exist. Raises `RemoteTierError`, with a message of one line, also
-    for a `RemoteLogError` of the code in the context.
-    """
+    topic must then exist. Raises `RemoteTierError`, also for a `RemoteLogError` of the code in the context. The message
+    has one line."""
     is_topic_based = config.remote_log.is_topic_based
     if reads_metadata and not is_topic_based:
         raise RemoteTierError(
@@ -95,9 +94,13 @@ async def tiered_cluster(
             " says what to use instead"
         )
     client = broker_client(config.upstream)
+    metadata_topic = config.remote_log.metadata_topic
     try:
-        cluster = await _cluster(config, client)
-        metadata_topic = config.remote_log.metadata_topic
+        try:
+            cluster = await client.metadata_naming(metadata_topic, TIMEOUT_MS)
+        except BrokerError as error:
+            servers = ", ".join(f"{host}:{port}" for host, port in config.upstream.bootstrap_servers)
+            raise RemoteTierError(f"no broker answers at {servers}: {error}") from error
         if is_topic_based and metadata_topic not in cluster.topics and not is_new:
             # Opening the metadata manager would create the topic, but a command must only read.
             raise RemoteTierError(
@@ -159,20 +162,9 @@ async def segments_without_metadata(config: TierConfig, cluster_id: str, storage
     return None
 
 
-async def _cluster(config: TierConfig, client: BrokerClient) -> ClusterMetadata:
-    try:
-        return await client.metadata_naming(config.remote_log.metadata_topic, TIMEOUT_MS)
-    except BrokerError as error:
-        servers = ", ".join(f"{host}:{port}" for host, port in config.upstream.bootstrap_servers)
-        raise RemoteTierError(f"no broker answers at {servers}: {error}") from error
-
-
 @asynccontextmanager
 async def open_metadata(config: TierConfig, progress: Progress = SILENCE) -> AsyncIterator[OpenMetadata]:
-    """Yields the opened metadata. The store need not answer.
-
-    Raises `RemoteTierError`, with a message of one line, also for a `RemoteLogError` of the code in the context.
-    """
+    """Yields the opened metadata. The store need not answer. Raises like `tiered_cluster`."""
     async with tiered_cluster(config) as (client, cluster):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with metadata_to_now(config, client, Path(folder), progress=progress) as log:
@@ -181,26 +173,28 @@ async def open_metadata(config: TierConfig, progress: Progress = SILENCE) -> Asy
 
 @asynccontextmanager
 async def open_tier(config: TierConfig, progress: Progress = SILENCE) -> AsyncIterator[OpenTier]:
-    """Yields the opened tier, without any ownership.
-
-    Raises `RemoteTierError`, with a message of one line, also for a `RemoteLogError` of the code in the context.
-    """
+    """Yields the opened tier, without any ownership. Raises like `tiered_cluster`."""
     async with tiered_cluster(config) as (client, cluster):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with (
                 open_storage(config, cluster.cluster_id) as storage,
                 metadata_to_now(config, client, Path(folder), progress=progress) as log,
             ):
-                yield OpenTier(
-                    config,
-                    client,
-                    cluster,
-                    log,
-                    progress,
-                    storage=storage,
-                    cluster_id=storage_cluster_id(config, cluster.cluster_id),
-                    key_ring=open_key_ring(config),
-                )
+                yield tier_of(OpenMetadata(config, client, cluster, log, progress), storage)
+
+
+def tier_of(opened: OpenMetadata, storage: LocatedRemoteStorageManager) -> OpenTier:
+    config, cluster = opened.config, opened.cluster
+    return OpenTier(
+        config,
+        opened.client,
+        cluster,
+        opened.log,
+        opened.progress,
+        storage=storage,
+        cluster_id=storage_cluster_id(config, cluster.cluster_id),
+        key_ring=open_key_ring(config),
+    )
 
 
 @asynccontextmanager

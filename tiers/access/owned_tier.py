@@ -16,13 +16,14 @@ from functools import partial
 from pathlib import Path
 
 from tiers.access.open_tier import (
+    OpenMetadata,
     OpenTier,
     RemoteTierError,
     metadata_to_now,
-    open_key_ring,
     open_storage,
     segments_without_metadata,
     storage_cluster_id,
+    tier_of,
     tiered_cluster,
 )
 from tiers.access.progress import SILENCE, Progress
@@ -54,20 +55,11 @@ async def owned_tier(
     async with tiered_cluster(config, is_new=is_new) as (client, cluster):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as name:
             folder = Path(name)
-            cluster_id, key_ring = storage_cluster_id(config, cluster.cluster_id), open_key_ring(config)
+            cluster_id = storage_cluster_id(config, cluster.cluster_id)
             async with open_storage(config, cluster.cluster_id) as storage:
                 refusal = partial(segments_without_metadata, config, cluster_id, storage)
                 async with metadata_to_now(config, client, folder, None, refusal, progress) as log:
-                    tier = OpenTier(
-                        config,
-                        client,
-                        cluster,
-                        log,
-                        progress,
-                        storage=storage,
-                        cluster_id=cluster_id,
-                        key_ring=key_ring,
-                    )
+                    tier = tier_of(OpenMetadata(config, client, cluster, log, progress), storage)
                     chosen = list(await choose(tier))
                     count = log.topic.partition_count
                 claims = frozenset(by_topic_id(partition, count) for partition in chosen)

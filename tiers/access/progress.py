@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final, Protocol
+from typing import Final
 
 
-class Progress(Protocol):
+class Progress:
+    """Shows nothing. Its subclasses do."""
+
     def bar(self, what: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
         """Yields the function to call with each advance. `total` is None if it is not known."""
+        return nullcontext(lambda advance: None)
 
     def count(self, what: str, count: Callable[[], int]) -> AbstractContextManager[None]:
         """Shows what `count` returns while the block runs. Another thread calls `count`."""
+        return nullcontext()
 
     def say(self, text: str) -> None:
         """Shows a message of one line."""
@@ -21,20 +25,4 @@ class Progress(Protocol):
         """Shows a line where no bar is visible, such as in the log of a long run."""
 
 
-class Silence:
-    """A `Progress` that shows nothing."""
-
-    def bar(self, what: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
-        return nullcontext(lambda advance: None)
-
-    def count(self, what: str, count: Callable[[], int]) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def say(self, text: str) -> None:
-        return None
-
-    def milestone(self, text: str) -> None:
-        return None
-
-
-SILENCE: Final = Silence()
+SILENCE: Final = Progress()

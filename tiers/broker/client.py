@@ -14,31 +14,30 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
-from uuid import UUID
+from typing import Any, NamedTuple, Protocol, Unpack
 
 from kafka.protocol.api_header import ResponseClassRegistry
 
 from protocol.errors import ErrorCode, ProtocolError
-from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.broker.connection import BrokerConnection, unchecked
-from tiers.broker.metadata_reads import Address, Deadline, MetadataReads
+from tiers.broker.metadata_reads import (
+    DEFAULT_METADATA_MAX_AGE_MS,
+    Address,
+    Deadline,
+    MetadataClient,
+    RequestOptions,
+)
 from tiers.broker.sasl import SaslCredentials
 from tiers.broker.tls import TlsContext
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 
 DEFAULT_LANE = ""
-DEFAULT_METADATA_MAX_AGE_MS = 30_000
 DEFAULT_REQUEST_TIMEOUT_MS = 30_000
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 1000
-
-T = TypeVar("T")
-
-
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -78,20 +77,8 @@ class Connection(Protocol):
     async def close(self) -> None: ...
 
 
-class Connect(Protocol):
-    """Opens a connection to a broker, as `BrokerConnection.connect` does. Raises `BrokerError`."""
-
-    async def __call__(
-        self,
-        host: str,
-        port: int,
-        *,
-        client_id: str,
-        clock_ms: Callable[[], int],
-        timeout_ms: int,
-        ssl_context: ssl.SSLContext | None,
-        credentials: SaslCredentials | None,
-    ) -> Connection: ...
+Connect = Callable[..., Awaitable[Connection]]
+"""Opens a connection to a broker, as `BrokerConnection.connect` does. Raises `BrokerError`."""
 
 
 @dataclass(slots=True)
@@ -106,7 +93,7 @@ class _Link:
     not_before_ms: int = 0
 
 
-class BrokerClient:
+class BrokerClient(MetadataClient):
     """The client. It asks the `bootstrap` addresses until Metadata has named the brokers.
 
     It asks them again when it can reach none of those brokers."""
@@ -125,17 +112,15 @@ class BrokerClient:
     ) -> None:
         if not bootstrap:
             raise ValueError("there is no bootstrap address")
+        super().__init__(request_timeout_ms, clock_ms)
         self._bootstrap = tuple(bootstrap)
         self._client_id = client_id
         self.tls = tls
         self._credentials = credentials
-        self._request_timeout_ms = request_timeout_ms
-        self._clock_ms = clock_ms
         self._jitter = jitter
         self._open_connection = connect
         self._links: dict[tuple[Address, str], _Link] = {}
         self._retired: list[Connection] = []
-        self._reads = MetadataReads(self.request_raw, clock_ms, self._forget_others)
         self._is_closed = False
 
     async def open(self) -> None:
@@ -150,68 +135,6 @@ class BrokerClient:
         for connection in [link.connection for link in links.values()] + retired:
             if connection is not None:
                 await connection.close()
-
-    @property
-    def cached_metadata(self) -> ClusterMetadata | None:
-        """The brokers that were named last, and the topics that were read, however old; None before the first read."""
-        return self._reads.known
-
-    async def metadata(
-        self, max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS, timeout_ms: int | None = None
-    ) -> ClusterMetadata:
-        """Returns the metadata of all topics, read at most `max_age_ms` before this call.
-
-        With 0, the request to the broker begins after this call. Concurrent callers share one refresh. Raises
-        `BrokerError`. The answer of a large cluster is expensive for the broker: ask for `brokers`, or for the topics
-        that are needed (`named`, `leader_of`), where that is enough."""
-        return await self._reads.at_most_as_old(max_age_ms, timeout_ms or self._request_timeout_ms, is_whole=True)
-
-    async def brokers(
-        self, max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS, timeout_ms: int | None = None
-    ) -> ClusterMetadata:
-        """Returns the brokers, read at most `max_age_ms` before this call, and the topics that are known already.
-
-        Raises `BrokerError`."""
-        return await self._reads.at_most_as_old(max_age_ms, timeout_ms or self._request_timeout_ms, is_whole=False)
-
-    async def named(
-        self,
-        names: Collection[str],
-        ids: Collection[UUID] = (),
-        timeout_ms: int | None = None,
-        *,
-        node_id: int | None = None,
-    ) -> ClusterMetadata:
-        """Returns the brokers, and those of the topics `names` and `ids` that the asked broker knows, read now.
-
-        The broker is `node_id`, or any. Only topics that the proxy may not describe have an error. Raises
-        `BrokerError`."""
-        return await self._reads.named(names, ids, timeout_ms or self._request_timeout_ms, node_id)
-
-    async def topic_named(self, topic: str, timeout_ms: int | None = None) -> ClusterMetadata:
-        """Returns the brokers and `topic`, as a broker that knows it says now, if any broker does.
-
-        A new topic exists before all brokers know it. Only if no broker knows the topic, there is no such topic."""
-        return await self._reads.naming(topic, timeout_ms or self._request_timeout_ms, is_whole=False)
-
-    async def metadata_naming(self, topic: str, timeout_ms: int | None = None) -> ClusterMetadata:
-        """Does the same as `topic_named`, and returns all other topics too."""
-        return await self._reads.naming(topic, timeout_ms or self._request_timeout_ms, is_whole=True)
-
-    async def of_any_broker(self, ask: Callable[[int, int], Awaitable[T]], timeout_ms: int | None = None) -> T:
-        """Calls `ask(node_id, timeout_ms)` for one broker after the other, and returns the first result.
-
-        The metadata names a broker for a while after it died, so a retriable error leads to the next broker. Raises the
-        last `BrokerError`, or the first that is not retriable."""
-        deadline = Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
-        nodes = sorted((await self.brokers(timeout_ms=deadline.remaining_ms())).brokers)
-        for left in range(len(nodes), 0, -1):
-            try:
-                return await ask(nodes[-left], deadline.share(left).remaining_ms())
-            except BrokerError as error:
-                if not error.retriable or left == 1:
-                    raise
-        raise AssertionError("metadata always names a broker")
 
     def _forget_others(self, known: set[Address]) -> None:
         """Closes the connections to addresses that no broker has any more."""
@@ -235,10 +158,10 @@ class BrokerClient:
         it has no leader. Older metadata may lack a new partition. So it reports UNKNOWN_TOPIC_ID only by metadata that
         was read after this call."""
         not_before_ms = self._clock_ms() - max_age_ms
-        topic = self._reads.known_topic(partition.topic_id, not_before_ms) if max_age_ms > 0 else None
+        topic = self._known_topic(partition.topic_id, not_before_ms) if max_age_ms > 0 else None
         found = None if topic is None else topic.partitions.get(partition.partition)
         if found is None:
-            topic = await self._reads.topic(partition.topic_id, timeout_ms or self._request_timeout_ms)
+            topic = await self._topic(partition.topic_id, self._deadline(timeout_ms))
             found = None if topic is None else topic.partitions.get(partition.partition)
         if found is None:
             raise BrokerError(f"there is no partition {partition} with its topic id", ErrorCode.UNKNOWN_TOPIC_ID)
@@ -247,33 +170,13 @@ class BrokerClient:
         return Leader(found.leader_id, found.leader_epoch)
 
     async def request(
-        self,
-        node_id: int | None,
-        message: Any,
-        timeout_ms: int | None = None,
-        *,
-        min_version: int = 0,
-        max_version: int | None = None,
-        lane: str = DEFAULT_LANE,
-        before_sending: Callable[[], None] = unchecked,
+        self, node_id: int | None, message: Any, timeout_ms: int | None = None, **options: Unpack[RequestOptions]
     ) -> Any:
         """Sends kafka-python's request object and returns its response object.
 
-        `before_sending` is called when the connection is usable, right before the request leaves. If it raises an
-        exception, nothing is sent.
-
-        If `node_id` is None, it asks any broker. It uses the highest version that the broker and kafka-python support,
-        up to `max_version`. Raises `BrokerError`, with UNSUPPORTED_VERSION when that version is below `min_version`.
-        The request must be one that gets a response."""
-        body, version = await self.request_raw(
-            node_id,
-            message,
-            timeout_ms,
-            min_version=min_version,
-            max_version=max_version,
-            lane=lane,
-            before_sending=before_sending,
-        )
+        If `node_id` is None, it asks any broker. The request must be one that gets a response. Raises `BrokerError`,
+        with UNSUPPORTED_VERSION when the bounds leave no version."""
+        body, version = await self.request_raw(node_id, message, timeout_ms, **options)
         message.API_VERSION = version
         response_class = ResponseClassRegistry.get_response_class(message.header)
         try:
@@ -282,38 +185,25 @@ class BrokerClient:
             raise BrokerError(f"a response to {message.name} v{version} cannot be read: {error!r}") from error
 
     async def request_raw(
-        self,
-        node_id: int | None,
-        message: Any,
-        timeout_ms: int | None = None,
-        *,
-        min_version: int = 0,
-        max_version: int | None = None,
-        lane: str = DEFAULT_LANE,
-        before_sending: Callable[[], None] = unchecked,
+        self, node_id: int | None, message: Any, timeout_ms: int | None = None, **options: Unpack[RequestOptions]
     ) -> tuple[memoryview, int]:
         """Does the same as `request`, but returns the undecoded body of the response and the version."""
-        deadline = Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
-        connection = await self._connection(node_id, lane, deadline)
-        version = self._version(connection, message, min_version, max_version)
+        deadline = self._deadline(timeout_ms)
+        connection = await self._connection(node_id, options.get("lane", DEFAULT_LANE), deadline)
+        lowest, highest = connection.api_versions.get(message.API_KEY, (0, -1))
+        limit = options.get("max_version")
+        version = min(highest, int(message.max_version), highest if limit is None else limit)
+        if version < max(lowest, options.get("min_version", 0)):
+            raise BrokerError(
+                f"{connection.address} supports no version of {message.name} that the proxy can use",
+                ErrorCode.UNSUPPORTED_VERSION,
+            )
+        before_sending = options.get("before_sending", unchecked)
         try:
             return await connection.request(message, version, deadline.remaining_ms(), before_sending), version
         except ProtocolError as error:
             connection.abort("the broker sent bytes that are no Kafka response")
             raise BrokerError(f"{connection.address} sent bytes that are no Kafka response: {error}") from error
-
-    @staticmethod
-    def _version(connection: Connection, message: Any, min_version: int, max_version: int | None) -> int:
-        lowest, highest = connection.api_versions.get(message.API_KEY, (0, -1))
-        highest = min(highest, int(message.max_version))
-        if max_version is not None:
-            highest = min(highest, max_version)
-        if highest < max(lowest, min_version):
-            raise BrokerError(
-                f"{connection.address} supports no version of {message.name} that the proxy can use",
-                ErrorCode.UNSUPPORTED_VERSION,
-            )
-        return highest
 
     async def _connection(self, node_id: int | None, lane: str, deadline: Deadline) -> Connection:
         if node_id is not None:
@@ -332,7 +222,9 @@ class BrokerClient:
 
         The random order keeps the client from asking the same broker with stale metadata every time.
         """
-        known = () if self._reads.known is None else [(b.host, b.port) for b in self._reads.known.brokers.values()]
+        known = (
+            () if self.cached_metadata is None else [(b.host, b.port) for b in self.cached_metadata.brokers.values()]
+        )
         addresses = dict.fromkeys([*known, *self._bootstrap])
 
         def rank(address: Address) -> tuple[int, float]:
@@ -342,7 +234,7 @@ class BrokerClient:
         return sorted(addresses, key=rank)
 
     async def _address_of(self, node_id: int, deadline: Deadline) -> Address:
-        metadata = self._reads.known
+        metadata = self.cached_metadata
         if metadata is None or node_id not in metadata.brokers:
             metadata = await self.brokers(0, deadline.remaining_ms())
         broker = metadata.brokers.get(node_id)

@@ -9,25 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 from uuid import UUID
 
-from protocol.apis.metadata import MetadataReader, PartitionColumns, PartitionMetadata
+from protocol.apis.metadata import BrokerEntry, MetadataReader, PartitionColumns, PartitionMetadata
 from protocol.errors import ErrorCode
 from protocol.primitives import Buffer
 from tiers.model.ids import TopicIdPartition
 
 SLICE_BYTES = 16 * 1024
 """Some 350 partitions: less than a millisecond of work."""
+Broker = BrokerEntry
 _UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
-
-
-@dataclass(frozen=True, slots=True)
-class Broker:
-    node_id: int
-    host: str
-    port: int
-    rack: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +65,6 @@ class ClusterMetadata:
         return replace(self, topics=topics, topics_by_id=topics_by_id), replaced
 
 
-_NO_ID = UUID(int=0)
-"""The id of a topic that the broker does not know. kafka-python decodes it as None."""
-
-
 async def read_cluster_metadata(
     body: Buffer, version: int, asked_at_ms: int, last_known: Callable[[UUID], TopicMetadata | None]
 ) -> ClusterMetadata:
@@ -97,7 +85,7 @@ async def read_cluster_metadata(
             topics[topic.name] = topic
             if topic.topic_id.int:
                 topics_by_id[topic.topic_id] = topic
-    brokers = {each.node_id: Broker(*each) for each in reader.brokers}
+    brokers = {each.node_id: each for each in reader.brokers}
     return ClusterMetadata(reader.cluster_id or "", reader.controller_id, brokers, topics, asked_at_ms, topics_by_id)
 
 
@@ -124,20 +112,3 @@ def without_unknown(metadata: ClusterMetadata) -> ClusterMetadata:
     """Returns an answer about some topics without those that the broker does not know, as a list of all topics is."""
     topics = {name: topic for name, topic in metadata.topics.items() if topic.error not in _UNKNOWN}
     return metadata if len(topics) == len(metadata.topics) else replace(metadata, topics=topics)
-
-
-def from_response(response: Any, fetched_at_ms: int) -> ClusterMetadata:
-    """Builds the metadata from kafka-python's MetadataResponse of version 10 or later, which has topic ids."""
-    topics: dict[str, TopicMetadata] = {}
-    for topic in response.topics:
-        if topic.name is not None:
-            columns = PartitionColumns()
-            for one in topic.partitions:
-                columns.add(one.error_code, one.partition_index, one.leader_id, one.leader_epoch)
-            topic_id = topic.topic_id or _NO_ID
-            topics[topic.name] = TopicMetadata(topic.name, topic_id, columns, topic.is_internal, topic.error_code)
-    by_id = {topic.topic_id: topic for topic in topics.values() if topic.topic_id != _NO_ID}
-    brokers = {
-        broker.node_id: Broker(broker.node_id, broker.host, broker.port, broker.rack) for broker in response.brokers
-    }
-    return ClusterMetadata(response.cluster_id or "", response.controller_id, brokers, topics, fetched_at_ms, by_id)

@@ -1,4 +1,4 @@
-"""`MetadataReads`: the Metadata requests of a `BrokerClient`, and what their answers said.
+"""`MetadataClient`: the Metadata requests of a `BrokerClient`, and what their answers said.
 
 * A request names the topics that are needed. Only a survey asks for all topics.
 * The requests whose answers are kept go out one at a time. So an earlier answer never replaces a later one.
@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from cachetools import LRUCache
@@ -22,7 +23,8 @@ from tiers.bounded_gather import bounded_gather
 from tiers.broker.cluster_metadata import ClusterMetadata, TopicMetadata, read_cluster_metadata, without_unknown
 from tiers.errors import BrokerError
 
-METADATA_WITH_TOPIC_IDS = 10
+DEFAULT_METADATA_MAX_AGE_MS = 30_000
+_METADATA_WITH_TOPIC_IDS = 10
 _METADATA_BY_TOPIC_ID = 12
 _TOPICS_PER_REQUEST = 500
 _TOPICS_PER_SLICE = 2_000
@@ -35,14 +37,19 @@ _NO_ID = UUID(int=0)
 Address = tuple[str, int]
 _Asked = Sequence[tuple[str | None, UUID]]
 """The names and ids of topics. A topic has one of the two."""
+T = TypeVar("T")
 
 
-class RequestRaw(Protocol):
-    """`BrokerClient.request_raw`."""
+class RequestOptions(TypedDict, total=False):
+    """The request has the highest version that the broker and kafka-python support, within the two bounds.
 
-    def __call__(
-        self, node_id: int | None, message: Any, timeout_ms: int | None = None, *, min_version: int, max_version: int
-    ) -> Awaitable[tuple[memoryview, int]]: ...
+    `lane` names its connection (`BrokerClient`). `before_sending` is called when the connection is usable, right before
+    the request leaves. If it raises an exception, nothing is sent."""
+
+    min_version: int
+    max_version: int | None
+    lane: str
+    before_sending: Callable[[], None]
 
 
 class Deadline:
@@ -55,114 +62,140 @@ class Deadline:
     def remaining_ms(self) -> int:
         return max(1, self._at_ms - self._clock_ms())
 
-    def at_most(self, timeout_ms: int) -> int:
-        return min(timeout_ms, self.remaining_ms())
-
     def share(self, parts: int) -> Deadline:
         """Returns a deadline after an equal share of the remaining time."""
         return Deadline(self._clock_ms, max(1, self.remaining_ms() // parts))
 
 
-class MetadataReads:
-    """`on_brokers` is called with the addresses that an answer names."""
+class _Read(NamedTuple):
+    """A request whose answer was kept. The number is exact where two times may be the same millisecond."""
 
-    def __init__(
-        self, request_raw: RequestRaw, clock_ms: Callable[[], int], on_brokers: Callable[[set[Address]], None]
-    ) -> None:
-        self.known: ClusterMetadata | None = None
-        """The brokers that were named last, and the topics that were read."""
-        self._request_raw = request_raw
+    number: int
+    asked_at_ms: int
+
+
+_NEVER = _Read(0, -1)
+
+
+class MetadataClient:
+    """The part of `BrokerClient` that asks for metadata. Its methods raise `BrokerError`."""
+
+    def __init__(self, request_timeout_ms: int, clock_ms: Callable[[], int]) -> None:
+        self.cached_metadata: ClusterMetadata | None = None
+        """The brokers that were named last, and the topics that were read, however old; None before the first read."""
+        self._request_timeout_ms = request_timeout_ms
         self._clock_ms = clock_ms
-        self._on_brokers = on_brokers
         self._lock = asyncio.Lock()
         self._missing: LRUCache[UUID, TopicMetadata] = LRUCache(_MAX_TOPICS_BY_ID)
         """The topics that a later answer lacked. A broker may lag behind, and another broker names the topic again."""
-        self._whole_at_ms = -1
-        """The time of the last request for all topics; -1 before the first."""
-        self._topic_asked_at_ms: dict[UUID, int] = {}
-        """The times of the last requests for topics by their ids."""
-        self._topic_read: LRUCache[UUID, int] = LRUCache(_MAX_TOPICS_BY_ID)
-        """The numbers of the last requests for topics by their ids, also for topics that were not found.
-
-        A number is exact where two times may be the same millisecond."""
         self._reads_begun = 0
-        self._read_known = 0
-        self._whole_known = 0
+        self._last_read = self._whole_read = _NEVER
+        """The last request, and the last one for all topics."""
+        self._topic_reads: dict[UUID, _Read] = {}
+        """The last requests for topics by their ids, also for topics that were not found. The oldest is the first."""
         self._wanted_ids: dict[UUID, None] = {}
 
-    async def at_most_as_old(self, max_age_ms: int, timeout_ms: int, *, is_whole: bool) -> ClusterMetadata:
+    async def request_raw(
+        self, node_id: int | None, message: Any, timeout_ms: int | None = None, **options: Unpack[RequestOptions]
+    ) -> tuple[memoryview, int]:
+        """Returns the undecoded body of the response, and the version. If `node_id` is None, it asks any broker."""
+        raise NotImplementedError
+
+    def _forget_others(self, known: set[Address]) -> None:
+        """Called with the addresses that an answer names."""
+
+    def _deadline(self, timeout_ms: int | None) -> Deadline:
+        return Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
+
+    @asynccontextmanager
+    async def _turn(self, deadline: Deadline) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(deadline.remaining_ms() / 1000), self._lock:
+                yield
+        except TimeoutError as error:
+            raise BrokerError("the cluster's metadata was not read in time", retriable=True) from error
+
+    async def metadata(
+        self, max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS, timeout_ms: int | None = None
+    ) -> ClusterMetadata:
+        """Returns the metadata of all topics, read at most `max_age_ms` before this call.
+
+        With 0, the request to the broker begins after this call. Concurrent callers share one refresh. The answer of a
+        large cluster is expensive for the broker: ask for `brokers`, or for the topics that are needed (`named`,
+        `leader_of`), where that is enough."""
+        return await self._at_most_as_old(max_age_ms, timeout_ms, is_whole=True)
+
+    async def brokers(
+        self, max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS, timeout_ms: int | None = None
+    ) -> ClusterMetadata:
+        """Returns the brokers, read at most `max_age_ms` before this call, and the topics that are known already."""
+        return await self._at_most_as_old(max_age_ms, timeout_ms, is_whole=False)
+
+    async def _at_most_as_old(self, max_age_ms: int, timeout_ms: int | None, *, is_whole: bool) -> ClusterMetadata:
         not_before_ms = self._clock_ms() - max_age_ms
         reads_before = self._reads_begun
 
         def known() -> ClusterMetadata | None:
-            metadata, read = self.known, self._whole_known if is_whole else self._read_known
-            if metadata is None or read > reads_before:
+            metadata, read = self.cached_metadata, self._whole_read if is_whole else self._last_read
+            if metadata is None or read.number > reads_before:
                 return metadata
-            read_at_ms = self._whole_at_ms if is_whole else metadata.fetched_at_ms
+            read_at_ms = read.asked_at_ms if is_whole else metadata.fetched_at_ms
             return metadata if max_age_ms > 0 and read_at_ms >= max(not_before_ms, 0) else None
 
         if (metadata := known()) is not None:
             return metadata
-        deadline = Deadline(self._clock_ms, timeout_ms)
-        try:
-            async with asyncio.timeout(deadline.remaining_ms() / 1000), self._lock:
-                if (metadata := known()) is not None:
-                    return metadata
-                asked_at_ms = self._clock_ms()
-                metadata = await self._read(None if is_whole else [], deadline)
-                if is_whole:
-                    self._whole_known, self._whole_at_ms = self._read_known, asked_at_ms
-                    self._topic_asked_at_ms.clear()
-                    self._topic_read.clear()
+        deadline = self._deadline(timeout_ms)
+        async with self._turn(deadline):
+            if (metadata := known()) is not None:
                 return metadata
-        except TimeoutError as error:
-            raise BrokerError("the cluster's metadata was not read in time", retriable=True) from error
+            metadata = await self._read(None if is_whole else [], deadline)
+            if is_whole:
+                self._whole_read = self._last_read
+                self._topic_reads.clear()
+            return metadata
 
-    def known_topic(self, topic_id: UUID, not_before_ms: int) -> TopicMetadata | None:
+    def _known_topic(self, topic_id: UUID, not_before_ms: int) -> TopicMetadata | None:
         """Returns the topic if it is known from a request that began at `not_before_ms` or later."""
-        topic = None if self.known is None else self.known.topics_by_id.get(topic_id)
-        asked_at_ms = max(self._topic_asked_at_ms.get(topic_id, -1), self._whole_at_ms)
-        return topic if asked_at_ms >= not_before_ms else None
+        read = max(self._topic_reads.get(topic_id, _NEVER), self._whole_read)
+        if self.cached_metadata is None or read.asked_at_ms < not_before_ms:
+            return None
+        return self.cached_metadata.topics_by_id.get(topic_id)
 
-    async def topic(self, topic_id: UUID, timeout_ms: int) -> TopicMetadata | None:
+    async def _topic(self, topic_id: UUID, deadline: Deadline) -> TopicMetadata | None:
         """Returns the topic with this id, read after this call. Callers that wait at the same time share requests."""
         called_at_ms, reads_before = self._clock_ms(), self._reads_begun
-        deadline = Deadline(self._clock_ms, timeout_ms)
         self._wanted_ids[topic_id] = None
-        try:
-            async with asyncio.timeout(deadline.remaining_ms() / 1000), self._lock:
-                if max(self._topic_read.get(topic_id, 0), self._whole_known) <= reads_before:
-                    others = [each for each in self._wanted_ids if each != topic_id][: _TOPICS_PER_REQUEST - 1]
-                    for each in (topic_id, *others):
-                        self._wanted_ids.pop(each, None)
-                    await self._read_by_id((topic_id, *others), deadline)
-                return self.known_topic(topic_id, called_at_ms)
-        except TimeoutError as error:
-            raise BrokerError("the cluster's metadata was not read in time", retriable=True) from error
+        async with self._turn(deadline):
+            if max(self._topic_reads.get(topic_id, _NEVER), self._whole_read).number <= reads_before:
+                others = [each for each in self._wanted_ids if each != topic_id][: _TOPICS_PER_REQUEST - 1]
+                for each in (topic_id, *others):
+                    self._wanted_ids.pop(each, None)
+                await self._read_by_id((topic_id, *others), deadline)
+            return self._known_topic(topic_id, called_at_ms)
 
     async def _read_by_id(self, ids: Sequence[UUID], deadline: Deadline) -> None:
-        asked_at_ms, times = self._clock_ms(), self._topic_asked_at_ms
+        reads = self._topic_reads
         for each in ids:
-            times.pop(each, None)
-            self._topic_read.pop(each, None)
+            reads.pop(each, None)
         # The topics that were not asked for for the longest time are forgotten. They may be deleted by now.
-        forgotten = list(times)[: max(0, len(times) + len(ids) - _MAX_TOPICS_BY_ID)]
+        forgotten = list(reads)[: max(0, len(reads) + len(ids) - _MAX_TOPICS_BY_ID)]
         for each in forgotten:
-            del times[each]
-            self._topic_read.pop(each, None)
-        metadata = await self._read(ids, deadline, forgotten)
-        found = [each for each in ids if each in metadata.topics_by_id]
-        times.update(dict.fromkeys(found, asked_at_ms))
-        self._topic_read.update(dict.fromkeys(ids, self._read_known))
+            del reads[each]
+        await self._read(ids, deadline, forgotten)
+        reads.update(dict.fromkeys(ids, self._last_read))
 
     async def named(
         self,
         names: Collection[str],
-        ids: Collection[UUID],
-        timeout_ms: int,
-        node_id: int | None,
+        ids: Collection[UUID] = (),
+        timeout_ms: int | None = None,
+        *,
+        node_id: int | None = None,
     ) -> ClusterMetadata:
-        deadline = Deadline(self._clock_ms, timeout_ms)
+        """Returns the brokers, and those of the topics `names` and `ids` that the asked broker knows, read now.
+
+        The broker is `node_id`, or any. Only topics that the proxy may not describe have an error."""
+        deadline = self._deadline(timeout_ms)
         # A broker that is asked for ids ignores the names in the same request.
         by_name = [(name, _NO_ID) for name in dict.fromkeys(names)]
         by_id = [(None, each) for each in dict.fromkeys(ids)]
@@ -177,28 +210,49 @@ class MetadataReads:
         topics_by_id = {each: topic for answer in answers for each, topic in answer.topics_by_id.items()}
         return replace(answers[-1], topics=topics, topics_by_id=topics_by_id)
 
-    async def naming(self, topic: str, timeout_ms: int, *, is_whole: bool) -> ClusterMetadata:
-        """Returns what a broker that knows `topic` says after this call, if any broker does.
+    async def topic_named(self, topic: str, timeout_ms: int | None = None) -> ClusterMetadata:
+        """Returns the brokers and `topic`, as a broker that knows it says now, if any broker does.
 
-        With `is_whole`, the result has all other topics too."""
-        deadline = Deadline(self._clock_ms, timeout_ms)
+        A new topic exists before all brokers know it. Only if no broker knows the topic, there is no such topic."""
+        return await self._naming(topic, self._deadline(timeout_ms), is_whole=False)
+
+    async def metadata_naming(self, topic: str, timeout_ms: int | None = None) -> ClusterMetadata:
+        """Does the same as `topic_named`, and returns all other topics too."""
+        return await self._naming(topic, self._deadline(timeout_ms), is_whole=True)
+
+    async def _naming(self, topic: str, deadline: Deadline, *, is_whole: bool) -> ClusterMetadata:
         if is_whole:
-            metadata = await self.at_most_as_old(0, deadline.remaining_ms(), is_whole=True)
+            metadata = await self.metadata(0, deadline.remaining_ms())
         else:
-            metadata = await self.named([topic], (), deadline.remaining_ms(), None)
+            metadata = await self.named([topic], (), deadline.remaining_ms())
         if topic in metadata.topics:
             return metadata
         asked = None if is_whole else [(topic, _NO_ID)]
 
         async def said_by(node_id: int) -> ClusterMetadata:
             try:
-                return await self._said_by(node_id, deadline.at_most(_OTHER_BROKER_MS), asked)
+                return await self._said_by(node_id, min(_OTHER_BROKER_MS, deadline.remaining_ms()), asked)
             except BrokerError:  # a broker that is down does not show whether the topic exists
                 return metadata
 
         answers = await bounded_gather(list(metadata.brokers), said_by, _BROKERS_AT_ONCE)
         naming = (said for said in answers if topic in said.topics and said.cluster_id == metadata.cluster_id)
         return next(naming, metadata)
+
+    async def of_any_broker(self, ask: Callable[[int, int], Awaitable[T]], timeout_ms: int | None = None) -> T:
+        """Calls `ask(node_id, timeout_ms)` for one broker after the other, and returns the first result.
+
+        The metadata names a broker for a while after it died, so a retriable error leads to the next broker. Raises the
+        last `BrokerError`, or the first that is not retriable."""
+        deadline = self._deadline(timeout_ms)
+        nodes = sorted((await self.brokers(timeout_ms=deadline.remaining_ms())).brokers)
+        for left in range(len(nodes), 0, -1):
+            try:
+                return await ask(nodes[-left], deadline.share(left).remaining_ms())
+            except BrokerError as error:
+                if not error.retriable or left == 1:
+                    raise
+        raise AssertionError("metadata always names a broker")
 
     async def _said_by(self, node_id: int | None, timeout_ms: int, asked: _Asked | None) -> ClusterMetadata:
         """`asked` has the names and the ids of topics; None: all topics. The result has the topics that are there."""
@@ -207,12 +261,9 @@ class MetadataReads:
         topics = None if asked is None else [topic(topic_id=topic_id, name=name) for name, topic_id in asked]
         message = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
         has_ids = any(name is None for name, _ in asked or ())
-        body, version = await self._request_raw(
-            node_id,
-            message,
-            timeout_ms,
-            min_version=_METADATA_BY_TOPIC_ID if has_ids else METADATA_WITH_TOPIC_IDS,
-            max_version=LAST_VERSION,
+        lowest = _METADATA_BY_TOPIC_ID if has_ids else _METADATA_WITH_TOPIC_IDS
+        body, version = await self.request_raw(
+            node_id, message, timeout_ms, min_version=lowest, max_version=LAST_VERSION
         )
         try:
             metadata = await read_cluster_metadata(body, version, asked_at_ms, self._last_known)
@@ -225,17 +276,17 @@ class MetadataReads:
     ) -> ClusterMetadata:
         """Reads the brokers and the topics `ids`, and keeps them. None: all topics. The caller holds the lock."""
         self._reads_begun += 1
+        read = _Read(self._reads_begun, self._clock_ms())
         asked = None if ids is None else [(None, each) for each in ids]
         metadata = await self._said_by(None, deadline.remaining_ms(), asked)
-        known = self.known
+        known = self.cached_metadata
         self._hear(metadata)
         if known is not None:
             replaced: Iterable[TopicMetadata] = known.topics_by_id.values()
             if ids is not None:
                 metadata, replaced = metadata.with_topics_of(known, [*ids, *forgotten])
             await self._remember_missing(metadata, replaced)
-        self.known = metadata
-        self._read_known = self._reads_begun
+        self.cached_metadata, self._last_read = metadata, read
         return metadata
 
     async def _remember_missing(self, metadata: ClusterMetadata, replaced: Iterable[TopicMetadata]) -> None:
@@ -248,22 +299,22 @@ class MetadataReads:
 
     def _last_known(self, topic_id: UUID) -> TopicMetadata | None:
         """Returns what the last answer that had the topic said about it."""
-        topic = None if self.known is None else self.known.topics_by_id.get(topic_id)
+        topic = None if self.cached_metadata is None else self.cached_metadata.topics_by_id.get(topic_id)
         return topic or self._missing.get(topic_id)
 
     def _hear(self, metadata: ClusterMetadata) -> None:
         """Checks the brokers that an answer names, and keeps their addresses. Raises `BrokerError`."""
         if not metadata.brokers:
             raise BrokerError("the cluster names no broker yet", retriable=True)
-        known = self.known
+        known = self.cached_metadata
         if known is not None and metadata.cluster_id != known.cluster_id:
             # The metadata of another cluster must not replace this one's: all topics would look deleted.
             raise BrokerError(
                 f"cluster {metadata.cluster_id} answers instead of {known.cluster_id}: check bootstrap.servers"
             )
-        self._on_brokers({(broker.host, broker.port) for broker in metadata.brokers.values()})
+        self._forget_others({(broker.host, broker.port) for broker in metadata.brokers.values()})
         if known is not None and metadata.fetched_at_ms >= known.fetched_at_ms:
-            self.known = replace(
+            self.cached_metadata = replace(
                 known,
                 controller_id=metadata.controller_id,
                 brokers=metadata.brokers,

@@ -20,12 +20,10 @@ from uuid import UUID
 
 from kafka.protocol.admin import DescribeClusterRequest, ListGroupsRequest
 from kafka.protocol.api_message import ApiMessage
-from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
-from tiers.broker.cluster_metadata import ClusterMetadata, from_response
-from tiers.broker.metadata_reads import METADATA_WITH_TOPIC_IDS
+from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 
@@ -36,7 +34,6 @@ _DESCRIBE = 8
 _OUR_SCHEMAS = "protocol.schemas"
 _GROUPS_TOPIC = "__consumer_offsets"
 _EMPTY = "Empty"
-_NO_ID = UUID(int=0)
 
 _Starts = Mapping[tuple[UUID, int], "int | BrokerError"]
 
@@ -114,10 +111,7 @@ class ClusterShareGroups:
         """Returns the brokers and the leaders of the groups' partitions, read now.
 
         Older metadata may lack a broker that came back a moment ago."""
-        topic = MetadataRequest.MetadataRequestTopic(topic_id=_NO_ID, name=_GROUPS_TOPIC)
-        message = MetadataRequest(topics=[topic], allow_auto_topic_creation=False)
-        response = await self._client.request(None, message, timeout_ms, min_version=METADATA_WITH_TOPIC_IDS)
-        metadata = from_response(response, 0)
+        metadata = await self._client.named([_GROUPS_TOPIC], (), timeout_ms)
         if any(leader_id < 0 for leader_id, _ in _led(metadata).values()):
             raise BrokerError("share groups are without a coordinator, so no broker lists them", retriable=True)
         return metadata

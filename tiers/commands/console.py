@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, is_dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
 from tiers.access.open_tier import RemoteTierError, UnknownTargetError
+from tiers.access.progress import Progress
 from tiers.broker.tls import TlsError
 from tiers.config.environment import PREFIX
 from tiers.config.tier_config import ConfigError
@@ -67,46 +70,30 @@ ConfigFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-@contextmanager
-def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar on standard error if that is a terminal. Yields the function to call with each advance."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
-
-
-@contextmanager
-def progress_count(what: str, count: Callable[[], int]) -> Iterator[None]:
-    """Shows a counter for an unknown total, where `progress_bar` would show a bar.
-
-    Another thread calls `count`, which returns the current number."""
-
-    class Count(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(str(count()))
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), Count())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        progress.add_task(what)
-        yield
-
-
 def say(text: str) -> None:
     """Prints a message on standard error, because standard output is for the answer."""
     typer.echo(text, err=True)
 
 
-class Terminal:
-    """Implements `Progress` on standard error."""
+class Terminal(Progress):
+    """Shows the progress on standard error. Bars and counters appear if that is a terminal."""
 
-    def bar(self, what: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
-        return progress_bar(what, total)
+    @contextmanager
+    def bar(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with _progress(*columns) as progress:
+            task = progress.add_task(what, total=total)
+            yield lambda count: progress.advance(task, count)
 
-    def count(self, what: str, count: Callable[[], int]) -> AbstractContextManager[None]:
-        return progress_count(what, count)
+    @contextmanager
+    def count(self, what: str, count: Callable[[], int]) -> Iterator[None]:
+        class Count(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                return Text(str(count()))
+
+        with _progress(TextColumn("{task.description}"), Count()) as progress:
+            progress.add_task(what)
+            yield
 
     def say(self, text: str) -> None:
         say(text)
@@ -114,6 +101,11 @@ class Terminal:
     def milestone(self, text: str) -> None:
         if not typer.get_text_stream("stderr").isatty():
             say(text)
+
+
+def _progress(*columns: ProgressColumn) -> Bars:
+    console = Console(stderr=True)
+    return Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 TERMINAL: Final = Terminal()
@@ -161,31 +153,60 @@ def _plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ()) -> None:
-    """Prints a table. The columns with a heading in `numbers` are right-aligned. None appears as a dash.
+@dataclass(frozen=True, slots=True)
+class LiveTable:
+    """A table with a title. The columns with a heading in `numbers` are right-aligned. None appears as a dash."""
 
-    Without rows, it prints that there are none."""
-    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    if not cells:
+    title: str
+    headings: Sequence[str]
+    rows: Iterable[Sequence[object]]
+    numbers: Sequence[str] = ()
+
+    def drawn(self) -> Table:
+        cells = [["-" if cell is None else str(cell) for cell in row] for row in self.rows]
+        table = Table(box=box.SIMPLE_HEAD, title=Text(self.title) if self.title else None, title_justify="left")
+        for place, heading in enumerate(self.headings):
+            if heading in self.numbers:
+                # On a narrow terminal, the other columns make room: a number that is broken in two reads as another.
+                widest = max((len(row[place]) for row in cells), default=0)
+                table.add_column(heading, justify="right", min_width=widest)
+            else:
+                # Cells fold, because on a narrow terminal rich would otherwise truncate them.
+                table.add_column(heading, overflow="fold")
+        for row in cells:
+            # `Text` prevents rich from taking brackets in an error message for markup.
+            table.add_row(*map(Text, row))
+        return table
+
+
+def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ()) -> None:
+    """Prints a table as `LiveTable` draws it. Without rows, it prints that there are none."""
+    table = LiveTable("", headings, rows, numbers).drawn()
+    if not table.row_count:
         typer.echo("none")
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for place, heading in enumerate(headings):
-        if heading in numbers:
-            # On a narrow terminal, the other columns make room: a number that is broken in two reads as another one.
-            table.add_column(heading, justify="right", min_width=max(len(row[place]) for row in cells))
-        else:
-            # Cells fold, because on a narrow terminal rich would otherwise truncate them.
-            table.add_column(heading, overflow="fold")
-    for row in cells:
-        # `Text` prevents rich from taking brackets in an error message for markup.
-        table.add_row(*map(Text, row))
     console, wide = Console(), Console(width=_WIDTH)
     if not console.is_terminal:
         wide.print(table)
         return
     # A terminal that is narrower than the numbers wraps the lines. Rich would cut them.
     console.print(table, width=max(console.width, wide.measure(table).minimum), crop=False)
+
+
+async def show_live(screens: AsyncIterator[Sequence[LiveTable]], console: Console | None = None) -> None:
+    """Shows each screen in the place of the one before it. Without a terminal, it prints the first screen and returns.
+
+    Errors of `screens` reach the caller after the terminal is as it was."""
+    console = console or Console()
+    if not console.is_terminal:
+        async for tables in screens:
+            for table in tables:
+                console.print(Text(table.title))
+                show_table(table.headings, table.rows, table.numbers)
+            return
+    with Live(console=console, screen=False, auto_refresh=False) as live:
+        async for tables in screens:
+            live.update(Group(*(table.drawn() for table in tables)), refresh=True)
 
 
 def time_text(timestamp_ms: int | None) -> str | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from kafka.protocol.admin import DeleteRecordsRequest
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
@@ -22,8 +22,9 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.primitives import Buffer
 from protocol.records.record_batch import verify_batches
-from tiers.broker.client import DEFAULT_METADATA_MAX_AGE_MS, BrokerClient, Leader, monotonic_ms
+from tiers.broker.client import BrokerClient, Leader, monotonic_ms
 from tiers.broker.fetch import READ_COMMITTED, FetchedPartition, FetchPosition, fetch_raw
+from tiers.broker.metadata_reads import DEFAULT_METADATA_MAX_AGE_MS, RequestOptions
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
 from tiers.log.bounds_batch import BoundsBatch
 from tiers.log.log_sizes import LogSizes
@@ -138,9 +139,7 @@ class BrokerLogSource:
                 ],
             )
             message = request(replica_id=_CONSUMER_REPLICA_ID, topics=[topic])
-            response = await self._client.request(leader.node_id, message, remaining_ms, min_version=2, lane=self._lane)
-            answer = _only_partition(response.topics, partition)
-            _raise_for(answer.error_code, partition)
+            answer = await self._answer(partition, leader, message, remaining_ms, min_version=2)
             return EpochEndOffset(answer.leader_epoch, answer.end_offset)
 
         return await self._with_leader(partition, timeout_ms, ask)
@@ -189,11 +188,7 @@ class BrokerLogSource:
                 ],
             )
             message = request(topics=[topic], timeout_ms=remaining_ms)
-            response = await self._client.request(
-                leader.node_id, message, remaining_ms, lane=self._lane, before_sending=check
-            )
-            answer = _only_partition(response.topics, partition)
-            _raise_for(answer.error_code, partition)
+            answer = await self._answer(partition, leader, message, remaining_ms, before_sending=check)
             return int(answer.low_watermark)
 
         return await self._with_leader(partition, timeout_ms, ask)
@@ -226,10 +221,27 @@ class BrokerLogSource:
             ],
         )
         message = request(replica_id=_CONSUMER_REPLICA_ID, isolation_level=READ_COMMITTED, topics=[topic])
-        response = await self._client.request(leader.node_id, message, timeout_ms, min_version=4, lane=self._lane)
-        answer = _only_partition(response.topics, partition)
-        _raise_for(answer.error_code, partition)
+        answer = await self._answer(partition, leader, message, timeout_ms, min_version=4)
         return int(answer.offset)
+
+    async def _answer(
+        self,
+        partition: TopicIdPartition,
+        leader: Leader,
+        message: Any,
+        timeout_ms: int,
+        **options: Unpack[RequestOptions],
+    ) -> Any:
+        """Returns what the leader answers about the partition. Raises `BrokerError`, also for an error code there."""
+        options["lane"] = self._lane
+        response = await self._client.request(leader.node_id, message, timeout_ms, **options)
+        for topic in response.topics:
+            for answer in topic.partitions:
+                index = answer.partition if hasattr(answer, "partition") else answer.partition_index
+                if index == partition.partition:
+                    _raise_for(answer.error_code, partition)
+                    return answer
+        raise BrokerError(f"{partition}: the broker's answer lacks the partition", retriable=True)
 
     async def _fetch(
         self, partition: TopicIdPartition, leader: Leader, offset: int, max_bytes: int, timeout_ms: int
@@ -294,15 +306,6 @@ def _raise_for_fetched(fetched: FetchedPartition, partition: TopicIdPartition) -
             f"{partition}: the leader sends the owner to broker {fetched.preferred_read_replica}: its"
             " replica.selector.class must leave requests without a rack to the leader"
         )
-
-
-def _only_partition(topics: Any, partition: TopicIdPartition) -> Any:
-    for topic in topics:
-        for answer in topic.partitions:
-            index = answer.partition if hasattr(answer, "partition") else answer.partition_index
-            if index == partition.partition:
-                return answer
-    raise BrokerError(f"{partition}: the broker's answer lacks the partition", retriable=True)
 
 
 def _verified(records: Buffer, offset: int, last_stable_offset: int, partition: TopicIdPartition) -> bytes:

@@ -27,6 +27,8 @@ from tiers.model.segment_metadata import UnfinishedRebuildUpdate
 WRITER = "tidegate-import"
 """The writer in the log start records of an import."""
 _WRITE_TIMEOUT_MS = 8_000
+"""The limit of each transaction."""
+RECORDS_PER_TRANSACTION = 500
 
 RecordsOf = Callable[[TopicBasedMetadataLog], Sequence[tuple[TopicIdPartition, Sequence[KeyAndValue]]]]
 
@@ -81,8 +83,9 @@ async def write_all(
                 by_partition.setdefault(log.metadata_partition(partition), []).extend(records)
             if into_empty:
                 announced, by_partition = as_a_whole(log.topic, by_partition, time.time_ns() // 1_000_000)
-                await write_records(client, log.topic, announced, _WRITE_TIMEOUT_MS)
-            await _write(client, log, by_partition, progress)
+                await write_records(client, log.topic, announced)
+            with progress.bar("records", sum(map(len, by_partition.values()))) as advance:
+                await write_records(client, log.topic, by_partition, advance)
             await read_all(log.follower, log.topic, 0, TIMEOUT_MS)
             check(log)
 
@@ -102,38 +105,24 @@ def as_a_whole(
     return announced, whole
 
 
-async def _write(
-    client: BrokerClient,
-    log: TopicBasedMetadataLog,
-    records: Mapping[int, Sequence[KeyAndValue]],
-    progress: Progress,
-) -> None:
-    with progress.bar("records", sum(map(len, records.values()))) as advance:
-        await write_records(client, log.topic, records, _WRITE_TIMEOUT_MS, advance)
-
-
 def _taken(log: TopicBasedMetadataLog) -> int:
     return sum(log.follower.position(number) for number in range(log.topic.partition_count))
-
-
-RECORDS_PER_TRANSACTION = 500
 
 
 async def write_records(
     client: BrokerClient,
     topic: MetadataTopic,
     records: Mapping[int, Sequence[KeyAndValue]],
-    timeout_ms: int,
     on_written: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Writes `records`, which are ordered lists by metadata partition. `timeout_ms` limits each transaction.
+    """Writes `records`, which are ordered lists by metadata partition.
 
     Raises `RemoteLogMetadataError`; then some of the records may be written."""
     for metadata_partition, of_partition in records.items():
         transactional_id = f"{metadata_group_id(topic.name)}-import-{metadata_partition}"
         producer = TransactionalProducer(client, topic, metadata_partition, transactional_id, clock_ms=monotonic_ms)
-        await producer.initialize(timeout_ms)
+        await producer.initialize(_WRITE_TIMEOUT_MS)
         for first in range(0, len(of_partition), RECORDS_PER_TRANSACTION):
             batch = of_partition[first : first + RECORDS_PER_TRANSACTION]
-            await producer.commit(batch, None, timeout_ms)
+            await producer.commit(batch, None, _WRITE_TIMEOUT_MS)
             on_written(len(batch))

@@ -27,6 +27,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import (
     INDEXES_SUFFIX,
     LOG_SUFFIX,
+    FactsKey,
     SegmentObjectKey,
     indexes_key,
     is_probe_key,
@@ -107,27 +108,32 @@ async def judge_orphans(
         key, facts = parse_segment_key(stored.key), parse_facts_key(stored.key)
         named = key or facts
         marked = marked_cluster(stored.key)
+        is_old = _is_old(stored.modified_ms, older_than_ms, grace_ms)
+        line = Orphan(
+            stored.key, stored.size_bytes, stored.modified_ms, UNKNOWN, custom_metadata=stored.custom_metadata
+        )
         if marked is not None:
             report.other_clusters += marked != tier.cluster_id
         elif named is None:
-            if _is_old(stored.modified_ms, older_than_ms, grace_ms) or not is_probe_key(stored.key):
-                report.orphans.append(_line(stored, UNKNOWN))
+            if is_old or not is_probe_key(stored.key):
+                report.orphans.append(line)
         elif named.cluster_id != tier.cluster_id:
             report.other_clusters += 1
         elif key is not None:
-            if not _is_known(tier, key) and key.segment_uuid not in kept:
-                is_old = _is_old(stored.modified_ms, older_than_ms, grace_ms)
-                report.orphans.append(_line(stored, ORPHAN, key, is_old))
-        elif TopicIdPartition(named.topic_id, named.partition) not in known:
-            report.orphans.append(_line(stored, FACTS))
+            if _known(tier, key) is None and key.segment_uuid not in kept:
+                uuid = str(key.segment_uuid)
+                report.orphans.append(replace(line, what=ORPHAN, segment=uuid, deletable=is_old))
+        elif _partition_of(named) not in known:
+            report.orphans.append(replace(line, what=FACTS))
     report.orphans = _as_one(await _without_the_lost(tier, report.orphans))
     for upload in uploads:
         key = parse_segment_key(upload.key)
         if key is not None and key.cluster_id != tier.cluster_id:
             report.other_clusters += 1
         elif key is None or _leaves_uploads(tier, key):
+            segment = None if key is None else str(key.segment_uuid)
             is_old = key is not None and _is_old(upload.started_ms, older_than_ms, grace_ms)
-            report.orphans.append(_upload_line(upload, key, is_old))
+            report.orphans.append(Orphan(upload.key, 0, upload.started_ms, UPLOAD, segment, is_old, upload=upload))
     return report
 
 
@@ -135,30 +141,12 @@ def _is_old(written_ms: int | None, older_than_ms: int, grace_ms: int) -> bool:
     return grace_ms == 0 or (written_ms is not None and written_ms <= older_than_ms)
 
 
-def _line(stored: StoredObject, what: str, key: SegmentObjectKey | None = None, deletable: bool = False) -> Orphan:
-    return Orphan(
-        stored.key,
-        stored.size_bytes,
-        stored.modified_ms,
-        what,
-        None if key is None else str(key.segment_uuid),
-        deletable,
-        stored.custom_metadata,
-    )
-
-
-def _upload_line(upload: UnfinishedUpload, key: SegmentObjectKey | None, deletable: bool) -> Orphan:
-    segment = None if key is None else str(key.segment_uuid)
-    return Orphan(upload.key, 0, upload.started_ms, UPLOAD, segment, deletable, upload=upload)
-
-
 def _known(tier: OpenTier, key: SegmentObjectKey) -> RemoteLogSegmentMetadata | None:
-    partition = TopicIdPartition(key.topic_id, key.partition)
-    return tier.state.remote_log_segment_metadata_by_id(RemoteLogSegmentId(partition, key.segment_uuid))
+    return tier.state.remote_log_segment_metadata_by_id(RemoteLogSegmentId(_partition_of(key), key.segment_uuid))
 
 
-def _is_known(tier: OpenTier, key: SegmentObjectKey) -> bool:
-    return _known(tier, key) is not None
+def _partition_of(key: SegmentObjectKey | FactsKey) -> TopicIdPartition:
+    return TopicIdPartition(key.topic_id, key.partition)
 
 
 def _leaves_uploads(tier: OpenTier, key: SegmentObjectKey) -> bool:
@@ -176,7 +164,7 @@ async def _without_the_lost(tier: OpenTier, orphans: list[Orphan]) -> list[Orpha
     for orphan in orphans:
         key = parse_segment_key(orphan.key)
         if key is not None:
-            partition = TopicIdPartition(key.topic_id, key.partition)
+            partition = _partition_of(key)
             if partition not in reasons and _is_of_cluster(tier, partition):
                 reasons[partition] = await _lost(tier, partition)
             if reasons.get(partition):
@@ -232,14 +220,14 @@ async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
             assert key is not None
             segment = segment_of_key(key, orphan.custom_metadata)
             await tier.log.ensure_fresh(segment.topic_id_partition, 1000, TIMEOUT_MS)
-            if not _is_known(tier, key) and await tier.storage.delete_log_segment_data(segment):
+            if _known(tier, key) is None and await tier.storage.delete_log_segment_data(segment):
                 report.deleted += 1
             advance(1)
     with tier.progress.bar("uploads", len(uploads)) as advance:
         for upload in uploads:
             key = parse_segment_key(upload.key)
             assert key is not None
-            await tier.log.ensure_fresh(TopicIdPartition(key.topic_id, key.partition), 1000, TIMEOUT_MS)
+            await tier.log.ensure_fresh(_partition_of(key), 1000, TIMEOUT_MS)
             if _leaves_uploads(tier, key):
                 await tier.storage.abort_upload(upload)
                 report.aborted += 1

@@ -211,15 +211,12 @@ def _records(plans: Sequence[PartitionPlan]) -> Iterator[tuple[TopicIdPartition,
 def _check_written(metadata: RemoteLogMetadataState, plans: Sequence[PartitionPlan]) -> None:
     for plan in plans:
         partition = plan.topic_id_partition
-        known = {each.segment_id.id: each for each in metadata.list_remote_log_segments(partition)}
-        for wanted in plan.segments:
-            found = known.pop(wanted.segment_id.id, None)
-            if found is None or (found.custom_metadata, found.cut_at) != (
-                wanted.custom_metadata,
-                wanted.cut_at,
-            ):
-                raise RemoteTierError(f"the metadata of {partition} does not read back as it was written")
-        written_starts = {start.offset for start in metadata.recorded_log_starts(partition)}
-        is_start_written = all(start.offset in written_starts for start in plan.log_starts)
-        if known or not is_start_written or metadata.gaps(partition) != sorted(plan.gaps):
+        segments = metadata.list_remote_log_segments(partition)
+        found, wanted = (
+            {each.segment_id.id: (each.custom_metadata, each.cut_at) for each in several}
+            for several in (segments, plan.segments)
+        )
+        starts = {start.offset for start in metadata.recorded_log_starts(partition)}
+        lacks_start = any(start.offset not in starts for start in plan.log_starts)
+        if found != wanted or lacks_start or metadata.gaps(partition) != sorted(plan.gaps):
             raise RemoteTierError(f"the metadata of {partition} does not read back as it was written")

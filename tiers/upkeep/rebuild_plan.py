@@ -109,6 +109,11 @@ class PartitionPlan:
         latest = max(self.log_starts, key=lambda start: (start.leader_epoch, start.offset), default=None)
         return 0 if latest is None else latest.offset
 
+    @property
+    def readable(self) -> list[RemoteLogSegmentMetadata]:
+        """Those of `segments` that no CUT cuts off as a whole."""
+        return [each for each in self.segments if not each.is_cut_off]
+
 
 def content_of(chunks: Sequence[Chunk]) -> bytes:
     """Returns a digest that is equal for logs of the same record batches, however the store encodes them."""
@@ -214,8 +219,7 @@ def _drop_merged(plan: PartitionPlan, candidates: dict[UUID, FoundIndexes]) -> N
             offset == whole.end_offset + 1
             and sum(each.segment_size_bytes for each in parts) == whole.segment_size_bytes
         ):
-            name = f"segment {uuid} ({whole.start_offset} to {whole.end_offset})"
-            plan.dropped.append(f"{name}: it was merged from {len(parts)} segments, which all exist")
+            plan.dropped.append(f"{_named(whole)}: it was merged from {len(parts)} segments, which all exist")
             del candidates[uuid]
 
 
@@ -229,10 +233,8 @@ def _take(plan: PartitionPlan, candidates: Sequence[FoundIndexes]) -> None:
         if segment.is_cut_off:
             plan.segments.append(segment)
             continue
-        name = f"segment {segment.segment_id.id} ({segment.start_offset} to {segment.end_offset})"
-        beside = [
-            each for each in plan.segments if each.valid_end_offset >= segment.start_offset and not each.is_cut_off
-        ]
+        name = _named(segment)
+        beside = [each for each in plan.readable if each.valid_end_offset >= segment.start_offset]
         content = contents.setdefault(_place(segment), candidate.content)
         is_other = content != candidate.content and any(_place(each) == _place(segment) for each in beside)
         if is_other or not _agrees(segment, beside):
@@ -245,8 +247,7 @@ def _take(plan: PartitionPlan, candidates: Sequence[FoundIndexes]) -> None:
         else:
             plan.unsure += [each for each in (*beside, segment) if beside and each not in plan.unsure]
             plan.segments.append(segment)
-    readable = [each for each in plan.segments if not each.is_cut_off]
-    plan.unsure += [each for each in readable[-1:] if each not in plan.unsure]
+    plan.unsure += [each for each in plan.readable[-1:] if each not in plan.unsure]
 
 
 def _agrees(segment: RemoteLogSegmentMetadata, beside: Iterable[RemoteLogSegmentMetadata]) -> bool:
@@ -262,7 +263,7 @@ def _agrees(segment: RemoteLogSegmentMetadata, beside: Iterable[RemoteLogSegment
 def _gaps_left(plan: PartitionPlan, gaps: Iterable[LogGap]) -> list[LogGap]:
     """Returns the runs of the offsets of `gaps` that no segment has. An attempt that was finished later ends a gap."""
     left: list[LogGap] = []
-    readable = sorted((each for each in plan.segments if not each.is_cut_off), key=_place)
+    readable = sorted(plan.readable, key=_place)
     for gap in sorted(gaps):
         offset = max(gap.first_offset, plan.log_start_offset, left[-1].next_offset if left else 0)
         for segment in readable:
@@ -277,7 +278,7 @@ def _gaps_left(plan: PartitionPlan, gaps: Iterable[LogGap]) -> list[LogGap]:
 
 
 def _note_holes(plan: PartitionPlan) -> None:
-    runs = [(each.start_offset, each.valid_end_offset + 1) for each in plan.segments if not each.is_cut_off]
+    runs = [(each.start_offset, each.valid_end_offset + 1) for each in plan.readable]
     end: int | None = None
     for first, following in sorted([*runs, *plan.gaps]):
         if end is not None and first > end:
@@ -289,21 +290,24 @@ def _check_epochs(plan: PartitionPlan) -> None:
     """Refuses a log whose leader epochs fall. A merged segment stands for the segments that it was merged from."""
     known = -1
     end = -1
-    for segment in sorted(plan.segments, key=lambda each: (each.start_offset, -each.end_offset)):
+    for segment in sorted(plan.readable, key=lambda each: (each.start_offset, -each.end_offset)):
         epochs = [each.epoch for each in segment.segment_leader_epochs if each.start_offset <= segment.valid_end_offset]
-        if segment.is_cut_off or not epochs or segment.valid_end_offset <= end:
+        if not epochs or segment.valid_end_offset <= end:
             continue
         end = segment.valid_end_offset
         if epochs[0] < known:
-            name = f"segment {segment.segment_id.id} ({segment.start_offset} to {segment.end_offset})"
             plan.refused.append(
-                f"{name} begins in leader epoch {epochs[0]}, after epoch {known}: the log diverged there"
+                f"{_named(segment)} begins in leader epoch {epochs[0]}, after epoch {known}: the log diverged there"
             )
         known = max(known, epochs[-1])
 
 
 def _place(segment: RemoteLogSegmentMetadata) -> tuple[int, int]:
     return segment.start_offset, segment.end_offset
+
+
+def _named(segment: RemoteLogSegmentMetadata) -> str:
+    return f"segment {segment.segment_id.id} ({segment.start_offset} to {segment.end_offset})"
 
 
 def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValue]:

@@ -6,7 +6,8 @@ so `check_stored` looks once more before the broker's records are trimmed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
@@ -14,6 +15,15 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.segment_index import Chunk
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+
+class ChunkRun(NamedTuple):
+    """Adjacent chunks that one GET reads. `first_number` is the number of the first. Both positions are inclusive."""
+
+    first_number: int
+    chunks: Sequence[Chunk]
+    start_position: int
+    end_position: int
 
 
 async def read_back(
@@ -29,18 +39,16 @@ async def read_back(
     checksum, `LaterFormatError` and `EncryptionKeyError` when this process cannot read it, and the store's errors."""
     stored = decode_indexes_object(await storage.fetch_indexes(segment), segment)
     index = stored.remote_log_index(ciphers)
-    number = 0
     for run in chunk_runs(index.chunks(), max_bytes):
-        first, last = run[0].stored_position, run[-1].stored_position + run[-1].stored_bytes - 1
+        first, last = run.start_position, run.end_position
         data = await storage.fetch_log_segment(segment, first, last)
         if len(data) != last - first + 1:
             raise CorruptSegmentError(
                 f"segment {segment.segment_id.id}: the store returned {len(data)} bytes for {first} to {last}"
             )
-        for chunk in run:
+        for number, chunk in enumerate(run.chunks, run.first_number):
             start = chunk.stored_position - first
             log_bytes = index.open_chunk(number, data[start : start + chunk.stored_bytes])
-            number += 1
             if crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
                 raise CorruptSegmentError(
                     f"segment {segment.segment_id.id}: the CRC at {chunk.stored_position} differs"
@@ -61,15 +69,13 @@ async def check_stored(
         raise CorruptSegmentError(f"segment {metadata.segment_id.id}: its log ends before {end}")
 
 
-def chunk_runs(chunks: tuple[Chunk, ...], max_bytes: int) -> Iterator[list[Chunk]]:
-    """Splits chunks into runs of adjacent chunks, each of which one GET reads."""
-    run: list[Chunk] = []
-    size_bytes = 0
-    for chunk in chunks:
-        if run and size_bytes + chunk.stored_bytes > max_bytes:
-            yield run
-            run, size_bytes = [], 0
-        run.append(chunk)
-        size_bytes += chunk.stored_bytes
-    if run:
-        yield run
+def chunk_runs(chunks: Sequence[Chunk], max_bytes: int) -> Iterator[ChunkRun]:
+    """Splits chunks into runs of at most `max_bytes`, or of one larger chunk."""
+    first = 0
+    while first < len(chunks):
+        start, end = chunks[first].stored_position, first + 1
+        while end < len(chunks) and chunks[end].stored_position + chunks[end].stored_bytes - start <= max_bytes:
+            end += 1
+        last = chunks[end - 1]
+        yield ChunkRun(first, chunks[first:end], start, last.stored_position + last.stored_bytes - 1)
+        first = end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -50,28 +51,13 @@ def overlaps(readable: Iterable[StoredSegment], log_start: int) -> Iterator[Over
     reaches furthest. Offsets that a CUT cut off do not count."""
     furthest: StoredSegment | None = None
     reach = -1
-    for segment in _in_order(readable):
-        start, end = segment.start_offset, segment.valid_end_offset
-        if end < start or end < log_start:
-            continue
-        if furthest is not None and start <= reach:
+    for _, together in groupby(readable, key=lambda each: each.start_offset):
+        for segment in sorted(together, key=lambda each: each.valid_end_offset):
+            start, end = segment.start_offset, segment.valid_end_offset
+            if end < start or end < log_start:
+                continue
             last = min(end, reach)
-            if last >= log_start:
+            if furthest is not None and max(start, log_start) <= last:
                 yield Overlap(OffsetRun(max(start, log_start), last), furthest.metadata, segment.metadata)
-        if end > reach:
-            furthest, reach = segment, end
-
-
-def _in_order(segments: Iterable[StoredSegment]) -> Iterator[StoredSegment]:
-    """Yields the segments in their order; of those with the same start offset, the shortest first."""
-    together: list[StoredSegment] = []
-    for segment in segments:
-        if together and segment.start_offset != together[0].start_offset:
-            yield from sorted(together, key=_valid_end)
-            together.clear()
-        together.append(segment)
-    yield from sorted(together, key=_valid_end)
-
-
-def _valid_end(segment: StoredSegment) -> int:
-    return segment.valid_end_offset
+            if end > reach:
+                furthest, reach = segment, end

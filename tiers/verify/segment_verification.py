@@ -14,10 +14,10 @@ In the same pass it makes the indexes from the log again and compares them, unle
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple, TypeVar
+from functools import partial
 
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import RecordBatch, crc32c, verify_batches
@@ -30,9 +30,7 @@ from tiers.segment.leader_epochs import UnknownEpochStartError, clipped
 from tiers.segment.segment_builder import IndexBuilder, SegmentOverflowError
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import FIRST_PAUSE_MS, with_retries
-from tiers.verify.read_back import chunk_runs
-
-T = TypeVar("T")
+from tiers.verify.read_back import ChunkRun, chunk_runs
 
 DEFAULT_RUN_BYTES = 8 << 20
 _ANY_BYTES = 1 << 62
@@ -57,15 +55,6 @@ class Damage:
 
 RecordCheck = Callable[[memoryview, Sequence[RecordBatch]], Iterable[tuple[RecordBatch, str]]]
 """Checks the batches of a chunk, whose CRCs match. Returns each batch with unreadable records, and why."""
-
-
-class ChunkRun(NamedTuple):
-    """Adjacent chunks that one GET reads. `first_number` is the number of the first. Both positions are inclusive."""
-
-    first_number: int
-    chunks: list[Chunk]
-    start_position: int
-    end_position: int
 
 
 class SegmentVerification:
@@ -109,15 +98,11 @@ class SegmentVerification:
 
     def runs(self, run_bytes: int = DEFAULT_RUN_BYTES) -> Iterator[ChunkRun]:
         """Yields the reads that the caller must make. Yields none if the indexes are unreadable."""
-        if self._index is None:
-            return
-        number = 0
-        for chunks in chunk_runs(self._index.chunks(), run_bytes):
-            last = chunks[-1].stored_position + chunks[-1].stored_bytes - 1
+        chunks = () if self._index is None else self._index.chunks()
+        for run in chunk_runs(chunks, run_bytes):
             # The last read asks for one byte more than expected, which shows an object that is too long.
-            is_last = number + len(chunks) == len(self._index.chunks())
-            yield ChunkRun(number, chunks, chunks[0].stored_position, last + is_last)
-            number += len(chunks)
+            is_last = run.chunks[-1] is chunks[-1]
+            yield run._replace(end_position=run.end_position + is_last)
 
     def add(self, run: ChunkRun, stored: memoryview) -> None:
         """Verifies one run. The caller passes every run in order; `stored` is what the store returned for it."""
@@ -237,19 +222,14 @@ async def verify_segment(
     verification = SegmentVerification(segment, indexes, ciphers)
     for run in verification.runs(run_bytes):
         try:
-            view = await with_retries(_range(storage, segment, run.start_position, run.end_position), pause_ms)
+            fetch = partial(storage.fetch_log_segment, segment, run.start_position, run.end_position)
+            view = await with_retries(fetch, pause_ms)
         except RemoteResourceNotFoundError:
             verification.miss_log()
             break
         verification.add(run, view)
         on_read(sum(chunk.log_bytes for chunk in run.chunks))
     return verification.finish()
-
-
-def _range(
-    storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata, first: int, last: int
-) -> Callable[[], Awaitable[memoryview]]:
-    return lambda: storage.fetch_log_segment(segment, first, last)
 
 
 def _differences(stored: IndexesObject, segment: RemoteLogSegmentMetadata) -> Iterator[Damage]:

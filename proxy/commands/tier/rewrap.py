@@ -17,7 +17,7 @@ from proxy.commands.tier.tools import Concurrency, OptionalTarget, parse_target,
 from proxy.config import load_config
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, open_tier
 from tiers.bounded_gather import bounded_gather
-from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, progress_bar, say, show_json, show_table
+from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json, show_table
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -91,7 +91,7 @@ async def rewrap_all(tier: OpenTier, target: str | None, write: bool, at_once: i
     async def one(segment: RemoteLogSegmentMetadata) -> Rewrapped | None:
         return await _rewrap_segment(tier, segment, write)
 
-    with progress_bar("segments", len(segments)) as advance:
+    with TERMINAL.bar("segments", len(segments)) as advance:
         found = await bounded_gather(segments, one, at_once, lambda: advance(1))
     return [each for each in found if each is not None]
 

@@ -11,7 +11,7 @@ from proxy.commands.tier.tools import Concurrency, Target, parse_target, partiti
 from proxy.config import load_config
 from tiers.access.open_tier import OpenMetadata, OpenTier, location_of, open_metadata, open_tier
 from tiers.bounded_gather import bounded_gather
-from tiers.commands.console import TERMINAL, AsJson, ConfigFile, progress_bar, show_json, show_table, time_text
+from tiers.commands.console import TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import Section, decode_sections
@@ -101,7 +101,7 @@ def _segments_of(tier: OpenMetadata, target: str) -> list[RemoteLogSegmentMetada
 async def segments_with_keys(tier: OpenTier, target: str, at_once: int) -> list[Segment]:
     """Returns the lines of the segments with their wrapping keys. Reads one object of each segment."""
     found = _segments_of(tier, target)
-    with progress_bar("segments", len(found)) as advance:
+    with TERMINAL.bar("segments", len(found)) as advance:
         names = await bounded_gather(found, lambda each: _key_of(tier, each), at_once, lambda: advance(1))
     return [replace(_line(each), key=name) for each, name in zip(found, names, strict=True)]
 

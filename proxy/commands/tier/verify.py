@@ -18,7 +18,7 @@ from proxy.commands.tier.tools import Concurrency, OptionalTarget, parse_target,
 from proxy.config import load_config
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.bounded_gather import bounded_gather
-from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, progress_bar, show_json, show_table
+from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -113,7 +113,7 @@ async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: 
         notes = None if resume is None else stack.enter_context(resume.open("a"))
         left = [each for each in segments if str(each.segment_id.id) not in whole]
         done.already_verified = len(segments) - len(left)
-        advance = stack.enter_context(progress_bar("log bytes", sum(each.segment_size_bytes for each in left)))
+        advance = stack.enter_context(TERMINAL.bar("log bytes", sum(each.segment_size_bytes for each in left)))
 
         async def check(segment: RemoteLogSegmentMetadata) -> list[Finding]:
             damages = await verify_segment(tier.storage, segment, ring, on_read=advance)

@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -21,11 +20,12 @@ from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.data_container import DataContainer
 from prometheus_client.metrics import MetricWrapperBase
 
+from protocol.apis.metadata import PartitionColumns
 from tests.support.simulation.compaction import DELETE_RETENTION_MS
 from tests.support.simulation.loop import VirtualLoop, current_process
 from tests.support.simulation.network import HandedOverResponses
 from tiers.broker import client, metadata_reads
-from tiers.broker.cluster_metadata import ClusterMetadata, TopicMetadata, from_response, not_older
+from tiers.broker.cluster_metadata import Broker, ClusterMetadata, TopicMetadata, not_older
 from tiers.metadata.topic import follower, metadata_topic
 from tiers.storage.blocking_calls import BlockingCalls
 
@@ -37,10 +37,19 @@ async def _handed_over_metadata(
     body: Any, version: int, asked_at_ms: int, last_known: Callable[[UUID], TopicMetadata | None]
 ) -> ClusterMetadata:
     """Does what `read_cluster_metadata` does with an answer that was never encoded."""
-    metadata = from_response(body.answer, asked_at_ms)
-    topics = {name: await not_older(topic, last_known(topic.topic_id)) for name, topic in metadata.topics.items()}
-    topics_by_id = {topic.topic_id: topic for topic in topics.values() if topic.topic_id.int}
-    return replace(metadata, topics=topics, topics_by_id=topics_by_id)
+    answer = body.answer
+    topics: dict[str, TopicMetadata] = {}
+    for topic in answer.topics:
+        if topic.name is not None:
+            columns = PartitionColumns()
+            for one in topic.partitions:
+                columns.add(one.error_code, one.partition_index, one.leader_id, one.leader_epoch)
+            topic_id = topic.topic_id or UUID(int=0)  # kafka-python decodes the id of an unknown topic as None
+            said = TopicMetadata(topic.name, topic_id, columns, topic.is_internal, topic.error_code)
+            topics[topic.name] = await not_older(said, last_known(topic_id))
+    by_id = {topic.topic_id: topic for topic in topics.values() if topic.topic_id.int}
+    brokers = {each.node_id: Broker(each.node_id, each.host, each.port, each.rack) for each in answer.brokers}
+    return ClusterMetadata(answer.cluster_id or "", answer.controller_id, brokers, topics, asked_at_ms, by_id)
 
 
 def _fill(part: Any, *arguments: Any, version: int | None = None, **fields: Any) -> None:

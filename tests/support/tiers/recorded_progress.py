@@ -6,9 +6,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from tiers.access.progress import Progress
+
 
 @dataclass
-class RecordedProgress:
+class RecordedProgress(Progress):
     bars: list[tuple[str, int | None]] = field(default_factory=list)
     advances: list[int] = field(default_factory=list)
     said: list[str] = field(default_factory=list)

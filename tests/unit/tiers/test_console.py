@@ -10,7 +10,7 @@ from click import unstyle
 
 from tiers.access.open_tier import RemoteTierError, UnknownTargetError
 from tiers.broker.tls import TlsError
-from tiers.commands.console import FAILED, MISUSED, TERMINAL, explained, progress_count, show_table
+from tiers.commands.console import FAILED, MISUSED, TERMINAL, explained, show_table
 from tiers.config.tier_config import ConfigError
 from tiers.errors import BrokerError
 
@@ -27,10 +27,7 @@ def test_no_number_is_folded_or_cut(
     cells = lines[next(number for number, line in enumerate(lines) if "\u2500" in line) + 1 :]
     assert cells[0].split()[1:] == ["123456789012", "1073741824"]
     assert "".join(line.split()[0] for line in cells if line.strip()) == "orders-of-all-countries-0"
-
-
-def test_a_table_without_rows_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    show_table(("partition", "bytes"), [], ("bytes",))
+    show_table(names, [])
     assert capsys.readouterr().out == "none\n"
 
 
@@ -60,7 +57,7 @@ def test_a_count_is_shown_on_a_terminal_alone(
 ) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", str(int(is_watched)))
     read = [b"record"] * 41
-    with progress_count("records of the metadata topic", lambda: len(read)):
+    with TERMINAL.count("records of the metadata topic", lambda: len(read)):
         read.append(b"record")
     said = capsys.readouterr()
     assert said.out == ""

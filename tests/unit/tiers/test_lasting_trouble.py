@@ -11,55 +11,22 @@ from tiers.lasting_trouble import LONGEST_INTERVAL_MS, LastingTrouble
 logger = logging.getLogger(__name__)
 
 
-class Clock:
-    now_ms = 5_000
-
-
-def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, object, object]]:
-    found = [
-        (each.levelname, each.message, getattr(each, "since_s", None), getattr(each, "times", None))
-        for each in caplog.records
-    ]
-    caplog.clear()
-    return found
-
-
-@pytest.fixture
-def trouble(caplog: pytest.LogCaptureFixture) -> LastingTrouble:
+def test_the_lines_come_at_growing_intervals_and_begin_anew(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    Clock.now_ms = 5_000
-    return LastingTrouble(logger, "it fails", "it works again", clock_ms=lambda: Clock.now_ms)
-
-
-def test_the_begin_and_the_end_are_logged(trouble: LastingTrouble, caplog: pytest.LogCaptureFixture) -> None:
+    now_ms = 5_000
+    trouble = LastingTrouble(logger, "it fails", "it works again", clock_ms=lambda: now_ms)
     trouble.ended()
-    trouble.found(error="refused")
-    assert caplog.records[0].__dict__["error"] == "refused"
-    trouble.found()
-    Clock.now_ms += 2_000
-    trouble.ended()
-    trouble.ended()
-    assert lines(caplog) == [("WARNING", "it fails", None, None), ("INFO", "it works again", 2, 2)]
-
-
-def test_the_lines_come_at_growing_intervals(trouble: LastingTrouble, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(151):
-        trouble.found()
-        Clock.now_ms += 1_000
-    assert [since for _, _, since, _ in lines(caplog)] == [None, 10, 30, 70, 150]
-    for _ in range(10):
-        Clock.now_ms += LONGEST_INTERVAL_MS
-        trouble.found()
-    assert len(lines(caplog)) == 10
-
-
-def test_the_next_trouble_begins_anew(trouble: LastingTrouble, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(40):
-        trouble.found()
-        Clock.now_ms += 1_000
-    trouble.ended()
-    lines(caplog)
-    for _ in range(11):
-        trouble.found()
-        Clock.now_ms += 1_000
-    assert [since for _, _, since, _ in lines(caplog)] == [None, 10]
+    for _ in range(2):
+        caplog.clear()
+        for _ in range(151):
+            trouble.found(error="refused")
+            now_ms += 1_000
+        for _ in range(3):
+            now_ms += LONGEST_INTERVAL_MS
+            trouble.found(error="refused")
+        trouble.ended()
+        trouble.ended()
+        found = [(each.levelname, each.message, each.__dict__.get("since_s")) for each in caplog.records]
+        since = [None, 10, 30, 70, 150, 751, 1351, 1951]
+        assert found == [*[("WARNING", "it fails", each) for each in since], ("INFO", "it works again", 1951)]
+        assert (caplog.records[0].__dict__["error"], caplog.records[-1].__dict__["times"]) == ("refused", 154)

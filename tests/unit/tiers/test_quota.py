@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiers.quota import QuotaWindow, RateQuota, RemoteFetchQuotas, Reservation, reserve_all
+from tiers.quota import QuotaWindow, RateQuota, RemoteFetchQuotas, Reservation
 
 STEPS = st.lists(
     st.one_of(
@@ -14,11 +14,11 @@ STEPS = st.lists(
     ),
     max_size=60,
 )
+SECOND = QuotaWindow(1, 1000)
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
+    now_ms = 1_000_000
 
     def __call__(self) -> int:
         return self.now_ms
@@ -42,10 +42,15 @@ def test_no_window_holds_more_than_the_limit_and_one_reservation(
         elif step == "reserve":
             reservation = quota.reserve(number)
             if reservation is None:
-                assert quota.throttle_ms() > 0
-            else:
-                moved.append([clock.now_ms, number])
-                open_reservations.append((reservation, moved[-1]))
+                wait_ms = quota.throttle_ms()
+                assert wait_ms > 0
+                clock.now_ms += wait_ms - 1
+                assert quota.reserve(number) is None
+                clock.now_ms += 1
+                reservation = quota.reserve(number)
+            assert reservation is not None
+            moved.append([clock.now_ms, number])
+            open_reservations.append((reservation, moved[-1]))
         elif open_reservations:
             reservation, entry = open_reservations.pop(0)
             entry[1] = entry[1] * number // 100
@@ -56,117 +61,57 @@ def test_no_window_holds_more_than_the_limit_and_one_reservation(
         assert sum(within) < allowed + max(within) or sum(within) == 0
 
 
-@given(steps=STEPS, limit=st.integers(1, 3000))
-def test_a_throttled_read_may_continue_after_the_stated_time(steps: list[tuple[str, int]], limit: int) -> None:
-    clock = Clock()
-    quota = RateQuota(limit, QuotaWindow(3, 100), clock)
-    for step, number in steps:
-        if step == "wait":
-            clock.now_ms += number // 10
-        elif step == "reserve" and quota.reserve(number) is None:
-            wait_ms = quota.throttle_ms()
-            assert wait_ms > 0
-            clock.now_ms += wait_ms - 1
-            assert quota.reserve(number) is None
-            clock.now_ms += 1
-            assert quota.reserve(number) is not None
-
-
-def test_many_tasks_at_once_overshoot_by_one_reservation_at_most() -> None:
-    quota = RateQuota(1000, QuotaWindow(1, 1000), Clock())
-    granted = [quota.reserve(600) for _ in range(50)]
-    assert sum(one is not None for one in granted) == 2
-
-
 def test_unused_quota_is_released() -> None:
-    quota = RateQuota(1000, QuotaWindow(1, 1000), Clock())
-    reservation = quota.reserve(1000)
-    assert reservation is not None
-    assert quota.reserve(1) is None
-    with pytest.raises(ZeroDivisionError), reservation:
-        raise ZeroDivisionError
-    second = quota.reserve(1000)
-    assert second is not None
-    with second:
-        second.used_bytes = 999
-    assert quota.reserve(1) is not None
-    assert quota.reserve(1) is None
-
-
-def test_bytes_that_are_reported_late_do_not_count_in_a_later_window() -> None:
     clock = Clock()
-    quota = RateQuota(1000, QuotaWindow(1, 1000), clock)
-    late = quota.reserve(1000)
+    quota = RateQuota(1000, SECOND, clock)
+    for used_bytes in (0, 999):
+        reservation = quota.reserve(1000)
+        assert reservation is not None
+        assert quota.reserve(1) is None
+        reservation.used_bytes = used_bytes
+        with pytest.raises(ZeroDivisionError), reservation:
+            raise ZeroDivisionError
+    late = quota.reserve(1)
     assert late is not None
     clock.now_ms += 5000
     late.charge(0)
     assert quota.reserve(1000) is not None
-    assert quota.reserve(1) is None
+    assert quota.reserve(1) is None, "bytes that are reported late do not count in a later window"
 
 
-def test_all_quotas_are_reserved_or_none() -> None:
-    clock = Clock()
-    wide, narrow = (RateQuota(limit, QuotaWindow(1, 1000), clock) for limit in (1000, 10))
-    assert reserve_all([wide, narrow], 500) is not None
-    assert reserve_all([wide, narrow], 500) is None
-    assert wide.reserve(500) is not None
-    assert wide.reserve(1) is None
-
-
-def fetch_quotas(clock: Clock, **limits: int) -> RemoteFetchQuotas:
-    return RemoteFetchQuotas(
-        clock,
-        window=QuotaWindow(1, 1000),
-        bytes_per_second=limits.get("whole"),
-        per_client=limits.get("client"),
-        per_topic=[("orders-*", limits.get("topic")), ("*", None)],
-    )
-
-
-def test_each_topic_of_a_pattern_has_a_quota_of_its_own() -> None:
-    quotas = fetch_quotas(Clock(), topic=100)
-    assert quotas.reserve("orders-eu", "a", 100) is not None
-    assert quotas.reserve("orders-eu", "b", 1) is None
-    assert quotas.reserve("orders-us", "a", 100) is not None
-    assert quotas.reserve("other", "a", 100) is not None
+@pytest.mark.parametrize(
+    ("limits", "granted", "refused"),
+    [
+        ({"topic": 100}, [("orders-eu", "a"), ("orders-us", "a"), ("other", "a")], ("orders-eu", "b")),
+        ({"per_client": 100, "bytes_per_second": 250}, [("t", "a"), ("t", "b"), ("t", "c")], ("t", "d")),
+        ({"per_client": 100}, [("t", "a"), ("t", "b")], ("t", "a")),
+    ],
+    ids=["each topic of a pattern", "all share one", "each client"],
+)
+def test_a_read_needs_all_quotas_that_apply(
+    limits: dict[str, int], granted: list[tuple[str, str]], refused: tuple[str, str]
+) -> None:
+    per_topic = [("orders-*", limits.pop("topic", None)), ("*", None)]
+    quotas = RemoteFetchQuotas(Clock(), window=SECOND, per_topic=per_topic, **limits)
+    for topic, client in granted:
+        assert quotas.reserve(topic, client, 100) is not None
+    assert quotas.reserve(*refused, 100) is None
     assert (quotas.throttled_count, quotas.throttled_ms) == (1, 2000)
 
 
-def test_each_client_has_a_quota_of_its_own_and_all_share_one() -> None:
-    quotas = fetch_quotas(Clock(), client=100, whole=250)
-    assert quotas.reserve("t", "a", 100) is not None
-    assert quotas.reserve("t", "a", 100) is None
-    assert quotas.reserve("t", "b", 100) is not None
-    assert quotas.reserve("t", "c", 100) is not None
-    assert quotas.reserve("t", "d", 100) is None
-
-
-def test_clients_that_choose_ever_new_ids_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_that_choose_ever_new_ids_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiers.quota._CLIENTS_KEPT", 3)
-    clock = Clock()
-    quotas = fetch_quotas(clock, client=100)
-    for number in range(10):
+    quotas = RemoteFetchQuotas(Clock(), window=SECOND, per_client=100)
+    for number in (0, 1, 2, 3, 0):
         assert quotas.reserve("t", str(number), 100) is not None
-    assert len(quotas._of_clients) == 3
-    clock.now_ms += 10_000
-    assert quotas.reserve("t", "new", 100) is not None
-    assert len(quotas._of_clients) == 1
-
-
-def test_without_limits_nothing_is_ever_throttled() -> None:
-    quotas = RemoteFetchQuotas(Clock())
-    assert all(quotas.reserve("t", "a", 1 << 40) is not None for _ in range(100))
+    assert quotas.reserve("t", "3", 1) is None
 
 
 def test_a_limit_that_changes_counts_what_was_used() -> None:
-    now_ms = 0
-    quota = RateQuota(1000, QuotaWindow(1, 1000), lambda: now_ms)
+    clock = Clock()
+    quota = RateQuota(1000, SECOND, clock)
     assert quota.reserve(900) is not None
-    quota.change(500, QuotaWindow(1, 1000))
-    assert quota.reserve(1) is None
-    quota.change(None, QuotaWindow(1, 1000))
-    assert quota.reserve(1_000_000) is not None
-    quota.change(500, QuotaWindow(1, 1000))
+    for limit, is_granted in ((500, False), (None, True), (500, False)):
+        quota.change(limit, SECOND)
+        assert (quota.reserve(1_000_000) is not None) is is_granted
     assert quota.throttle_ms() == 2000
-    now_ms = 2000
-    assert quota.reserve(1) is not None

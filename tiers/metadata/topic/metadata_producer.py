@@ -34,7 +34,8 @@ from kafka.protocol.producer import (
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from protocol.errors import ErrorCode
-from tiers.broker.client import DEFAULT_METADATA_MAX_AGE_MS, BrokerClient
+from tiers.broker.client import BrokerClient
+from tiers.broker.metadata_reads import DEFAULT_METADATA_MAX_AGE_MS
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError
 from tiers.metadata.records.serde import KeyAndValue
 from tiers.metadata.topic.metadata_topic import MetadataTopic

@@ -20,7 +20,7 @@ from proxy.process.admin.access import admin_access
 from proxy.process.admin.http import Health, admin_http
 from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import RemoteTierError
-from tiers.commands.live import LiveTable, show_live
+from tiers.commands.console import LiveTable, show_live
 
 SETTINGS = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nhost = "127.0.0.1"\n'
 FIRST = """\
