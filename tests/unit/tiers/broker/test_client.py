@@ -91,15 +91,6 @@ def topics_asked_for(broker: ScriptedBroker) -> list[set[UUID]]:
     return [{topic.topic_id for topic in one.topics} for one in broker.received(MetadataRequest)]
 
 
-async def test_metadata_is_read_as_the_broker_says(broker: ScriptedBroker, opened: BrokerClient) -> None:
-    broker.topics = [ORDERS]
-    metadata = await opened.metadata(0)
-    assert (metadata.cluster_id, metadata.brokers[1].port) == ("cluster", broker.port)
-    assert metadata.topics == {"orders": ORDERS}
-    assert metadata.partition(P0) == ORDERS.partitions[0]
-    assert metadata.partition(TopicIdPartition(UUID(int=8), 0, "orders")) is None
-
-
 @pytest.mark.parametrize("answered", [False, True])
 async def test_a_broker_that_answers_no_request_may_ask_for_sasl(
     broker: ScriptedBroker, client: BrokerClient, answered: bool
@@ -128,6 +119,7 @@ async def test_a_leader_is_asked_for_by_the_id_of_its_topic(broker: ScriptedBrok
     for _ in range(2):
         assert await opened.leader_of(P0) == Leader(1, 5)
     assert topics_asked_for(broker) == [set(), {TOPIC_ID}]
+    assert (await opened.metadata(0)).topics == {"orders": ORDERS, "payments": PAYMENTS}
     no_leader = await failure_of(opened.leader_of(TopicIdPartition(TOPIC_ID, 1)))
     assert (no_leader.code, no_leader.retriable) == (ErrorCode.LEADER_NOT_AVAILABLE, True)
     recreated = await failure_of(opened.leader_of(TopicIdPartition(UUID(int=8), 0, "orders")))
@@ -165,21 +157,6 @@ async def test_a_topic_that_only_one_broker_has_heard_of_is_there(
 
 
 async def test_leaders_that_are_wanted_together_share_a_request(broker: ScriptedBroker, opened: BrokerClient) -> None:
-    broker.topics = [ORDERS, PAYMENTS]
-    asked, go_on = holding_metadata(broker)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(opened.leader_of(P0, max_age_ms=0))
-        await asked.wait()
-        for topic in (ORDERS, PAYMENTS, PAYMENTS):
-            tasks.create_task(opened.leader_of(TopicIdPartition(topic.topic_id, 0), max_age_ms=0))
-        await asyncio.sleep(0)
-        go_on.set()
-    _, alone, together, *rest = topics_asked_for(broker)
-    assert (alone, together) == ({TOPIC_ID}, {TOPIC_ID, PAYMENTS.topic_id})
-    assert len(rest) <= 1
-
-
-async def test_callers_share_the_answer_that_a_topic_is_missing(broker: ScriptedBroker, opened: BrokerClient) -> None:
     broker.topics = [ORDERS]
     asked, go_on = holding_metadata(broker)
     async with asyncio.TaskGroup() as tasks:
@@ -187,10 +164,12 @@ async def test_callers_share_the_answer_that_a_topic_is_missing(broker: Scripted
         await asked.wait()
         gone = [TopicIdPartition(PAYMENTS.topic_id, number) for number in range(5)]
         others = [tasks.create_task(failure_of(opened.leader_of(each, max_age_ms=0))) for each in gone]
+        tasks.create_task(opened.leader_of(P0, max_age_ms=0))
         await asyncio.sleep(0)
         go_on.set()
     assert all("there is no partition" in str(other.result()) for other in others)
-    assert topics_asked_for(broker) == [set(), {TOPIC_ID}, {PAYMENTS.topic_id}]
+    _, alone, together, *rest = topics_asked_for(broker)
+    assert (alone, together, rest) == ({TOPIC_ID}, {TOPIC_ID, PAYMENTS.topic_id}, [])
 
 
 async def test_topics_are_asked_for_in_batches(broker: ScriptedBroker, client: BrokerClient) -> None:
@@ -225,27 +204,13 @@ async def test_a_broker_that_died_a_moment_ago_is_not_asked_alone(stack: AsyncEx
     )
 
 
-async def test_an_old_broker_is_asked_again_in_the_version_it_knows(
-    broker: ScriptedBroker, client: BrokerClient
-) -> None:
-    broker.versions[ApiVersionsRequest.API_KEY] = (0, 2)
-    await client.open()
-    assert [request.version for request in broker.received(ApiVersionsRequest)] == [2]
-
-
-async def test_unreadable_versions_are_an_error_of_the_broker(broker: ScriptedBroker, client: BrokerClient) -> None:
+async def test_versions_are_negotiated_with_each_connection(broker: ScriptedBroker, client: BrokerClient) -> None:
+    broker.versions |= {ApiVersionsRequest.API_KEY: (0, 2), MetadataRequest.API_KEY: (0, 9)}
     broker.script(ApiKey.API_VERSIONS, deliver=delivery.truncated(10))
     assert "ApiVersions cannot be read" in str(await failure_of(client.open()))
-    await client.open()
-    assert broker.connections == 2
-
-
-async def test_a_version_that_the_broker_lacks_is_an_error_for_good(
-    broker: ScriptedBroker, client: BrokerClient
-) -> None:
-    broker.versions[MetadataRequest.API_KEY] = (0, 9)
     error = await failure_of(client.open())
     assert (error.code, error.retriable) == (ErrorCode.UNSUPPORTED_VERSION, False)
+    assert [request.version for request in broker.received(ApiVersionsRequest)] == [2, 2]
 
 
 async def test_a_lost_connection_fails_its_requests_and_is_opened_again(
@@ -259,6 +224,9 @@ async def test_a_lost_connection_fails_its_requests_and_is_opened_again(
     assert [error.result().retriable for error in pending] == [True] * 3
     assert (await opened.request(1, ASK)).cluster_id == "cluster"
     assert broker.connections == 2
+    broker.correlation_skew = 1
+    error = await failure_of(opened.request(1, ASK))
+    assert (error.retriable, "out of order" in str(error)) == (True, True)
 
 
 async def test_the_late_answer_to_an_abandoned_request_is_dropped_in_order(
@@ -273,22 +241,8 @@ async def test_the_late_answer_to_an_abandoned_request_is_dropped_in_order(
         go_on.set()
     assert second.result().cluster_id == "cluster"
     assert broker.connections == 1
-
-
-async def test_a_silent_broker_is_given_up_at_the_deadline(broker: ScriptedBroker, opened: BrokerClient) -> None:
     broker.answers[MetadataRequest.API_KEY] = never
     assert (await failure_of(opened.request(1, ASK, 20))).retriable
-
-
-async def test_a_long_poll_has_a_lane_of_its_own(broker: ScriptedBroker, opened: BrokerClient) -> None:
-    asked, go_on = holding_metadata(broker)
-    async with asyncio.TaskGroup() as tasks:
-        poll = tasks.create_task(opened.request(1, ASK, lane="poll"))
-        await asked.wait()
-        await opened.request(1, ASK)
-        assert not poll.done()
-        go_on.set()
-    assert broker.connections == 2
 
 
 async def test_any_broker_will_do_when_the_first_is_down(stack: AsyncExitStack) -> None:
@@ -301,12 +255,6 @@ async def test_any_broker_will_do_when_the_first_is_down(stack: AsyncExitStack) 
             assert (await client.metadata()).controller_id == 2
         else:
             assert (await failure_of(client.open())).retriable
-
-
-async def test_bytes_that_are_no_response_end_the_connection(broker: ScriptedBroker, opened: BrokerClient) -> None:
-    broker.correlation_skew = 1
-    error = await failure_of(opened.request(1, ASK))
-    assert (error.retriable, "out of order" in str(error)) == (True, True)
 
 
 def led_by(node_id: int, epoch: int, topic_id: UUID = TOPIC_ID) -> TopicMetadata:

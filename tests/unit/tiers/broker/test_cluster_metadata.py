@@ -7,14 +7,12 @@ from uuid import UUID
 
 from kafka.protocol.metadata import MetadataResponse
 
-from protocol.apis.metadata import PartitionMetadata
 from tiers.broker.cluster_metadata import (
     SLICE_BYTES,
     ClusterMetadata,
     read_cluster_metadata,
     without_unknown,
 )
-from tiers.model.ids import TopicIdPartition
 
 
 def answer_of(topic_id: int, leader_epochs: Mapping[int, int], name: str = "orders") -> bytes:
@@ -42,31 +40,8 @@ def answer_of(topic_id: int, leader_epochs: Mapping[int, int], name: str = "orde
     return bytes(response.encode(version=12))
 
 
-async def read(body: bytes, known: ClusterMetadata | None = None, asked_at_ms: int = 0) -> ClusterMetadata:
-    by_id = {} if known is None else known.topics_by_id
-    return await read_cluster_metadata(body, 12, asked_at_ms, by_id.get)
-
-
-def epochs_of(metadata: ClusterMetadata) -> dict[int, int]:
-    return {index: one.leader_epoch for index, one in metadata.topics["orders"].partitions.items()}
-
-
-async def test_a_broker_that_lags_behind_takes_nothing_back() -> None:
-    known = await read(answer_of(7, {0: 4, 1: 2, 2: 1}))
-    found = await read(answer_of(7, {0: 3, 1: 5}), known)
-    assert len(found.topics["orders"].partitions) == 3
-    again = await read(answer_of(7, {0: 3, 1: 4, 2: 1}), found)
-    assert epochs_of(found) == epochs_of(again) == {0: 4, 1: 5, 2: 1}
-    assert again.partition(TopicIdPartition(UUID(int=7), 2, "orders")) is not None
-    assert epochs_of(await read(answer_of(8, {0: 0}), known)) == {0: 0}
-
-
-async def test_partitions_that_come_out_of_order_are_found() -> None:
-    found = await read(answer_of(7, {5: 1, 0: 2, 3: 9}))
-    partitions = found.topics["orders"].partitions
-    assert epochs_of(found) == {5: 1, 0: 2, 3: 9}
-    assert partitions[3] == PartitionMetadata(3, 1, 9)
-    assert partitions.get(1) is None
+async def read(body: bytes) -> ClusterMetadata:
+    return await read_cluster_metadata(body, 12, 0, lambda topic_id: None)
 
 
 async def test_an_answer_about_some_topics_leaves_the_others() -> None:

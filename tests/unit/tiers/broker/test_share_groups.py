@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -95,14 +95,6 @@ async def test_the_lowest_start_of_all_groups(
     assert (await cluster.lowest_start(), cluster.describes()) == (lowest, describes)
 
 
-async def test_a_principal_to_whom_groups_may_be_hidden_trims_nothing(cluster: Cluster) -> None:
-    """Without DESCRIBE on the cluster, a broker lists the groups that the principal may describe, and no others."""
-    for broker in cluster.brokers:
-        broker.cluster_operations -= {8}
-    with pytest.raises(BrokerError, match="give DESCRIBE on the cluster"):
-        await cluster.lowest_start()
-
-
 async def test_brokers_that_do_not_know_share_groups_have_none_and_need_no_right(cluster: Cluster) -> None:
     cluster.brokers[0].share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
     for broker in cluster.brokers:
@@ -111,46 +103,56 @@ async def test_brokers_that_do_not_know_share_groups_have_none_and_need_no_right
     assert await cluster.lowest_start() is None
 
 
-async def test_a_group_that_went_away_in_between(cluster: Cluster) -> None:
-    cluster.brokers[0].share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
-    cluster.brokers[0].script(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, with_group_error(GROUP_ID_NOT_FOUND))
-    assert await cluster.lowest_start() is None
+def hidden(cluster: Cluster) -> None:
+    """Without DESCRIBE on the cluster, a broker lists the groups that the principal may describe, and no others."""
+    for broker in cluster.brokers:
+        broker.cluster_operations -= {8}
 
 
-async def test_a_coordinator_that_does_not_list_leaves_it_unknown(cluster: Cluster) -> None:
+def unlisted(cluster: Cluster) -> None:
     cluster.brokers[1].script(ApiKey.LIST_GROUPS, failing(COORDINATOR_LOAD_IN_PROGRESS))
-    with pytest.raises(BrokerError, match="could not be listed") as failed:
-        await cluster.lowest_start()
-    assert failed.value.retriable
-    assert await cluster.lowest_start() is None
+
+
+def without_coordinator(cluster: Cluster) -> None:
     for broker in cluster.brokers:
         broker.topics = [offsets_topic(1, -1)]
-    with pytest.raises(BrokerError, match="without a coordinator"):
-        await cluster.lowest_start()
+
+
+def described_as(answer: Any) -> Callable[[Cluster], None]:
+    return lambda cluster: cluster.brokers[0].script(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, answer, times=2)
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "of_the_other"),
+    ("trouble", "said", "of_the_other"),
     [
-        (with_group_error(UNKNOWN_SERVER_ERROR), "share group a does not report its offsets", None),
-        (
-            with_partition_error(UNKNOWN_SERVER_ERROR, OURS),
-            "share group a does not report its offset in a partition",
-            41,
-        ),
+        (hidden, "give DESCRIBE on the cluster", "give DESCRIBE on the cluster"),
+        (unlisted, "could not be listed", 41),
+        (without_coordinator, "without a coordinator", "without a coordinator"),
+        (described_as(with_group_error(GROUP_ID_NOT_FOUND)), None, None),
+        (described_as(with_group_error(UNKNOWN_SERVER_ERROR)), "a does not report its offsets", "a does not report"),
+        (described_as(with_partition_error(UNKNOWN_SERVER_ERROR, OURS)), "a does not report its offset in a part", 41),
     ],
-    ids=["the group", "one partition"],
+    ids=[
+        "groups may be hidden",
+        "an error for once",
+        "no coordinator",
+        "a group that went away",
+        "a group",
+        "one part",
+    ],
 )
-async def test_a_group_that_tells_nothing_leaves_it_unknown(
-    cluster: Cluster, answer: Any, said: str, of_the_other: int | None
+async def test_a_group_that_may_be_missed_leaves_it_unknown(
+    cluster: Cluster, trouble: Callable[[Cluster], None], said: str | None, of_the_other: int | str | None
 ) -> None:
     cluster.brokers[0].share_groups = [ShareGroup("a", starts={(OURS, 3): 40, (OTHER, 3): 41})]
-    cluster.brokers[0].script(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, answer, times=2)
-    with pytest.raises(BrokerError, match=said):
-        await cluster.lowest_start()
-    if of_the_other is not None:
-        other = TopicIdPartition(OTHER, 3, "other")
-        assert await cluster.groups.lowest_start(other, TIMEOUT_MS) == of_the_other
+    trouble(cluster)
+    for partition, expected in ((PARTITION, said), (TopicIdPartition(OTHER, 3, "other"), of_the_other)):
+        if isinstance(expected, str):
+            with pytest.raises(BrokerError, match=expected) as failed:
+                await cluster.groups.lowest_start(partition, TIMEOUT_MS)
+            assert failed.value.retriable
+        else:
+            assert await cluster.groups.lowest_start(partition, TIMEOUT_MS) == expected
 
 
 async def test_a_coordinator_that_came_back_a_moment_ago_is_asked(cluster: Cluster) -> None:

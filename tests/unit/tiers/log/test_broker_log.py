@@ -109,26 +109,25 @@ async def test_a_read_is_what_the_leader_of_the_named_epoch_holds(cluster: Clust
     assert asked.topics[0].partitions[0].current_leader_epoch == 3
 
 
-@pytest.mark.parametrize(("lso", "records"), [(25, LOG), (30, LOG[:-1])], ids=["last stable offset", "torn"])
-async def test_batches_at_the_last_stable_offset_and_torn_ones_are_left_out(
-    cluster: Cluster, lso: int, records: bytes
+@pytest.mark.parametrize(
+    ("lso", "records", "found"),
+    [
+        (25, LOG, batch_of(10, 10)),
+        (30, LOG[:-1], batch_of(10, 10)),
+        (30, LOG[:-1] + bytes([LOG[-1] ^ 1]), None),
+        (30, batch_of(20, 10) + batch_of(10, 10), None),
+        (30, batch_of(10, 10, leader_epoch=2) + batch_of(20, 10, leader_epoch=1), None),
+    ],
+    ids=["beyond the last stable offset", "torn", "a flipped bit", "offsets that fall", "epochs that fall"],
+)
+async def test_whole_batches_below_the_last_stable_offset_are_read(
+    cluster: Cluster, lso: int, records: bytes, found: bytes | None
 ) -> None:
     cluster.answers(last_stable_offset=lso, records=records)
-    assert (await cluster.read()).records == batch_of(10, 10)
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        LOG[:-1] + bytes([LOG[-1] ^ 1]),
-        batch_of(20, 10) + batch_of(10, 10),
-        batch_of(10, 10, leader_epoch=2) + batch_of(20, 10, leader_epoch=1),
-    ],
-    ids=["a flipped bit", "offsets that fall", "epochs that fall"],
-)
-async def test_corrupt_batches_are_an_error(cluster: Cluster, records: bytes) -> None:
-    cluster.answers(records=records)
-    assert (await failure_of(cluster.read())).code == ErrorCode.CORRUPT_MESSAGE
+    if found is None:
+        assert (await failure_of(cluster.read())).code == ErrorCode.CORRUPT_MESSAGE
+    else:
+        assert (await cluster.read()).records == found
 
 
 @pytest.mark.parametrize(
@@ -169,11 +168,12 @@ async def test_a_throttled_answer_is_asked_for_again(cluster: Cluster) -> None:
     assert await cluster.bounds() == BOUNDS
 
 
-async def test_out_of_range_is_a_gap_below_and_a_divergence_above(cluster: Cluster) -> None:
-    with pytest.raises(OffsetGapError):
-        await cluster.read(9)
-    with pytest.raises(LogDivergedError):
-        await cluster.read(31)
+@pytest.mark.parametrize(("offset", "error"), [(9, OffsetGapError), (31, LogDivergedError)])
+async def test_out_of_range_is_a_gap_below_and_a_divergence_above(
+    cluster: Cluster, offset: int, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await cluster.read(offset)
 
 
 async def test_an_epochs_end_is_the_leaders_answer(cluster: Cluster) -> None:
@@ -213,14 +213,23 @@ async def test_a_trim_is_checked_again_after_its_connection_took_long_to_open(
     assert not cluster.is_trimmed
 
 
-@pytest.mark.parametrize("code", [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH])
-async def test_a_trim_under_another_leader_epoch_trims_nothing(cluster: Cluster, code: int) -> None:
-    cluster.fails(code)
-    fenced = await failure_of(cluster.trim())
-    assert (fenced.code, fenced.retriable) == (code, False)
-    cluster.leads(2, 4)
-    await failure_of(cluster.trim(epoch=4))
-    assert not cluster.is_trimmed
+@pytest.mark.parametrize(
+    ("stage", "epoch", "code"),
+    [
+        (lambda cluster: cluster.fails(ErrorCode.FENCED_LEADER_EPOCH), 3, ErrorCode.FENCED_LEADER_EPOCH),
+        (lambda cluster: cluster.fails(ErrorCode.UNKNOWN_LEADER_EPOCH), 3, ErrorCode.UNKNOWN_LEADER_EPOCH),
+        (lambda cluster: cluster.leads(2, 4), 3, ErrorCode.FENCED_LEADER_EPOCH),
+        (lambda cluster: cluster.answers(last_stable_offset=20), 3, None),
+        (lambda cluster: cluster.leads(1, 3, UUID(int=8)), 3, ErrorCode.UNKNOWN_TOPIC_ID),
+    ],
+    ids=["fenced", "unknown epoch", "a later leader", "above the last stable offset", "a recreated topic"],
+)
+async def test_nothing_is_trimmed_where_the_owner_does_not_think_it_is(
+    cluster: Cluster, stage: Callable[[Cluster], None], epoch: int, code: int | None
+) -> None:
+    stage(cluster)
+    failure = await failure_of(cluster.trim(21, epoch))
+    assert (failure.code, failure.retriable, cluster.is_trimmed) == (code, False, False)
 
 
 async def test_a_trim_that_is_repeated_asks_again_whether_the_partition_is_ours(cluster: Cluster) -> None:
@@ -231,20 +240,7 @@ async def test_a_trim_that_is_repeated_asks_again_whether_the_partition_is_ours(
 
     with pytest.raises(OwnershipLostError):
         await cluster.trim(check=lost_meanwhile)
-    assert len(cluster.first.received(FetchRequest)) == 2
-    assert not cluster.is_trimmed
-
-
-async def test_no_trim_above_the_last_stable_offset(cluster: Cluster) -> None:
-    cluster.answers(times=9, last_stable_offset=20)
-    await failure_of(cluster.trim(21))
-    assert not cluster.is_trimmed
-
-
-async def test_a_topic_recreated_under_the_name_is_not_trimmed(cluster: Cluster) -> None:
-    cluster.leads(1, 3, UUID(int=8))
-    assert (await failure_of(cluster.trim())).code == ErrorCode.UNKNOWN_TOPIC_ID
-    assert not cluster.is_trimmed
+    assert (len(cluster.first.received(FetchRequest)), cluster.is_trimmed) == (2, False)
 
 
 async def test_bounds_are_one_question_without_records(cluster: Cluster) -> None:

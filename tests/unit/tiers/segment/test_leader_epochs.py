@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.leader_epochs import EpochHole, UnknownEpochStartError, check_named, clipped, epochs_begun
+from tiers.segment.leader_epochs import EpochHole, epochs_begun
 
 HOLE = EpochHole(3, 10, 5, 200)
 Epochs = list[tuple[int, int]]
@@ -35,23 +35,3 @@ def entries(pairs: Epochs) -> list[LeaderEpochEntry]:
 )
 def test_the_epochs_that_begin_in_a_hole_are_the_named_ones(hole: EpochHole, named: Epochs, begun: Epochs) -> None:
     assert epochs_begun(hole, entries(named)) == entries(begun)
-
-
-def test_an_epoch_that_is_not_named_is_told() -> None:
-    check_named(HOLE, entries([(5, 10)]))
-    with pytest.raises(UnknownEpochStartError, match="leader epoch 5, which is between offsets 10 and 200") as raised:
-        check_named(HOLE, entries([(4, 10)]))
-    assert raised.value.hole == HOLE
-
-
-@pytest.mark.parametrize(
-    ("start", "kept"),
-    [
-        (0, [(0, 0), (2, 50), (5, 150)]),
-        (49, [(0, 49), (2, 50), (5, 150)]),
-        (50, [(2, 50), (5, 150)]),
-        (151, [(5, 151)]),
-    ],
-)
-def test_the_epochs_of_a_segment_are_clipped_to_its_start(start: int, kept: Epochs) -> None:
-    assert clipped(entries([(0, 0), (2, 50), (5, 150)]), start) == tuple(entries(kept))

@@ -15,7 +15,6 @@ from tests.support.fakes.kafka_indexes import offset_index_entries, time_index_e
 from tests.support.fakes.record_batches import (
     batch_of,
     build_batch,
-    control_batch,
     legacy_message,
     legacy_wrapper,
     record,
@@ -24,7 +23,6 @@ from tests.support.fakes.segments import build_segment
 from tiers.errors import LogDivergedError
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.leader_epochs import EpochHole, UnknownEpochStartError, clipped
-from tiers.segment.producer_state import encode_producer_snapshot
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
 
 Epochs = list[tuple[int, int]]
@@ -150,18 +148,6 @@ def test_a_full_disk_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch
     built = builder.finish()
     assert path.read_bytes() == (first + second if is_retried else first)
     assert (built.end_offset, built.size_bytes) == (19 if is_retried else 9, path.stat().st_size)
-
-
-def test_the_state_of_producers_is_handed_on(path: Path) -> None:
-    def data(offset: int, producer_id: int) -> bytes:
-        return build_batch(offset, [record(offset)], producer_id=producer_id, producer_epoch=0, transactional=True)
-
-    built = build_segment(path, [data(0, 8) + data(1, 9)])
-    assert [(one.producer_id, one.current_txn_first_offset) for one in built.producers] == [(8, 0), (9, 1)]
-    assert built.indexes.producer_snapshot == encode_producer_snapshot(built.producers)
-    second = SegmentBuilder(path.with_name("second"), 2, producers=built.producers)
-    second.append(control_batch(2, commit=True, producer_id=8, producer_epoch=1) + data(3, 9), ())
-    assert [one[:4] + one[6:] for one in second.finish().producers] == [(8, 1, -1, -1, 7, -1), (9, 0, -1, 3, -1, 1)]
 
 
 def test_a_falling_leader_epoch_is_divergence(path: Path) -> None:

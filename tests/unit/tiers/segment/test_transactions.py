@@ -49,68 +49,34 @@ def fed(
 
 
 @pytest.mark.parametrize(
-    ("report", "batches", "late_report", "ranges"),
+    ("began_at", "report", "batches", "late_report", "ranges", "last_stable_offset"),
     [
-        ([(A, 10)], [data(A, 10, 24), abort(A, 25)], [(A, 10)], [(A, 10, 25)]),
-        ([], [data(A, 10, 19), abort(A, 20)], [], [(A, 10, 20)]),
-        (
-            [(A, 10), (A, 30)],
-            [data(A, 10, 19), abort(A, 20), data(A, 30, 39)],
-            [],
-            [(A, 10, 20), (A, 30, MARKER_NOT_COPIED)],
-        ),
-        (
-            [(A, 0), (A, 20)],
-            [data(A, 0, 4), abort(A, 5), data(A, 6, 9), commit(A, 10), data(A, 20, 24), abort(A, 25)],
-            [],
-            [(A, 0, 5), (A, 20, 25)],
-        ),
-        ([(A, 500)], [], [], []),
-        ([], [abort(A, 0), commit(B, 1), abort(A, 2)], [], []),
+        (0, [(A, 10)], [data(A, 10, 24), abort(A, 25)], [(A, 10)], [(A, 10, 25)], 26),
+        (0, [(A, 500)], [], [], [], None),
+        (0, [], [abort(A, 0), commit(B, 1), abort(A, 2)], [], [], None),
+        (0, [(A, 5), (A, 30)], [commit(A, 20)], [], [(A, 30, MARKER_NOT_COPIED)], None),
+        (100, [(A, 90)], [abort(A, 120)], [], [(A, 90, 120)], 100),
     ],
     ids=[
         "reported again after its marker",
-        "aborted and not reported",
-        "a marker closes one transaction, not the next",
-        "committed data between two aborted transactions",
         "reported, and beyond the segment",
         "markers without data",
+        "committed, whatever was reported",
+        "a copier that began midway",
     ],
 )
-def test_the_aborted_ranges_of_a_segment(
-    report: Transactions, batches: list[bytes], late_report: Transactions, ranges: list[tuple[int, int, int]]
+def test_reports_are_believed_as_far_as_the_markers_agree(
+    began_at: int,
+    report: Transactions,
+    batches: list[bytes],
+    late_report: Transactions,
+    ranges: list[tuple[int, int, int]],
+    last_stable_offset: int | None,
 ) -> None:
-    tracker = fed(TransactionTracker(0, None), *batches, report=report, late_report=late_report)
-    assert tracker.ranges(99) == tuple(AbortedTransactionRange(*one) for one in ranges)
-
-
-@pytest.mark.parametrize(
-    ("began_at", "report", "batches", "index", "carried"),
-    [
-        (0, [(A, 10)], [data(A, 10, 24), abort(A, 25)], [AbortedTxn(A, 10, 25, 26)], []),
-        (0, [(A, 500)], [], [], [(A, 500)]),
-        (0, [], [abort(A, 0), commit(B, 1), abort(A, 2)], [], []),
-        (100, [(A, 90)], [abort(A, 120)], [AbortedTxn(A, 90, 120, 100)], []),
-    ],
-    ids=["within", "beyond the segment", "markers without data", "a copier that began midway"],
-)
-def test_the_transaction_index_and_what_is_carried_on(
-    began_at: int, report: Transactions, batches: list[bytes], index: list[AbortedTxn], carried: Transactions
-) -> None:
-    tracker = fed(TransactionTracker(began_at, None), *batches, report=report)
-    assert tracker.transaction_index() == index
-    aborted = tuple(AbortedTransaction(*one) for one in carried)
-    assert tracker.open_transactions() == OpenTransactions(aborted=aborted, history_from=began_at)
-
-
-def test_the_marker_of_a_later_segment_closes_what_was_carried() -> None:
-    first = fed(TransactionTracker(0, None), data(A, 10, 29), report=[(A, 10)])
-    assert first.ranges(29) == (AbortedTransactionRange(A, 10, MARKER_NOT_COPIED),)
-    second = fed(TransactionTracker(30, first.open_transactions()), data(B, 30, 49), abort(A, 50), report=[(A, 10)])
-    assert second.ranges(50) == (AbortedTransactionRange(A, 10, 50),)
-    # B has been open since 30, so the last stable offset stays there.
-    assert second.transaction_index() == [AbortedTxn(A, 10, 50, 30)]
-    assert second.open_transactions().ongoing == (AbortedTransaction(B, 30),)
+    tracker = fed(TransactionTracker(began_at, None), *batches, report=report, late_report=late_report)
+    assert tracker.ranges(199) == tuple(AbortedTransactionRange(*one) for one in ranges)
+    index = [] if last_stable_offset is None else [AbortedTxn(*ranges[0], last_stable_offset)]
+    assert (tracker.transaction_index(), tracker.open_transactions().history_from) == (index, began_at)
 
 
 def test_one_report_for_two_segments_opens_nothing_again() -> None:
