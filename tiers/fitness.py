@@ -1,18 +1,15 @@
 """`Fitness` tells whether this process can do the work of an owner: it can write its disks and use the store.
 
-Only local evidence counts: the probes of this module's caller, and never what happens to one partition. A process that
-is not fit stays in the group and says so there. The group gives it no partitions while another member is fit
-(docs/design.md, "Ownership").
-
-A process that was unfit must pass all probes for a while before it counts as fit again. The time doubles with every
-relapse, so that a process in changing health does not move partitions again and again.
+Only local evidence counts: the probes, and never what happens to one partition. The group gives an unfit member no
+partitions while another one is fit (docs/design.md, "Ownership"). A process that was unfit must pass all probes for a
+while before it counts as fit again. The time doubles with every relapse, so that partitions do not move all the time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -48,13 +45,12 @@ class Fitness:
 
     def __init__(
         self,
-        probes: Iterable[Probe] = (),
         *,
         interval_ms: int,
         clock_ms: Callable[[], int] = monotonic_ms,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        self._probes = {probe.name: probe for probe in probes}
+        self._probes: dict[str, Probe] = {}
         self._interval_ms = interval_ms
         self._clock_ms = clock_ms
         self._wall_clock_ms = wall_clock_ms

@@ -1,7 +1,6 @@
 """`MetricSpec` declares a metric: its name, type, labels and meaning. Metrics are made from specs alone.
 
-The modules `metrics.py`, and the few others with a metric of their own, have their specs as constants. The registry of
-all of them is `proxy/commands/metrics_reference.py`, which generates docs/metrics.md.
+`proxy/commands/metrics_reference.py` registers all specs, and generates docs/metrics.md.
 """
 
 from __future__ import annotations

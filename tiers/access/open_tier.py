@@ -146,6 +146,16 @@ async def metadata_to_now(
         await log.close()
 
 
+@asynccontextmanager
+async def metadata_now(
+    config: TierConfig, client: BrokerClient, progress: Progress = SILENCE
+) -> AsyncIterator[TopicBasedMetadataLog]:
+    """Does the same as `metadata_to_now`, without ownership, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+        async with metadata_to_now(config, client, Path(folder), progress=progress) as log:
+            yield log
+
+
 async def segments_without_metadata(config: TierConfig, cluster_id: str, storage: RemoteStorageManager) -> str | None:
     """Returns why new metadata must not be created: the store holds segments of this cluster. None if it may be.
 
@@ -165,22 +175,19 @@ async def segments_without_metadata(config: TierConfig, cluster_id: str, storage
 @asynccontextmanager
 async def open_metadata(config: TierConfig, progress: Progress = SILENCE) -> AsyncIterator[OpenMetadata]:
     """Yields the opened metadata. The store need not answer. Raises like `tiered_cluster`."""
-    async with tiered_cluster(config) as (client, cluster):
-        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder), progress=progress) as log:
-                yield OpenMetadata(config, client, cluster, log, progress)
+    async with tiered_cluster(config) as (client, cluster), metadata_now(config, client, progress) as log:
+        yield OpenMetadata(config, client, cluster, log, progress)
 
 
 @asynccontextmanager
 async def open_tier(config: TierConfig, progress: Progress = SILENCE) -> AsyncIterator[OpenTier]:
     """Yields the opened tier, without any ownership. Raises like `tiered_cluster`."""
-    async with tiered_cluster(config) as (client, cluster):
-        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with (
-                open_storage(config, cluster.cluster_id) as storage,
-                metadata_to_now(config, client, Path(folder), progress=progress) as log,
-            ):
-                yield tier_of(OpenMetadata(config, client, cluster, log, progress), storage)
+    async with (
+        tiered_cluster(config) as (client, cluster),
+        open_storage(config, cluster.cluster_id) as storage,
+        metadata_now(config, client, progress) as log,
+    ):
+        yield tier_of(OpenMetadata(config, client, cluster, log, progress), storage)
 
 
 def tier_of(opened: OpenMetadata, storage: LocatedRemoteStorageManager) -> OpenTier:

@@ -248,8 +248,6 @@ class BrokerClient(MetadataClient):
         link = self._links.get((address, lane))
         if link is None:
             link = self._links[address, lane] = _Link(asyncio.Lock())
-        if (connection := self._usable(link)) is not None:
-            return connection
         try:
             async with asyncio.timeout(deadline.remaining_ms() / 1000), link.lock:
                 if (connection := self._usable(link)) is not None:

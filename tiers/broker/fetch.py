@@ -67,7 +67,6 @@ async def fetch_raw(
     *,
     max_bytes: int,
     max_wait_ms: int = 0,
-    min_bytes: int = 1,
     isolation_level: int = READ_COMMITTED,
     timeout_ms: int | None = None,
     lane: str = DEFAULT_LANE,
@@ -79,7 +78,7 @@ async def fetch_raw(
     of the whole response."""
     message = FetchRequest(
         max_wait_ms=max_wait_ms,
-        min_bytes=min_bytes,
+        min_bytes=1,
         max_bytes=max_bytes,
         isolation_level=isolation_level,
         session_id=0,

@@ -52,10 +52,11 @@ async def authenticate(credentials: SaslCredentials, ask: Ask, versions: tuple[i
     body = await ask(SaslHandshakeRequest(mechanism=mechanism), 1)
     handshake = SaslHandshakeResponse.decode(body, version=1)
     if handshake.error_code:
-        raise _failed(handshake.error_code, _offer(handshake.mechanisms))
+        reason = f"the broker offers {', '.join(handshake.mechanisms)}: see mechanism"
+        if not handshake.mechanisms:
+            reason = "this listener of the broker has no SASL: remove [upstream.sasl], or use the broker's SASL port"
+        raise _failed(handshake.error_code, reason)
     version = min(versions[1], int(SaslAuthenticateRequest.max_version))
-    lifetime_ms = 0
-    challenge = b""
     async with aclosing(_tokens(credentials)) as tokens:
         token = await anext(tokens)
         while True:
@@ -65,12 +66,10 @@ async def authenticate(credentials: SaslCredentials, ask: Ask, versions: tuple[i
                 reason = response.error_message or "the broker gives no reason"
                 setting = "token.file" if mechanism == "OAUTHBEARER" else "username and password"
                 raise _failed(response.error_code, f"{reason}: see {setting}")
-            challenge = bytes(response.auth_bytes or b"")
-            lifetime_ms = max(0, int(response.session_lifetime_ms)) if version >= 1 else 0
             try:
-                token = await tokens.asend(challenge)
+                token = await tokens.asend(bytes(response.auth_bytes or b""))
             except StopAsyncIteration:
-                return lifetime_ms
+                return max(0, int(response.session_lifetime_ms)) if version >= 1 else 0
 
 
 async def _tokens(credentials: SaslCredentials) -> AsyncGenerator[bytes, bytes]:
@@ -110,12 +109,6 @@ def _read_token(file: Path | None) -> str:
     if not token or not token.isprintable():
         raise _failed(0, f"{file} holds no token")
     return token
-
-
-def _offer(mechanisms: list[str]) -> str:
-    if mechanisms:
-        return f"the broker offers {', '.join(mechanisms)}: see mechanism"
-    return "this listener of the broker has no SASL: remove [upstream.sasl], or use the broker's SASL port"
 
 
 def _failed(error_code: int, reason: str) -> BrokerRefusedError:

@@ -1,21 +1,18 @@
 """Reads the start offsets of all share groups (KIP-932), because a trim beyond one would take records from its group.
 
-The coordinator of a group is the broker that lists it, so the reader asks every broker. Brokers without share groups
-list none. The lists are complete only if no group moves from one broker to another meanwhile. A broker leaves out the
-groups that the proxy's principal may not describe, and does not tell. It lists all groups to a principal with DESCRIBE
-on the cluster, so the reader asks for this right each time. Reading the offsets needs DESCRIBE on the groups.
-
-A group with members may hold records before it has a start offset: the broker stores a start offset only when the first
-record is acknowledged or released. Until then the partitions of the group must not be trimmed. A group without members
-holds no records; it starts at the offset that its share.auto.offset.reset finds later, in the local tier. The stored
-start offset is that from before the latest acknowledgement, so it may lag behind but is never too high.
+* The coordinator of a group is the broker that lists it, so the reader asks every broker. Brokers without share groups
+  list none. The lists are complete only if no group moves from one broker to another meanwhile.
+* A broker leaves out the groups that the proxy's principal may not describe. It lists all groups to a principal with
+  DESCRIBE on the cluster, so the reader asks for this right each time. The offsets need DESCRIBE on the groups.
+* A broker stores a start offset only when the first record is acknowledged or released. Until then a group with members
+  may hold records, and its partitions must not be trimmed. A group without members holds none.
+* The stored offset is that from before the latest acknowledgement: it may lag behind, but is never too high.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 from uuid import UUID
 
 from kafka.protocol.admin import DescribeClusterRequest, ListGroupsRequest
@@ -137,18 +134,22 @@ class ClusterShareGroups:
         timeout_ms: int,
     ) -> None:
         request = DescribeShareGroupOffsetsRequest
-        message = request(
-            groups=[request.DescribeShareGroupOffsetsRequestGroup(group_id=group, topics=None) for group in states]
-        )
-        response = await self._client.request(node_id, message, timeout_ms)
-        for group in response.groups:
-            if group.error_code == _GROUP_ID_NOT_FOUND:
+        groups = [request.DescribeShareGroupOffsetsRequestGroup(group_id=group, topics=None) for group in states]
+        for group in (await self._client.request(node_id, request(groups=groups), timeout_ms)).groups:
+            name, code = f"share group {group.group_id}", group.error_code
+            if code == _GROUP_ID_NOT_FOUND:
                 continue
-            if group.error_code != ErrorCode.NONE:
-                raise BrokerError(
-                    f"share group {group.group_id} does not report its offsets", group.error_code, retriable=True
-                )
-            _add_group(starts, group.group_id, group.topics, has_members=states.get(group.group_id) != _EMPTY)
+            if code != ErrorCode.NONE:
+                raise BrokerError(f"{name} does not report its offsets", code, retriable=True)
+            has_members = states.get(group.group_id) != _EMPTY
+            for key, answer in ((topic.topic_id, each) for topic in group.topics for each in topic.partitions):
+                place = key, answer.partition_index
+                known = starts.get(place)
+                if answer.error_code != ErrorCode.NONE:
+                    starts[place] = BrokerError(f"{name} does not report its offset in a partition", answer.error_code)
+                elif not isinstance(known, BrokerError) and (answer.start_offset >= 0 or has_members):
+                    start = max(answer.start_offset, 0)
+                    starts[place] = start if known is None else min(known, start)
 
 
 def _led(metadata: ClusterMetadata) -> dict[int, tuple[int, int]]:
@@ -156,19 +157,3 @@ def _led(metadata: ClusterMetadata) -> dict[int, tuple[int, int]]:
     groups = metadata.topics.get(_GROUPS_TOPIC)
     partitions = {} if groups is None else groups.partitions
     return {number: (one.leader_id, one.leader_epoch) for number, one in partitions.items()}
-
-
-def _add_group(
-    starts: dict[tuple[UUID, int], int | BrokerError], group_id: str, topics: Sequence[Any], *, has_members: bool
-) -> None:
-    for topic in topics:
-        for answer in topic.partitions:
-            key = topic.topic_id, answer.partition_index
-            known = starts.get(key)
-            if answer.error_code != ErrorCode.NONE:
-                starts[key] = BrokerError(
-                    f"share group {group_id} does not report its offset in a partition", answer.error_code
-                )
-            elif not isinstance(known, BrokerError) and (answer.start_offset >= 0 or has_members):
-                start = max(answer.start_offset, 0)
-                starts[key] = start if known is None else min(known, start)

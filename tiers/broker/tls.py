@@ -21,8 +21,6 @@ CHECK_INTERVAL_MS = 1_000
 
 _PLAIN_TEXT = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"})
 
-_Stamp = tuple[int, int, int] | None
-
 
 class TlsError(Exception):
     """Certificates or keys are unusable. The message is one line and names the setting and the file."""
@@ -48,7 +46,7 @@ class TlsContext:
         self._build = build
         self._files = tuple(files)
         self._clock_ms = clock_ms
-        self._stamps = self._read_stamps()
+        self._stamps = [*map(_stamp, self._files)]
         self._checked_at_ms = clock_ms()
         try:
             self._context = build()
@@ -73,7 +71,7 @@ class TlsContext:
 
     def _refresh(self) -> None:
         # The stamps are read before the files. So a change between the two reads is noticed the next time.
-        stamps = self._read_stamps()
+        stamps = [*map(_stamp, self._files)]
         if stamps == self._stamps:
             return
         self._stamps = stamps
@@ -86,11 +84,8 @@ class TlsContext:
             self._trouble = ""
             logger.info("changed certificates are in use", extra={"of": self._name})
 
-    def _read_stamps(self) -> list[_Stamp]:
-        return [_stamp(file) for file in self._files]
 
-
-def _stamp(file: Path) -> _Stamp:
+def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
         status = file.stat()
     except OSError:
@@ -130,18 +125,13 @@ def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | Non
         # The callback prevents OpenSSL's prompt for a password: a service has no terminal.
         context.load_cert_chain(certificate, key, password=lambda: password or "")
     except (OSError, ValueError) as error:
-        for name, file in (("certificate", certificate), ("key", key)):
-            if file is not None:
-                _check_readable(name, file)
+        for name, file in (("certificate", certificate), ("key", key or certificate)):
+            try:
+                file.read_bytes()
+            except OSError as unreadable:
+                raise TlsError(f"{name}: {file}: {unreadable.strerror}") from unreadable
         problem = "the files hold no certificate and key in PEM form, or the key's password is wrong"
         raise TlsError(f"certificate: {certificate}, key: {key or certificate}: {_reason(error, problem)}") from error
-
-
-def _check_readable(name: str, file: Path) -> None:
-    try:
-        file.read_bytes()
-    except OSError as error:
-        raise TlsError(f"{name}: {file}: {error.strerror}") from error
 
 
 def _reason(error: Exception, otherwise: str) -> str:

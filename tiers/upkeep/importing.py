@@ -6,12 +6,10 @@ write about the same partitions at the same time, so no owner may run.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
-from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, read_all
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_now, read_all
 from tiers.access.progress import SILENCE, Progress
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.tier_config import TierConfig
@@ -54,10 +52,9 @@ async def records_read(
     """Returns the number of used offsets of an existing metadata topic; 0 when it was never written to.
 
     Calls `look` with the metadata as of now."""
-    with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-        async with metadata_to_now(config, client, Path(folder), progress=progress) as log:
-            await look(log)
-            return _taken(log)
+    async with metadata_now(config, client, progress) as log:
+        await look(log)
+        return _taken(log)
 
 
 async def write_all(
@@ -74,20 +71,19 @@ async def write_all(
     Creates the metadata topic if it is missing. With `into_empty`, an existing topic must be empty, and no process
     believes a metadata partition before all its records are written. Raises `RemoteTierError`."""
     await refuse_beside_owners(client, [config.remote_log.metadata_topic])
-    with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-        async with metadata_to_now(config, client, Path(folder), progress=progress) as log:
-            if into_empty and _taken(log):
-                raise RemoteTierError(f"topic {log.topic.name} is not empty: delete it, or name another topic")
-            by_partition: dict[int, list[KeyAndValue]] = {}
-            for partition, records in records_of(log):
-                by_partition.setdefault(log.metadata_partition(partition), []).extend(records)
-            if into_empty:
-                announced, by_partition = as_a_whole(log.topic, by_partition, time.time_ns() // 1_000_000)
-                await write_records(client, log.topic, announced)
-            with progress.bar("records", sum(map(len, by_partition.values()))) as advance:
-                await write_records(client, log.topic, by_partition, advance)
-            await read_all(log.follower, log.topic, 0, TIMEOUT_MS)
-            check(log)
+    async with metadata_now(config, client, progress) as log:
+        if into_empty and _taken(log):
+            raise RemoteTierError(f"topic {log.topic.name} is not empty: delete it, or name another topic")
+        by_partition: dict[int, list[KeyAndValue]] = {}
+        for partition, records in records_of(log):
+            by_partition.setdefault(log.metadata_partition(partition), []).extend(records)
+        if into_empty:
+            announced, by_partition = as_a_whole(log.topic, by_partition, time.time_ns() // 1_000_000)
+            await write_records(client, log.topic, announced)
+        with progress.bar("records", sum(map(len, by_partition.values()))) as advance:
+            await write_records(client, log.topic, by_partition, advance)
+        await read_all(log.follower, log.topic, 0, TIMEOUT_MS)
+        check(log)
 
 
 def as_a_whole(

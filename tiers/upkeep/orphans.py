@@ -1,16 +1,11 @@
 """Finds orphaned objects, which the metadata does not know, and missing objects, which only the metadata knows.
 
-`find_orphans` lists the store first and reads the metadata afterwards. COPY_SEGMENT_STARTED is committed before the
-first object is written (docs/design.md, safety rule 3), so a copy in progress never looks orphaned. Nothing is deleted
-automatically. The objects of a deleted segment that the metadata keeps are not reported: the owner deletes them once
-more. An object is deletable if it is older than a grace period, unless the metadata lost records: the stored facts name
-a position that the metadata topic does not reach, or a whole segment lies behind the last known one (docs/design.md,
-safety rule 5). `rebuild` restores such metadata.
-
-Probes of the store are in progress all the time, so their objects are reported only when they are old.
-
-The report also has unfinished multipart uploads, which a writer that died or a repeated request left. The upload of a
-recorded, unfinished copy is not reported, because the owner deletes it together with the copy.
+* `find_orphans` lists the store first and reads the metadata afterwards. COPY_SEGMENT_STARTED is committed before the
+  first object is written (docs/design.md, safety rule 3), so a copy in progress never looks orphaned.
+* The owner deletes the objects of deleted segments once more, and the uploads of unfinished copies. So the report has
+  only the other unfinished uploads, which a writer that died or a repeated request left.
+* An object is deletable if it is older than a grace period, unless the metadata lost records (docs/design.md, safety
+  rule 5): `rebuild` restores such metadata. Probes of the store are reported only when they are old.
 """
 
 from __future__ import annotations

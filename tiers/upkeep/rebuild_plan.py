@@ -316,7 +316,16 @@ def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValu
     cuts = (CutUpdate(partition, writer, now_ms, each.leader_epoch, each.offset, each.is_proved) for each in plan.cuts)
     written = [key_and_value(each) for each in cuts]
     for segment in sorted(plan.segments, key=_place):
-        written += _finished(segment, partition)
+        segment_id = replace(segment.segment_id, topic_id_partition=partition)
+        is_started, is_finished = (
+            RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+            RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        )
+        started = replace(segment, segment_id=segment_id, state=is_started, custom_metadata=None, cut_at=None)
+        finished = RemoteLogSegmentMetadataUpdate(
+            segment_id, segment.broker_id, segment.event_timestamp_ms, is_finished, segment.custom_metadata
+        )
+        written += [key_and_value(started), key_and_value(finished)]
     written += [key_and_value(LogGapUpdate(partition, writer, now_ms, gap, _NO_LEADER_EPOCH)) for gap in plan.gaps]
     written += [key_and_value(LogStartOffsetUpdate(partition, writer, now_ms, start)) for start in plan.log_starts]
     if plan.local_log_start is not None:
@@ -355,22 +364,3 @@ def _newest_settings(facts: Sequence[PartitionFacts]) -> list[Mapping[str, str]]
             if known is None or known[0] < position:
                 newest[position.topic_id] = position, each.tier_config
     return [config for _, config in newest.values()] if newest else [each.tier_config for each in facts]
-
-
-def _finished(segment: RemoteLogSegmentMetadata, partition: TopicIdPartition) -> list[KeyAndValue]:
-    segment_id = replace(segment.segment_id, topic_id_partition=partition)
-    started = replace(
-        segment,
-        segment_id=segment_id,
-        state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
-        custom_metadata=None,
-        cut_at=None,
-    )
-    finished = RemoteLogSegmentMetadataUpdate(
-        segment_id,
-        segment.broker_id,
-        segment.event_timestamp_ms,
-        RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-        segment.custom_metadata,
-    )
-    return [key_and_value(started), key_and_value(finished)]

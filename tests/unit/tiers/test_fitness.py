@@ -18,9 +18,7 @@ class Machine:
         self.now_ms = 1_000
         self.full: set[str] = set()
         self.probes = [Probe("disk", lambda: self.write("disk")), Probe("store", lambda: self.write("store"), 3)]
-        self.fitness = Fitness(
-            self.probes, interval_ms=INTERVAL_MS, clock_ms=lambda: self.now_ms, wall_clock_ms=lambda: 0
-        )
+        self.fitness = Fitness(interval_ms=INTERVAL_MS, clock_ms=lambda: self.now_ms, wall_clock_ms=lambda: 0)
 
     async def write(self, name: str) -> None:
         if name in self.full:
@@ -95,7 +93,8 @@ async def test_the_loop_probes_everything_and_a_probe_that_hangs_has_failed() ->
     async def late() -> None:
         probed.set()
 
-    fitness = Fitness([Probe("disk", hangs, 1)], interval_ms=1, wall_clock_ms=lambda: 0)
+    fitness = Fitness(interval_ms=1, wall_clock_ms=lambda: 0)
+    fitness.add(Probe("disk", hangs, 1))
     fitness.add(Probe("late", late))
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(fitness.run())
