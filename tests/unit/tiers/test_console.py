@@ -1,16 +1,19 @@
-"""The console shows whole lines on any terminal, and never a traceback."""
+"""Commands: whole lines on any terminal, a sentence in place of a traceback, and no option that is given twice."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Annotated
 
 import pytest
 import typer
 from click import unstyle
 
-from tiers.access.open_tier import RemoteTierError, UnknownTargetError
+from pipeline.config import parse_pipeline_config
+from tiers.access.open_tier import RemoteTierError, UnknownTargetError, open_storage
 from tiers.broker.tls import TlsError
 from tiers.commands.console import FAILED, MISUSED, TERMINAL, explained, show_table
+from tiers.commands.program import Program
 from tiers.config.tier_config import ConfigError
 from tiers.errors import BrokerError
 
@@ -74,3 +77,67 @@ def test_a_file_gets_the_milestones_that_a_terminal_shows_as_a_bar(
     monkeypatch.setattr(typer, "get_text_stream", lambda name: SimpleNamespace(isatty=lambda: True))
     TERMINAL.milestone("reading: 2 of 2 tasks")
     assert capsys.readouterr().err == ""
+
+
+app = Program(name="program")
+group = Program(name="group")
+app.add_typer(group)
+
+
+@app.callback(invoke_without_command=True)
+def _program(loud: Annotated[bool, typer.Option("--loud")] = False) -> None:
+    """Has an option of its own."""
+
+
+@group.callback(invoke_without_command=True)
+def _group(color: Annotated[str, typer.Option("--color")] = "") -> None:
+    """Has an option of its own."""
+
+
+@group.command()
+def run(
+    words: Annotated[list[str] | None, typer.Argument()] = None,
+    topic: Annotated[str, typer.Option("--topic", "-t")] = "",
+    conf: Annotated[list[str] | None, typer.Option("--conf")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "--apply")] = False,
+    fast: Annotated[bool, typer.Option("--fast/--slow")] = False,
+) -> None:
+    """Has options of each kind."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--loud", "--loud", "group"], "--loud"),
+        (["group", "--color=a", "--color", "b", "run"], "--color"),
+        (["group", "run", "--topic", "a", "word", "--topic", "a"], "--topic"),
+        (["group", "run", "-ta", "--topic=b"], "--topic"),
+        (["group", "run", "--yes", "--apply"], "--yes"),
+        (["group", "run", "--fast", "--slow"], "--fast"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_misuse(arguments: list[str], option: str) -> None:
+    with pytest.raises(Exception, match="given more than once") as raised:
+        app(arguments, standalone_mode=False)
+    said, code = explained(raised.value)
+    assert (said.partition(". See: ")[0], code) == (f"{option} is given more than once", 2)
+
+
+def test_options_that_take_several_values_may_be_repeated() -> None:
+    arguments = ["group", "run", "a", "b", "--conf", "x=1", "--conf", "x=2", "--", "--topic", "--topic"]
+    assert app(arguments, standalone_mode=False) is None
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        ('implementation = "s4"', r"\[storage\] s4: .*s3"),
+        ('implementation = "local"\npth = "/tier"', r"\[storage\] local: .*pth"),
+    ],
+)
+async def test_a_store_that_no_settings_can_be_of_is_misuse(storage: str, said: str) -> None:
+    config = parse_pipeline_config(f'[upstream]\nbootstrap.servers = "localhost:1"\n[storage]\n{storage}\n')
+    with pytest.raises(ConfigError, match=said) as refused:
+        async with open_storage(config, "cluster"):
+            pass
+    assert explained(refused.value)[1] == MISUSED

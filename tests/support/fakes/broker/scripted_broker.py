@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +35,7 @@ from tests.support.fakes.broker.delivery import Deliver, whole
 from tests.support.fakes.broker.describe_share_group_offsets import ShareGroup
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import Wire
+from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 
 APIS: dict[int, ModuleType] = {
@@ -136,3 +138,16 @@ class ScriptedBroker(FakeBroker):
         tags = b"\x00" if key != ApiKey.API_VERSIONS and request_class.flexible_version_q(version) else b""
         payload = (header.correlation_id + self.correlation_skew).to_bytes(4, "big") + tags
         return deliver, payload + bytes(response.encode(version=version))
+
+
+@asynccontextmanager
+async def scripted_cluster(*, timeout_ms: int = 60_000) -> AsyncIterator[tuple[list[ScriptedBroker], BrokerClient]]:
+    """Yields two brokers, 1 and 2, that name each other, and a client that knows both."""
+    async with AsyncExitStack() as stack:
+        brokers = [await stack.enter_async_context(ScriptedBroker(node_id)) for node_id in (1, 2)]
+        for broker in brokers:
+            broker.brokers = brokers
+        addresses = [("127.0.0.1", broker.port) for broker in brokers]
+        client = BrokerClient(addresses, client_id="test", request_timeout_ms=timeout_ms)
+        stack.push_async_callback(client.close)
+        yield brokers, client

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
-from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest, MetadataResponse
 
 from protocol.api_keys import ApiKey
 from protocol.apis.metadata import PartitionMetadata
@@ -18,7 +19,13 @@ from tests.support.fakes.broker import delivery
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, Leader
-from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.broker.cluster_metadata import (
+    SLICE_BYTES,
+    ClusterMetadata,
+    TopicMetadata,
+    read_cluster_metadata,
+    without_unknown,
+)
 from tiers.broker.connection import BrokerConnection
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
@@ -334,3 +341,64 @@ async def test_the_next_request_shows_changed_certificates(
         assert (await under_way).cluster_id == "cluster"
         await until(lambda: made[0].is_closed)
         assert not made[1].is_closed
+
+
+def answer_of(topic_id: int, leader_epochs: Mapping[int, int], name: str = "orders") -> bytes:
+    described = MetadataResponse.MetadataResponseTopic
+    topic = described(
+        error_code=0,
+        name=name,
+        topic_id=UUID(int=topic_id),
+        is_internal=False,
+        partitions=[
+            described.MetadataResponsePartition(
+                error_code=0,
+                partition_index=index,
+                leader_id=1,
+                leader_epoch=epoch,
+                replica_nodes=[1, 2, 3],
+                isr_nodes=[1, 2],
+                offline_replicas=[],
+            )
+            for index, epoch in leader_epochs.items()
+        ],
+    )
+    broker = MetadataResponse.MetadataResponseBroker(node_id=1, host="a", port=9092, rack=None)
+    response = MetadataResponse(throttle_time_ms=0, brokers=[broker], cluster_id="c", controller_id=1, topics=[topic])
+    return bytes(response.encode(version=12))
+
+
+async def read(body: bytes) -> ClusterMetadata:
+    return await read_cluster_metadata(body, 12, 0, lambda topic_id: None)
+
+
+async def test_an_answer_about_some_topics_leaves_the_others() -> None:
+    known = await read(answer_of(7, {0: 1}))
+    payments, made_again = await read(answer_of(9, {0: 1}, "payments")), await read(answer_of(8, {0: 1}))
+    both, replaced = payments.with_topics_of(known, [UUID(int=9)])
+    assert (sorted(both.topics), replaced) == (["orders", "payments"], [])
+    nothing = without_unknown(replace(known, topics={}, topics_by_id={}))
+    for answer, asked, left, gone in (
+        (nothing, 7, {9}, known.topics["orders"]),
+        (nothing, 9, {7}, payments.topics["payments"]),
+        (made_again, 8, {8, 9}, known.topics["orders"]),
+    ):
+        rest, replaced = answer.with_topics_of(both, [UUID(int=asked)])
+        assert ({one.int for one in rest.topics_by_id}, replaced) == (left, [gone])
+        assert {topic.topic_id for topic in rest.topics.values()} == set(rest.topics_by_id)
+
+
+async def test_a_large_answer_gives_way_after_each_slice() -> None:
+    body = answer_of(7, dict.fromkeys(range(4_000), 1))
+    turns = 0
+
+    async def other_work() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    other = asyncio.create_task(other_work())
+    await read(body)
+    other.cancel()
+    assert turns >= len(body) // (SLICE_BYTES + 100) - 1  # the first slice ends before the other task begins

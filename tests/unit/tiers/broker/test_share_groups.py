@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -20,8 +19,7 @@ from tests.support.fakes.broker.describe_share_group_offsets import (
     with_partition_error,
 )
 from tests.support.fakes.broker.list_groups import failing
-from tests.support.fakes.broker.scripted_broker import ScriptedBroker
-from tiers.broker.client import BrokerClient
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker, scripted_cluster
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.broker.share_groups import ClusterShareGroups, DescribeShareGroupOffsetsRequest
 from tiers.errors import BrokerError
@@ -39,7 +37,6 @@ class Cluster:
     """Two brokers; groups of the first and of the second."""
 
     brokers: list[ScriptedBroker]
-    client: BrokerClient
     groups: ClusterShareGroups
 
     async def lowest_start(self) -> int | None:
@@ -56,13 +53,10 @@ def offsets_topic(*leaders: int) -> TopicMetadata:
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
-    async with AsyncExitStack() as stack:
-        brokers = [await stack.enter_async_context(ScriptedBroker(node_id)) for node_id in (1, 2)]
+    async with scripted_cluster() as (brokers, client):
         for broker in brokers:
-            broker.brokers, broker.topics = brokers, [offsets_topic(1, 2)]
-        client = BrokerClient(brokers[0].addresses, client_id="test", request_timeout_ms=TIMEOUT_MS)
-        stack.push_async_callback(client.close)
-        yield Cluster(brokers, client, ClusterShareGroups(client))
+            broker.topics = [offsets_topic(1, 2)]
+        yield Cluster(brokers, ClusterShareGroups(client))
 
 
 @pytest.mark.parametrize(
