@@ -164,9 +164,9 @@ class IndexBuilder:
         found: list[CheckedBatch] = []
         next_offset = self.next_offset
         known = NO_LEADER_EPOCH if self.leader_epoch is None else self.leader_epoch
-        first_end_offset = self._indexes.first_end_offset
+        first_end_offset, size_bytes = self._indexes.first_end_offset, self.size_bytes
         for batch in batches:
-            first_offset = first_offset_of(batch, next_offset)
+            first_offset = batch.base_offset if batch.magic == 2 else first_offset_of(batch, next_offset)
             if (batch.last_offset if first_end_offset is None else first_offset) < next_offset:
                 raise CorruptBatchError(
                     f"a batch of offsets {batch.base_offset} to {batch.last_offset} overlaps the log at {next_offset}"
@@ -175,7 +175,7 @@ class IndexBuilder:
                 raise LogDivergedError(f"leader epoch {batch.leader_epoch} at offset {batch.base_offset} after {known}")
             if first_end_offset is None:
                 first_end_offset = batch.last_offset
-            end = self.size_bytes + batch.end
+            end = size_bytes + batch.end
             if end > MAX_RELATIVE or batch.last_offset - first_end_offset > MAX_RELATIVE:
                 raise SegmentOverflowError(
                     f"the segment cannot hold {end} bytes with offsets {self.base_offset} to {batch.last_offset}",
@@ -191,7 +191,7 @@ class IndexBuilder:
                 begun, known = epochs_begun(hole, named or ()), hole.leader_epoch
             marker = end_transaction_marker(records, batch) if batch.is_control else None
             found.append(CheckedBatch(batch, first_offset, marker, begun))
-            next_offset = batch.next_offset
+            next_offset = batch.last_offset + 1
         return found
 
     def take(
@@ -202,7 +202,8 @@ class IndexBuilder:
         run_start = 0
         position = self.size_bytes
         for batch, first_offset, marker, begun in batches:
-            self.missing_offsets += max(0, first_offset - self.next_offset)
+            if first_offset > self.next_offset:
+                self.missing_offsets += first_offset - self.next_offset
             self._leader_epochs += begun
             if marker is not None:
                 self._transactions.on_marker(marker)
@@ -221,7 +222,8 @@ class IndexBuilder:
                 first_timestamp_ms = batch.max_timestamp if batch.is_log_append_time else batch.base_timestamp
                 chunk = self._chunk = _OpenChunk(position, first_offset, first_timestamp_ms)
             chunk.size_bytes += size_bytes
-            chunk.max_timestamp_ms = max(chunk.max_timestamp_ms, batch.max_timestamp)
+            if batch.max_timestamp > chunk.max_timestamp_ms:
+                chunk.max_timestamp_ms = batch.max_timestamp
             position += size_bytes
             self.next_offset = batch.last_offset + 1
         self._indexes.extend([each.batch for each in batches])

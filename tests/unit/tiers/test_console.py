@@ -32,6 +32,9 @@ def test_no_number_is_folded_or_cut(
     assert "".join(line.split()[0] for line in cells if line.strip()) == "orders-of-all-countries-0"
     show_table(names, [])
     assert capsys.readouterr().out == "none\n"
+    monkeypatch.delenv("FORCE_COLOR")
+    show_table(names, [("orders-of-all-countries-0", 123_456_789_012, None)], names[1:])
+    assert capsys.readouterr().out.splitlines()[3].split() == ["orders-of-all-countries-0", "123456789012", "-"]
 
 
 @pytest.mark.parametrize(

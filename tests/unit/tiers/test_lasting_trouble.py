@@ -17,7 +17,6 @@ def test_the_lines_come_at_growing_intervals_and_begin_anew(caplog: pytest.LogCa
     trouble = LastingTrouble(logger, "it fails", "it works again", clock_ms=lambda: now_ms)
     trouble.ended()
     for _ in range(2):
-        caplog.clear()
         for _ in range(151):
             trouble.found(error="refused")
             now_ms += 1_000
@@ -30,3 +29,4 @@ def test_the_lines_come_at_growing_intervals_and_begin_anew(caplog: pytest.LogCa
         since = [None, 10, 30, 70, 150, 751, 1351, 1951]
         assert found == [*[("WARNING", "it fails", each) for each in since], ("INFO", "it works again", 1951)]
         assert (caplog.records[0].__dict__["error"], caplog.records[-1].__dict__["times"]) == ("refused", 154)
+        caplog.clear()
