@@ -37,20 +37,6 @@ def entries(pairs: Epochs) -> tuple[LeaderEpochEntry, ...]:
     return tuple(LeaderEpochEntry(*pair) for pair in pairs)
 
 
-def test_the_log_is_the_batches_byte_for_byte(path: Path) -> None:
-    first, second = batch_of(0, 10) + batch_of(10, 5), batch_of(15, 1)
-    builder = SegmentBuilder(path, 0)
-    builder.append(b"", ())
-    assert (builder.size_bytes, builder.end_offset) == (0, -1)
-    builder.append(first, ())
-    builder.append(second, ())
-    built = builder.finish()
-    assert path.read_bytes() == first + second
-    assert (builder.next_offset, builder.size_bytes) == (16, built.size_bytes)
-    assert (built.start_offset, built.end_offset, built.size_bytes) == (0, 15, len(first + second))
-    assert (built.max_timestamp_ms, built.txn_index_empty) == (1_600_000_000_009, True)
-
-
 def test_chunks_are_whole_batches_within_the_limit(path: Path) -> None:
     batches = [batch_of(0, 1, value_bytes=300), batch_of(1, 1, value_bytes=300), batch_of(2, 1, value_bytes=5000)]
     batches += [batch_of(3 + i, 1, value_bytes=100, timestamp=1_600_000_000_000 - i) for i in range(8)]
@@ -121,6 +107,8 @@ TORN_MARKER = build_batch(11, [record(11, key=b"\x00", value=None)], producer_id
 )
 def test_corrupt_batches_change_nothing(path: Path, refused: bytes) -> None:
     builder = SegmentBuilder(path, 0)
+    builder.append(b"", ())
+    assert (builder.size_bytes, builder.end_offset) == (0, -1)
     builder.append(batch_of(0, 10), ())
     with pytest.raises(CorruptBatchError):
         builder.append(refused, ())

@@ -43,6 +43,9 @@ def test_a_chunk_opens_in_its_own_place_alone() -> None:
     cipher, section = RING.new_cipher(UUID_A)
     sealed = cipher.seal(0, b"batches")
     assert RING.open_chunks(UUID_A, section)(0, sealed) == b"batches"
+    for kept in range(len(section)):
+        with pytest.raises(CorruptSegmentError):
+            RING.open_chunks(UUID_A, section[:kept])
     with pytest.raises(CorruptSegmentError):
         cipher.open(1, sealed)
     with pytest.raises(CorruptSegmentError):
@@ -73,13 +76,6 @@ def test_a_key_that_cannot_be_unwrapped_is_named(ring: KeyRing, segment: UUID, s
         ring.open_chunks(segment, RING.new_cipher(UUID_A)[1])
 
 
-@given(st.data())
-def test_a_torn_section_is_an_error(data: st.DataObject) -> None:
-    _, section = RING.new_cipher(UUID_A)
-    with pytest.raises(CorruptSegmentError):
-        RING.open_chunks(UUID_A, section[: data.draw(st.integers(0, len(section) - 1))])
-
-
 def test_a_sealed_segment_is_read_through_its_remote_log_index(tmp_path: Path) -> None:
     built = build_segment(tmp_path / "plain", [batch_of(10 * n, 10) for n in range(6)], chunk_bytes=400)
     metadata = metadata_of(built)
@@ -100,18 +96,16 @@ def test_a_sealed_segment_is_read_through_its_remote_log_index(tmp_path: Path) -
         decoded.remote_log_index()
 
 
-@pytest.mark.parametrize("content", [KEY, base64.b64encode(KEY), base64.b64encode(KEY) + b"\n"])
-def test_a_key_file_holds_32_bytes_or_their_base64(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "key").write_bytes(content)
-    assert read_key_file(tmp_path / "key") == KEY
-
-
-@pytest.mark.parametrize("content", [b"", b"secret", KEY[:31], base64.b64encode(b"short")])
-def test_a_key_file_that_holds_something_else_is_named_and_not_shown(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "key").write_bytes(content)
-    with pytest.raises(ValueError, match="openssl rand -base64 32") as raised:
-        read_key_file(tmp_path / "key")
-    assert "secret" not in str(raised.value)
+def test_a_key_file_holds_32_bytes_or_their_base64_and_is_never_shown(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    for content in (KEY, base64.b64encode(KEY), base64.b64encode(KEY) + b"\n"):
+        file.write_bytes(content)
+        assert read_key_file(file) == KEY
+    for content in (b"", b"secret", KEY[:31], base64.b64encode(b"short")):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="openssl rand -base64 32") as raised:
+            read_key_file(file)
+        assert "secret" not in str(raised.value)
 
 
 def test_a_ring_needs_whole_keys_and_its_current_one_and_shows_none() -> None:
