@@ -176,6 +176,15 @@ async def test_an_epochs_end_is_the_leaders_answer(cluster: Cluster) -> None:
     assert await cluster.source.end_offset_for_epoch(PARTITION, 3, TIMEOUT_MS) == EpochEndOffset(3, 30)
     asked = cluster.first.received(OffsetForLeaderEpochRequest)[0].topics[0].partitions[0]
     assert (asked.leader_epoch, asked.current_leader_epoch) == (3, 3)
+    refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+    def with_error(response: Any) -> None:
+        response.topics[0].partitions[0].error_code = refused
+
+    cluster.first.script(ApiKey.OFFSET_FOR_LEADER_EPOCH, with_error)
+    assert (await failure_of(cluster.source.end_offset_for_epoch(PARTITION, 3, TIMEOUT_MS))).code == refused
+    cluster.first.script(ApiKey.OFFSET_FOR_LEADER_EPOCH, lambda response: response.topics.clear())
+    assert await cluster.source.end_offset_for_epoch(PARTITION, 3, TIMEOUT_MS) == EpochEndOffset(3, 30)
 
 
 async def test_a_trim_checks_topic_id_and_epoch_on_the_same_connection(cluster: Cluster) -> None:
