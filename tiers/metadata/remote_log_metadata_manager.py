@@ -18,22 +18,21 @@ from tiers.broker.client import wall_clock_ms
 from tiers.errors import InvalidTransitionError, RemoteLogMetadataError
 from tiers.metadata.metadata_log import Append, MetadataLog
 from tiers.metadata.records.serde import (
+    LOCAL_LOG_START_API_KEY,
+    TOPIC_DELETION_API_KEY,
+    TOPIC_MISSING_API_KEY,
     KeyAndValue,
     MetadataRecord,
     RecordKey,
-    cut_key,
     encode_key,
     encode_value,
     key_and_value,
     key_of,
-    local_log_start_key,
     log_gap_key,
     log_start_key,
     nothing_key,
     segment_keys,
     tombstone,
-    topic_deletion_key,
-    topic_missing_key,
 )
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
@@ -85,7 +84,7 @@ class RemoteLogMetadataManager:
 
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         """Moves a known segment to a later state. Raises `InvalidTransitionError` for a transition that is invalid."""
-        partition = update.segment_id.topic_id_partition
+        partition = update.topic_id_partition
         await self.log.append(partition, lambda: records_of_update(self.state, update), Append.AS_OWNER)
 
     async def forget_deleted_segments(self, segments: Sequence[RemoteLogSegmentId]) -> None:
@@ -221,7 +220,7 @@ class RemoteLogMetadataManager:
 
     async def end_topic_deletion(self, topic_id: UUID) -> None:
         """Removes the record of the deletion, when the tier has nothing of the topic, or a broker knows the topic."""
-        await self._end(topic_deletion_key(TopicIdPartition(topic_id, 0)))
+        await self._end(RecordKey(TOPIC_DELETION_API_KEY, TopicIdPartition(topic_id, 0)))
 
     async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
         """Records that no broker knows the topic from now on, or that a broker knows it again."""
@@ -229,7 +228,7 @@ class RemoteLogMetadataManager:
         if is_missing:
             await self._put(TopicMissingUpdate(*self._named(partition)))
         else:
-            await self._end(topic_missing_key(partition))
+            await self._end(RecordKey(TOPIC_MISSING_API_KEY, partition))
 
     async def change_topic_tier_config(
         self,
@@ -321,12 +320,15 @@ def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartition
     if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
         for segment in state.list_remote_log_segments(partition):
             written += map(tombstone, segment_keys(segment.segment_id))
-        written += [tombstone(cut_key(partition, one.leader_epoch, one.offset)) for one in state.cuts(partition)]
+        written += [
+            tombstone(key_of(CutUpdate(partition, "", 0, one.leader_epoch, one.offset)))
+            for one in state.cuts(partition)
+        ]
         written += [tombstone(key_of(plan)) for plan in state.copy_plans(partition)]
         written += [tombstone(log_start_key(partition, start)) for start in state.recorded_log_starts(partition)]
         written += [tombstone(log_gap_key(partition, gap.first_offset)) for gap in state.gaps(partition)]
         if state.local_log_start(partition) is not None:
-            written.append(tombstone(local_log_start_key(partition)))
+            written.append(_trim_tombstone(partition))
         written.append(tombstone(key_of(metadata)))
     return written
 
@@ -372,7 +374,10 @@ def records_of_ended_log_starts(
     Without the log start, the lack of these records would look like lost metadata."""
     trim = state.local_log_start(partition)
     is_covered = trim is not None and any(start.covers(trim) for start in ended)
-    keys = [*(log_start_key(partition, start) for start in ended), *[local_log_start_key(partition)] * is_covered]
+    keys = [
+        *(log_start_key(partition, start) for start in ended),
+        *[RecordKey(LOCAL_LOG_START_API_KEY, partition)] * is_covered,
+    ]
     return [tombstone(key) for key in keys]
 
 
@@ -382,7 +387,7 @@ def records_of_cut(state: RemoteLogMetadataState, update: CutUpdate) -> list[Key
     The CUT of an owner ends no log start: one of an earlier leader epoch may be of the leader's own history."""
     partition, trim = update.topic_id_partition, state.local_log_start(update.topic_id_partition)
     is_void = trim is not None and trim.offset > update.offset and trim.leader_epoch < update.leader_epoch
-    return [key_and_value(update), *([tombstone(local_log_start_key(partition))] if is_void else [])]
+    return [key_and_value(update), *([_trim_tombstone(partition)] if is_void else [])]
 
 
 def records_of_named_cut(state: RemoteLogMetadataState, update: CutUpdate) -> list[KeyAndValue]:
@@ -404,6 +409,10 @@ def changed_tier_config(known: TopicTierConfigUpdate, changes: Mapping[str, str 
         return None
     update = TopicTierConfigUpdate(known.topic_id_partition, known.writer, known.event_timestamp_ms, config)
     return encode_key(key_of(update)), encode_value(update) if config else None
+
+
+def _trim_tombstone(partition: TopicIdPartition) -> KeyAndValue:
+    return tombstone(RecordKey(LOCAL_LOG_START_API_KEY, partition))
 
 
 def _replaces(new: LogStart, known: LogStart) -> bool:

@@ -135,6 +135,10 @@ class RemoteLogSegmentMetadataUpdate:
     state: RemoteLogSegmentState
     custom_metadata: bytes | None = None
 
+    @property
+    def topic_id_partition(self) -> TopicIdPartition:
+        return self.segment_id.topic_id_partition
+
 
 @dataclass(frozen=True, slots=True)
 class RemotePartitionDeleteMetadata:

@@ -13,7 +13,7 @@ from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_now, re
 from tiers.access.progress import SILENCE, Progress
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.tier_config import TierConfig
-from tiers.metadata.records.serde import KeyAndValue, key_and_value, tombstone, unfinished_rebuild_key
+from tiers.metadata.records.serde import UNFINISHED_REBUILD_API_KEY, KeyAndValue, RecordKey, key_and_value, tombstone
 from tiers.metadata.topic.group.group_members import group_members
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
@@ -97,7 +97,7 @@ def as_a_whole(
     for number in range(topic.partition_count):
         own = TopicIdPartition(topic.topic_id, number, topic.name)
         announced[number] = [key_and_value(UnfinishedRebuildUpdate(own, WRITER, now_ms))]
-        whole[number] = [*records.get(number, ()), tombstone(unfinished_rebuild_key(own))]
+        whole[number] = [*records.get(number, ()), tombstone(RecordKey(UNFINISHED_REBUILD_API_KEY, own))]
     return announced, whole
 
 

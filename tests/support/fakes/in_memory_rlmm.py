@@ -19,20 +19,19 @@ from tests.support.tiers.segment_metadata import with_update
 from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus
 from tiers.metadata.records.serde import (
+    LOCAL_LOG_START_API_KEY,
+    TOPIC_DELETION_API_KEY,
+    TOPIC_MISSING_API_KEY,
     TOPIC_TIER_CONFIG_API_KEY,
     MetadataRecord,
     RecordKey,
-    cut_key,
     decode_key,
     decode_value,
     key_of,
-    local_log_start_key,
     log_gap_key,
     log_start_key,
     nothing_key,
     segment_keys,
-    topic_deletion_key,
-    topic_missing_key,
 )
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -203,7 +202,7 @@ class InMemoryLog:
                 one = known.segments.get(segment_id)
                 if one and one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED and one.segment_size_bytes == 0:
                     del known.segments[segment_id]
-        for cut in [each for each in known.recorded_cuts if key == cut_key(*each)]:
+        for cut in [each for each in known.recorded_cuts if key == key_of(CutUpdate(each[0], "", 0, *each[1:]))]:
             del known.recorded_cuts[cut]
         starts = [one for one in known.all_log_starts.pop(partition, []) if key != log_start_key(partition, one)]
         if starts:
@@ -211,15 +210,15 @@ class InMemoryLog:
         gaps = known.recorded_gaps.get(partition, {})
         for first_offset in [each for each in gaps if key == log_gap_key(partition, each)]:
             del gaps[first_offset]
-        if key == local_log_start_key(partition):
+        if key.api_key == LOCAL_LOG_START_API_KEY:
             known.local_log_starts.pop(partition, None)
         elif key == nothing_key(partition):
             known.skew_ms = known.skew_ms if known.true_skew_ms is None else known.true_skew_ms
         elif key.api_key == TOPIC_TIER_CONFIG_API_KEY:
             known.tier_configs.pop(partition, None)
-        elif key == topic_deletion_key(partition):
+        elif key.api_key == TOPIC_DELETION_API_KEY:
             known.topic_deletion_records.pop(partition.topic_id, None)
-        elif key == topic_missing_key(partition):
+        elif key.api_key == TOPIC_MISSING_API_KEY:
             known.missing.pop(partition.topic_id, None)
 
     def owns(self, partition: TopicIdPartition) -> bool:

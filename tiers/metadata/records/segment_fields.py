@@ -30,7 +30,7 @@ from protocol.primitives import (
     write_uvarint,
 )
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.records.record_parts import read_nullable_bytes, write_nullable_bytes
+from tiers.metadata.records.codecs import NULLABLE_BYTES, SEGMENT_ID, Codec
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.quick_values import quick
@@ -59,6 +59,18 @@ def read_snapshot(buf: Buffer, pos: int, partition: TopicIdPartition) -> tuple[R
     return read_segment_fields(buf, pos, RemoteLogSegmentId(partition, uuid))
 
 
+def _write_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
+    return SEGMENT_ID.write(metadata.segment_id) + write_segment_fields(metadata)
+
+
+def _read_segment(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadata, int]:
+    segment_id, pos = SEGMENT_ID.read(buf, pos)
+    return read_segment_fields(buf, pos, segment_id)
+
+
+SEGMENT = Codec(_write_segment, _read_segment)
+
+
 def write_segment_fields(metadata: RemoteLogSegmentMetadata) -> bytes:
     return b"".join(
         (
@@ -73,7 +85,7 @@ def write_segment_fields(metadata: RemoteLogSegmentMetadata) -> bytes:
                 for entry in metadata.segment_leader_epochs
             ),
             INT32.pack(metadata.segment_size_bytes),
-            write_nullable_bytes(metadata.custom_metadata),
+            NULLABLE_BYTES.write(metadata.custom_metadata),
             INT8.pack(metadata.state),
             _write_tagged(metadata),
         )
@@ -89,7 +101,7 @@ def read_segment_fields(buf: Buffer, pos: int, segment_id: RemoteLogSegmentId) -
         epochs.append(LeaderEpochEntry(*_unpack(_LEADER_EPOCH, buf, pos)))
         pos = skip_tagged_section(buf, pos + _LEADER_EPOCH.size)
     segment_size_bytes, pos = read_int32(buf, pos)
-    custom_metadata, pos = read_nullable_bytes(buf, pos)
+    custom_metadata, pos = NULLABLE_BYTES.read(buf, pos)
     state, pos = read_int8(buf, pos)
     txn_index_empty, copy_epoch, pos = _read_tagged(buf, pos)
     if not epochs or min([start_offset, *[each.start_offset for each in epochs]]) < 0 or start_offset > end_offset:

@@ -14,57 +14,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from protocol.errors import ProtocolError
 from protocol.primitives import (
-    EMPTY_TAGGED_SECTION,
     INT8,
     INT32,
     INT64,
     Buffer,
-    read_int8,
     read_int32,
-    read_int64,
     read_uuid,
     read_uvarint,
-    skip_tagged_section,
     write_uvarint,
 )
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.records.own_records import (
-    read_copy_plan,
-    read_cut,
-    read_local_log_start,
-    read_log_gap,
-    read_log_start,
-    read_tier_config,
-    read_tier_marker,
-    read_topic_deletion,
-    read_topic_missing,
-    read_unfinished_rebuild,
-    write_copy_plan,
-    write_cut,
-    write_head_alone,
-    write_local_log_start,
-    write_log_gap,
-    write_log_start,
-    write_tier_config,
-    write_tier_marker,
-    write_topic_deletion,
+from tiers.metadata.records.codecs import (
+    BYTE,
+    FLAG,
+    ID,
+    LONG,
+    NULLABLE_BYTES,
+    NUMBER,
+    PARTITION,
+    SEGMENT_ID,
+    TEXT,
+    Codec,
+    array,
+    converted,
+    fields,
+    structure,
 )
-from tiers.metadata.records.record_parts import (
-    read_nullable_bytes,
-    read_partition,
-    read_segment_id,
-    write_nullable_bytes,
-    write_partition,
-    write_segment_id,
-)
-from tiers.metadata.records.segment_fields import read_segment_fields, write_segment_fields
+from tiers.metadata.records.segment_fields import SEGMENT
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogStart
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.quick_values import quick
 from tiers.model.segment_metadata import (
     CutUpdate,
     LocalLogStartUpdate,
@@ -98,19 +82,9 @@ TOPIC_MISSING_API_KEY = 2001
 _FIRST_OWN_API_KEY = 1000
 _FIRST_IGNORABLE_API_KEY = 2000
 _FRAME_VERSION = 1
-_MESSAGE_VERSIONS = {
-    LOG_START_OFFSET_API_KEY: 2,
-    CUT_API_KEY: 1,
-    LOCAL_LOG_START_API_KEY: 1,
-    COPY_PLAN_API_KEY: 1,
-}
-"""The message versions of the record types whose messages changed. All other types have version 0."""
 
-MetadataRecord = (
-    RemoteLogSegmentMetadata
-    | RemoteLogSegmentMetadataUpdate
-    | RemotePartitionDeleteMetadata
-    | LogStartOffsetUpdate
+OwnRecord = (
+    LogStartOffsetUpdate
     | TopicTierConfigUpdate
     | CutUpdate
     | LocalLogStartUpdate
@@ -121,6 +95,8 @@ MetadataRecord = (
     | TopicDeletionUpdate
     | TopicMissingUpdate
 )
+"""The record types of Tidegate's own. Of the records with one key, the state keeps one (`replay`)."""
+MetadataRecord = RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate | RemotePartitionDeleteMetadata | OwnRecord
 
 KeyAndValue = tuple[bytes, bytes | None]
 """An encoded record. A value of None is a tombstone: it removes the record with this key."""
@@ -150,36 +126,149 @@ class RecordKey(NamedTuple):
     name: bytes = b""
 
 
+class _Message(NamedTuple):
+    """How a record type is written. `version` is the only one that this release writes and reads."""
+
+    api_key: int
+    version: int
+    codec: Codec
+    name: Callable[[Any], bytes]
+    """Returns the name in the record's key."""
+
+
+def _segment_name(record: RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate) -> bytes:
+    return record.segment_id.id.bytes
+
+
+def _log_start_name(start: LogStart) -> bytes:
+    if not start.deletes:
+        return b""
+    position = INT32.pack(start.leader_epoch) + INT64.pack(start.offset)
+    return position + INT8.pack(start.reason) + INT32.pack(start.last_epoch)
+
+
+def _no_name(record: MetadataRecord) -> bytes:
+    return b""
+
+
+def _offset(value: int) -> int:
+    if value < 0:
+        raise RemoteLogMetadataError(f"a record has the negative offset {value}")
+    return value
+
+
+def _gap(first_offset: int, next_offset: int) -> LogGap:
+    if not 0 <= first_offset < next_offset:
+        raise RemoteLogMetadataError(f"a gap holds no offsets: {first_offset} to {next_offset}")
+    return LogGap(first_offset, next_offset)
+
+
+class _Setting(NamedTuple):
+    key: str
+    value: str
+
+
+_OFFSET = converted(LONG, _offset)
+_SETTINGS = converted(
+    array(structure(_Setting, key=TEXT, value=TEXT)),
+    dict,
+    lambda config: [_Setting(*setting) for setting in config.items()],
+)
+
+
+def _own(make: Callable[..., Any], **codecs: Codec) -> Codec:
+    """Returns the codec of a record type of Tidegate's own. All of them begin with the same three fields."""
+    return structure(make, topic_id_partition=PARTITION, writer=TEXT, event_timestamp_ms=LONG, **codecs)
+
+
+_MESSAGES: dict[type, _Message] = {
+    RemoteLogSegmentMetadata: _Message(SEGMENT_METADATA_API_KEY, 0, SEGMENT, _segment_name),
+    RemoteLogSegmentMetadataUpdate: _Message(
+        SEGMENT_METADATA_UPDATE_API_KEY,
+        0,
+        structure(
+            quick(RemoteLogSegmentMetadataUpdate),
+            segment_id=SEGMENT_ID,
+            broker_id=NUMBER,
+            event_timestamp_ms=LONG,
+            custom_metadata=NULLABLE_BYTES,
+            state=converted(BYTE, RemoteLogSegmentState),
+        ),
+        _segment_name,
+    ),
+    RemotePartitionDeleteMetadata: _Message(
+        PARTITION_DELETE_API_KEY,
+        0,
+        structure(
+            RemotePartitionDeleteMetadata,
+            topic_id_partition=PARTITION,
+            broker_id=NUMBER,
+            event_timestamp_ms=LONG,
+            state=converted(BYTE, RemotePartitionDeleteState),
+        ),
+        _no_name,
+    ),
+    # The key names the whole log start, so no record replaces another log start, in whatever order records come. A log
+    # start that was only seen deletes nothing: of these the last record counts.
+    LogStartOffsetUpdate: _Message(
+        LOG_START_OFFSET_API_KEY,
+        2,
+        _own(
+            LogStartOffsetUpdate,
+            log_start=fields(
+                LogStart,
+                offset=_OFFSET,
+                leader_epoch=NUMBER,
+                reason=converted(BYTE, LogStartReason),
+                last_epoch=NUMBER,
+            ),
+        ),
+        lambda record: _log_start_name(record.log_start),
+    ),
+    TopicTierConfigUpdate: _Message(
+        TOPIC_TIER_CONFIG_API_KEY, 0, _own(TopicTierConfigUpdate, config=_SETTINGS), _no_name
+    ),
+    CutUpdate: _Message(
+        CUT_API_KEY,
+        1,
+        _own(CutUpdate, offset=_OFFSET, leader_epoch=NUMBER, is_proved=FLAG),
+        lambda record: INT32.pack(record.leader_epoch) + INT64.pack(record.offset),
+    ),
+    # Only owners write this record, one after the other, so the last record counts.
+    LocalLogStartUpdate: _Message(
+        LOCAL_LOG_START_API_KEY,
+        1,
+        _own(LocalLogStartUpdate, local_log_start=fields(OffsetAndEpoch, offset=_OFFSET, leader_epoch=NUMBER)),
+        _no_name,
+    ),
+    CopyPlan: _Message(
+        COPY_PLAN_API_KEY,
+        1,
+        _own(CopyPlan, plan_id=ID, attempts=NUMBER, leader_epoch=NUMBER, copy_epoch=NUMBER, bounds=array(LONG)),
+        lambda record: record.plan_id.bytes,
+    ),
+    LogGapUpdate: _Message(
+        LOG_GAP_API_KEY,
+        0,
+        _own(LogGapUpdate, gap=fields(_gap, first_offset=LONG, next_offset=LONG), leader_epoch=NUMBER),
+        lambda record: INT64.pack(record.gap.first_offset),
+    ),
+    UnfinishedRebuildUpdate: _Message(UNFINISHED_REBUILD_API_KEY, 0, _own(UnfinishedRebuildUpdate), _no_name),
+    TierMarkerUpdate: _Message(
+        TIER_MARKER_API_KEY,
+        0,
+        _own(TierMarkerUpdate, location=TEXT, marker_id=ID, is_confirmed=FLAG),
+        lambda record: record.location.encode(),
+    ),
+    TopicDeletionUpdate: _Message(TOPIC_DELETION_API_KEY, 0, _own(TopicDeletionUpdate, is_confirmed=FLAG), _no_name),
+    TopicMissingUpdate: _Message(TOPIC_MISSING_API_KEY, 0, _own(TopicMissingUpdate), _no_name),
+}
+_READ = {message.api_key: message for message in _MESSAGES.values()}
+
+
 def key_of(record: MetadataRecord) -> RecordKey:
-    match record:
-        case RemoteLogSegmentMetadata():
-            return RecordKey(SEGMENT_METADATA_API_KEY, record.topic_id_partition, record.segment_id.id.bytes)
-        case RemoteLogSegmentMetadataUpdate():
-            partition = record.segment_id.topic_id_partition
-            return RecordKey(SEGMENT_METADATA_UPDATE_API_KEY, partition, record.segment_id.id.bytes)
-        case RemotePartitionDeleteMetadata():
-            return RecordKey(PARTITION_DELETE_API_KEY, record.topic_id_partition)
-        case LogStartOffsetUpdate():
-            return log_start_key(record.topic_id_partition, record.log_start)
-        case TopicTierConfigUpdate():
-            return RecordKey(TOPIC_TIER_CONFIG_API_KEY, record.topic_id_partition)
-        case CutUpdate():
-            return cut_key(record.topic_id_partition, record.leader_epoch, record.offset)
-        case LocalLogStartUpdate():
-            # Only owners write this record, one after the other, so the last record counts.
-            return local_log_start_key(record.topic_id_partition)
-        case CopyPlan():
-            return RecordKey(COPY_PLAN_API_KEY, record.topic_id_partition, record.plan_id.bytes)
-        case LogGapUpdate():
-            return log_gap_key(record.topic_id_partition, record.gap.first_offset)
-        case UnfinishedRebuildUpdate():
-            return unfinished_rebuild_key(record.topic_id_partition)
-        case TierMarkerUpdate():
-            return tier_marker_key(record.topic_id_partition, record.location)
-        case TopicDeletionUpdate():
-            return topic_deletion_key(record.topic_id_partition)
-        case TopicMissingUpdate():
-            return topic_missing_key(record.topic_id_partition)
+    message = _MESSAGES[type(record)]
+    return RecordKey(message.api_key, record.topic_id_partition, message.name(record))
 
 
 def segment_keys(segment_id: RemoteLogSegmentId) -> tuple[RecordKey, RecordKey]:
@@ -192,14 +281,7 @@ def segment_keys(segment_id: RemoteLogSegmentId) -> tuple[RecordKey, RecordKey]:
 
 
 def log_start_key(partition: TopicIdPartition, start: LogStart) -> RecordKey:
-    """The key names the whole log start, so no record replaces another log start, in whatever order records come.
-
-    A log start that was only seen deletes nothing: of these the last record counts."""
-    if not start.deletes:
-        return RecordKey(LOG_START_OFFSET_API_KEY, partition)
-    position = INT32.pack(start.leader_epoch) + INT64.pack(start.offset)
-    name = position + INT8.pack(start.reason) + INT32.pack(start.last_epoch)
-    return RecordKey(LOG_START_OFFSET_API_KEY, partition, name)
+    return RecordKey(LOG_START_OFFSET_API_KEY, partition, _log_start_name(start))
 
 
 def nothing_key(partition: TopicIdPartition) -> RecordKey:
@@ -209,32 +291,8 @@ def nothing_key(partition: TopicIdPartition) -> RecordKey:
     return RecordKey(LOG_START_OFFSET_API_KEY, partition, b"clock")
 
 
-def cut_key(partition: TopicIdPartition, leader_epoch: int, offset: int) -> RecordKey:
-    return RecordKey(CUT_API_KEY, partition, INT32.pack(leader_epoch) + INT64.pack(offset))
-
-
-def local_log_start_key(partition: TopicIdPartition) -> RecordKey:
-    return RecordKey(LOCAL_LOG_START_API_KEY, partition)
-
-
 def log_gap_key(partition: TopicIdPartition, first_offset: int) -> RecordKey:
     return RecordKey(LOG_GAP_API_KEY, partition, INT64.pack(first_offset))
-
-
-def unfinished_rebuild_key(metadata_partition: TopicIdPartition) -> RecordKey:
-    return RecordKey(UNFINISHED_REBUILD_API_KEY, metadata_partition)
-
-
-def tier_marker_key(partition: TopicIdPartition, location: str) -> RecordKey:
-    return RecordKey(TIER_MARKER_API_KEY, partition, location.encode())
-
-
-def topic_deletion_key(partition: TopicIdPartition) -> RecordKey:
-    return RecordKey(TOPIC_DELETION_API_KEY, partition)
-
-
-def topic_missing_key(partition: TopicIdPartition) -> RecordKey:
-    return RecordKey(TOPIC_MISSING_API_KEY, partition)
 
 
 def key_and_value(record: MetadataRecord) -> KeyAndValue:
@@ -245,15 +303,13 @@ def tombstone(key: RecordKey) -> KeyAndValue:
     return encode_key(key), None
 
 
-def message_version(api_key: int) -> int:
-    """Returns the message version that this release writes. It is also the only one that this release reads."""
-    return _MESSAGE_VERSIONS.get(api_key, 0)
+def api_key_of(kind: type) -> int:
+    return _MESSAGES[kind].api_key
 
 
 def known_record_types() -> frozenset[RecordType]:
     """Returns the record types that this release reads."""
-    read = {RecordType(api_key, message_version(api_key)) for api_key in _READERS}
-    return frozenset(read | _SAY_NOTHING)
+    return frozenset(RecordType(message.api_key, message.version) for message in _READ.values())
 
 
 def read_record_type(value: Buffer) -> RecordType:
@@ -265,14 +321,18 @@ def read_record_type(value: Buffer) -> RecordType:
 
 def check_known(key: RecordKey) -> None:
     """Checks the key of a tombstone. Raises `UnknownRecordError` if this release does not know it."""
-    if key.api_key not in _READERS and not is_ignorable(key.api_key):
-        is_surely_ours = key.api_key >= _FIRST_OWN_API_KEY
-        raise UnknownRecordError(f"a tombstone of api key {key.api_key}", is_surely_ours=is_surely_ours)
+    if key.api_key not in _READ:
+        _refuse_unless_ignorable(f"a tombstone of api key {key.api_key}", key.api_key)
 
 
 def is_ignorable(api_key: int) -> bool:
     """Returns whether a reader that does not know the record type may ignore the record."""
     return api_key >= _FIRST_IGNORABLE_API_KEY
+
+
+def _refuse_unless_ignorable(what: str, api_key: int) -> None:
+    if not is_ignorable(api_key):
+        raise UnknownRecordError(what, is_surely_ours=api_key >= _FIRST_OWN_API_KEY)
 
 
 def encode_key(key: RecordKey) -> bytes:
@@ -292,35 +352,9 @@ def decode_key(buf: Buffer) -> RecordKey:
 
 
 def encode_value(record: MetadataRecord) -> bytes:
-    match record:
-        case RemoteLogSegmentMetadata():
-            api_key, message = SEGMENT_METADATA_API_KEY, _write_metadata(record)
-        case RemoteLogSegmentMetadataUpdate():
-            api_key, message = SEGMENT_METADATA_UPDATE_API_KEY, _write_update(record)
-        case RemotePartitionDeleteMetadata():
-            api_key, message = PARTITION_DELETE_API_KEY, _write_partition_delete(record)
-        case LogStartOffsetUpdate():
-            api_key, message = LOG_START_OFFSET_API_KEY, write_log_start(record)
-        case TopicTierConfigUpdate():
-            api_key, message = TOPIC_TIER_CONFIG_API_KEY, write_tier_config(record)
-        case CutUpdate():
-            api_key, message = CUT_API_KEY, write_cut(record)
-        case LocalLogStartUpdate():
-            api_key, message = LOCAL_LOG_START_API_KEY, write_local_log_start(record)
-        case CopyPlan():
-            api_key, message = COPY_PLAN_API_KEY, write_copy_plan(record)
-        case LogGapUpdate():
-            api_key, message = LOG_GAP_API_KEY, write_log_gap(record)
-        case UnfinishedRebuildUpdate():
-            api_key, message = UNFINISHED_REBUILD_API_KEY, write_head_alone(record)
-        case TierMarkerUpdate():
-            api_key, message = TIER_MARKER_API_KEY, write_tier_marker(record)
-        case TopicDeletionUpdate():
-            api_key, message = TOPIC_DELETION_API_KEY, write_topic_deletion(record)
-        case TopicMissingUpdate():
-            api_key, message = TOPIC_MISSING_API_KEY, write_head_alone(record)
-    frame = write_uvarint(_FRAME_VERSION) + write_uvarint(api_key) + write_uvarint(message_version(api_key))
-    return frame + message
+    message = _MESSAGES[type(record)]
+    frame = write_uvarint(_FRAME_VERSION) + write_uvarint(message.api_key) + write_uvarint(message.version)
+    return frame + message.codec.write(record)
 
 
 def decode_value(buf: Buffer) -> MetadataRecord | None:
@@ -334,93 +368,14 @@ def decode_value(buf: Buffer) -> MetadataRecord | None:
         version, pos = read_uvarint(buf, pos)
         if frame_version != _FRAME_VERSION:
             raise UnknownRecordError(f"a metadata record of frame version {frame_version}", is_surely_ours=False)
-        read = _READERS.get(api_key)
-        if read is None or version != message_version(api_key):
-            if (api_key, version) not in _SAY_NOTHING:
-                _refuse_unless_ignorable(api_key, version)
+        message = _READ.get(api_key)
+        if message is None or version != message.version:
+            _refuse_unless_ignorable(f"a metadata record of api key {api_key}, version {version}", api_key)
             return None
-        record, pos = read(buf, pos)
+        record: MetadataRecord
+        record, pos = message.codec.read(buf, pos)
     except (ProtocolError, ValueError) as error:
         raise RemoteLogMetadataError(f"a metadata record of {len(buf)} bytes cannot be read: {error}") from error
     if pos != len(buf):
         raise RemoteLogMetadataError(f"a metadata record has {len(buf) - pos} unknown bytes at its end")
     return record
-
-
-def _refuse_unless_ignorable(api_key: int, version: int) -> None:
-    if not is_ignorable(api_key):
-        what = f"a metadata record of api key {api_key}, version {version}"
-        raise UnknownRecordError(what, is_surely_ours=api_key >= _FIRST_OWN_API_KEY)
-
-
-def _write_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
-    return write_segment_id(metadata.segment_id) + write_segment_fields(metadata)
-
-
-def _read_metadata(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadata, int]:
-    segment_id, pos = read_segment_id(buf, pos)
-    return read_segment_fields(buf, pos, segment_id)
-
-
-def _write_update(update: RemoteLogSegmentMetadataUpdate) -> bytes:
-    return (
-        write_segment_id(update.segment_id)
-        + INT32.pack(update.broker_id)
-        + INT64.pack(update.event_timestamp_ms)
-        + write_nullable_bytes(update.custom_metadata)
-        + INT8.pack(update.state)
-        + EMPTY_TAGGED_SECTION
-    )
-
-
-def _read_update(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadataUpdate, int]:
-    segment_id, pos = read_segment_id(buf, pos)
-    broker_id, pos = read_int32(buf, pos)
-    event_timestamp_ms, pos = read_int64(buf, pos)
-    custom_metadata, pos = read_nullable_bytes(buf, pos)
-    state, pos = read_int8(buf, pos)
-    update = RemoteLogSegmentMetadataUpdate(
-        segment_id, broker_id, event_timestamp_ms, RemoteLogSegmentState(state), custom_metadata
-    )
-    return update, skip_tagged_section(buf, pos)
-
-
-def _write_partition_delete(metadata: RemotePartitionDeleteMetadata) -> bytes:
-    return (
-        write_partition(metadata.topic_id_partition)
-        + INT32.pack(metadata.broker_id)
-        + INT64.pack(metadata.event_timestamp_ms)
-        + INT8.pack(metadata.state)
-        + EMPTY_TAGGED_SECTION
-    )
-
-
-def _read_partition_delete(buf: Buffer, pos: int) -> tuple[RemotePartitionDeleteMetadata, int]:
-    partition, pos = read_partition(buf, pos)
-    broker_id, pos = read_int32(buf, pos)
-    event_timestamp_ms, pos = read_int64(buf, pos)
-    state, pos = read_int8(buf, pos)
-    metadata = RemotePartitionDeleteMetadata(
-        partition, broker_id, event_timestamp_ms, RemotePartitionDeleteState(state)
-    )
-    return metadata, skip_tagged_section(buf, pos)
-
-
-_READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
-    SEGMENT_METADATA_API_KEY: _read_metadata,
-    SEGMENT_METADATA_UPDATE_API_KEY: _read_update,
-    PARTITION_DELETE_API_KEY: _read_partition_delete,
-    LOG_START_OFFSET_API_KEY: read_log_start,
-    TOPIC_TIER_CONFIG_API_KEY: read_tier_config,
-    CUT_API_KEY: read_cut,
-    LOCAL_LOG_START_API_KEY: read_local_log_start,
-    COPY_PLAN_API_KEY: read_copy_plan,
-    LOG_GAP_API_KEY: read_log_gap,
-    UNFINISHED_REBUILD_API_KEY: read_unfinished_rebuild,
-    TIER_MARKER_API_KEY: read_tier_marker,
-    TOPIC_DELETION_API_KEY: read_topic_deletion,
-    TOPIC_MISSING_API_KEY: read_topic_missing,
-}
-_SAY_NOTHING = frozenset(RecordType(api_key, 0) for api_key in (LOG_START_OFFSET_API_KEY, LOCAL_LOG_START_API_KEY))
-"""Record types of drafts of the first release. Their offsets have no leader epoch, so they cannot be applied to any
-log."""

@@ -9,18 +9,10 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     cover        partition, last offset    -> first offset, and the segment that answers, see `stored_segment`
     cover_sizes  partition                 -> number and bytes of the whole segments, offsets of all runs
     apart        partition, uuid           -> empty: every listable segment that is not whole
-    cuts         partition, leader epoch, first void offset of what was copied before -> time, whether it is proved
     deleted_segments partition, uuid       -> the folded record of a segment that is DELETE_SEGMENT_FINISHED and kept
-    copy_plans   partition, plan id        -> the record as `serde` writes it
-    log_starts   partition, log start      -> the log start; an empty name: a log start that was only seen
-    local_log_starts partition             -> planned end of the last trim: offset, leader epoch
-    gaps         partition, first offset   -> next offset
-    unfinished_rebuilds metadata partition -> empty: `rebuild` has not written all records (topic id and number)
-    tier_markers `TIER_PARTITION`, location -> the record as `serde` writes it
-    topic_deletions partition 0 of a topic -> the record as `serde` writes it, with the brokers' time
-    missing_topics partition 0 of a topic  -> time (the brokers' clock) since which no broker knows the topic
     deletions    partition                 -> RemotePartitionDeleteState
-    tier_configs partition 0 of a topic    -> the record as `serde` writes it
+    records-KEY  partition, name           -> a record of a type of Tidegate's own, whose api key is KEY, as `serde`
+                                              writes it, with the brokers' time. The name is that of the record's key
     consumed     metadata partition        -> next offset to read, leader epoch of the batch before it
     reached      metadata partition        -> the same, of earlier states of the same topic that were read again since
     diverged     metadata partition        -> text for an operator: why the follower does not read the partition
@@ -45,52 +37,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
-from typing import cast
+from typing import NamedTuple, TypeVar, cast, get_args
 from uuid import UUID
 
 import lmdb
 
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.records.serde import decode_value
-from tiers.model.copy_plan import CopyPlan
+from tiers.metadata.records.serde import OwnRecord, api_key_of, decode_value
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import TopicTierConfigUpdate
+from tiers.model.log_start import OffsetAndEpoch
 
-SCHEMA_VERSION = 18
+SCHEMA_VERSION = 19
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
 """A key in the freshness file. The other keys of that file are four bytes long."""
 LOCK_FILE = "writer.lock"
-DATABASES = (
-    "partitions",
-    "segments",
-    "starts",
-    "cover",
-    "cover_sizes",
-    "apart",
-    "log_starts",
-    "deletions",
-    "tier_configs",
-    "cuts",
-    "deleted_segments",
-    "local_log_starts",
-    "copy_plans",
-    "gaps",
-    "unfinished_rebuilds",
-    "tier_markers",
-    "topic_deletions",
-    "missing_topics",
-    "consumed",
-    "reached",
-    "diverged",
-    "read_at",
-    "homes",
-    "meta",
-)
-OF_A_METADATA_PARTITION = frozenset({"consumed", "reached", "diverged", "read_at", "meta"})
-"""The sub-databases whose keys do not begin with a user partition."""
 PARTITION_KEY_BYTES = 20
 
 U64 = struct.Struct(">Q")
@@ -99,11 +61,9 @@ _PARTITION_AND_OFFSET = struct.Struct(">16siQ")
 END_AND_ORDER = struct.Struct(">Qq")
 """The order is the offset at which the copy began in the metadata partition; its complement, below 0, while the segment
 is not readable."""
-CUT = struct.Struct(">q?")
 COVER_SIZE = struct.Struct(">qqq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")
-LOG_START = struct.Struct(">qiBi")
 OFFSET_AND_EPOCH = struct.Struct(">qi")
 MAX_DATABASES = 32
 _IDENTITY = struct.Struct(">H16si")
@@ -135,8 +95,7 @@ class StateIdentity:
         return len(raw) >= _IDENTITY.size and _IDENTITY.unpack_from(raw)[1] == self.topic_id.bytes
 
 
-@dataclass(slots=True)
-class Databases:
+class Databases(NamedTuple):
     """The handles of the sub-databases of one environment."""
 
     partitions: lmdb._Database
@@ -145,28 +104,30 @@ class Databases:
     cover: lmdb._Database
     cover_sizes: lmdb._Database
     apart: lmdb._Database
-    log_starts: lmdb._Database
-    deletions: lmdb._Database
-    tier_configs: lmdb._Database
-    cuts: lmdb._Database
     deleted_segments: lmdb._Database
-    local_log_starts: lmdb._Database
-    copy_plans: lmdb._Database
-    gaps: lmdb._Database
-    unfinished_rebuilds: lmdb._Database
-    tier_markers: lmdb._Database
-    topic_deletions: lmdb._Database
-    missing_topics: lmdb._Database
+    deletions: lmdb._Database
+    homes: lmdb._Database
     consumed: lmdb._Database
     reached: lmdb._Database
     diverged: lmdb._Database
     read_at: lmdb._Database
-    homes: lmdb._Database
     meta: lmdb._Database
+    records: dict[int, lmdb._Database]
+    """By api key."""
+    of_partitions: list[lmdb._Database]
+    """Those whose keys begin with a user partition."""
 
     @classmethod
     def open(cls, env: lmdb.Environment) -> Databases:
-        return cls(*(env.open_db(name.encode()) for name in DATABASES))
+        opened = [env.open_db(name.encode()) for name in cls._fields[:-2]]
+        api_keys = [api_key_of(kind) for kind in get_args(OwnRecord)]
+        records = {api_key: env.open_db(b"records-%d" % api_key) for api_key in api_keys}
+        of_partitions = [*opened[: cls._fields.index("consumed")], *records.values()]
+        return cls._make([*opened, records, of_partitions])
+
+    @property
+    def all(self) -> list[lmdb._Database]:
+        return [*self.of_partitions, self.consumed, self.reached, self.diverged, self.read_at, self.meta]
 
 
 def partition_key(partition: TopicIdPartition) -> bytes:
@@ -210,33 +171,20 @@ def decode_partition(raw: bytes | memoryview) -> tuple[int, str]:
     return I64.unpack_from(raw)[0], str(raw[8:], "utf-8")
 
 
-@lru_cache(maxsize=4096)
-def decode_tier_config(raw: bytes) -> TopicTierConfigUpdate:
-    """Decodes a record of tier settings. The result is cached by the bytes."""
-    update = decode_value(raw)
-    if not isinstance(update, TopicTierConfigUpdate):
-        raise RemoteLogMetadataError("the saved state has another record in the place of a topic's tier settings")
-    return update
+_R = TypeVar("_R", bound=OwnRecord)
 
 
-def encode_log_start(start: LogStart) -> bytes:
-    return LOG_START.pack(start.offset, start.leader_epoch, start.reason, start.last_epoch)
+def recorded(txn: lmdb.Transaction, db: Databases, kind: type[_R], prefix: bytes = b"") -> list[_R]:
+    """Returns the records of a type of Tidegate's own whose keys begin with `prefix`, in the order of the keys."""
+    found = [_decode(raw) for _, raw in entries(txn, db.records[api_key_of(kind)], prefix)]
+    if not all(isinstance(record, kind) for record in found):
+        raise RemoteLogMetadataError(f"the saved state has another record in the place of a {kind.__name__}")
+    return cast("list[_R]", found)
 
 
-def decode_log_start(raw: bytes | memoryview) -> LogStart:
-    offset, leader_epoch, reason, last_epoch = LOG_START.unpack(raw)
-    return LogStart(offset, leader_epoch, LogStartReason(reason), last_epoch)
+_decode = lru_cache(maxsize=4096)(decode_value)
+"""Cached, since the same few records are asked for again and again."""
 
 
 def decode_position(raw: bytes | memoryview) -> OffsetAndEpoch:
-    """Decodes a position. Schema versions below 8 had no leader epoch; it is -1 for them."""
-    if len(raw) < OFFSET_AND_EPOCH.size:
-        return OffsetAndEpoch(I64.unpack_from(raw)[0], -1)
-    return OffsetAndEpoch(*OFFSET_AND_EPOCH.unpack_from(raw))
-
-
-def decode_copy_plan(raw: bytes) -> CopyPlan:
-    plan = decode_value(raw)
-    if not isinstance(plan, CopyPlan):
-        raise RemoteLogMetadataError("the saved state has another record in the place of a copy plan")
-    return plan
+    return OffsetAndEpoch(*OFFSET_AND_EPOCH.unpack(raw))

@@ -9,42 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import lmdb
 
 from tiers.metadata.records.serde import (
-    COPY_PLAN_API_KEY,
-    CUT_API_KEY,
-    LOCAL_LOG_START_API_KEY,
-    LOG_GAP_API_KEY,
-    LOG_START_OFFSET_API_KEY,
     PARTITION_DELETE_API_KEY,
     SEGMENT_METADATA_API_KEY,
     SEGMENT_METADATA_UPDATE_API_KEY,
-    TIER_MARKER_API_KEY,
-    TOPIC_DELETION_API_KEY,
-    TOPIC_MISSING_API_KEY,
-    TOPIC_TIER_CONFIG_API_KEY,
-    UNFINISHED_REBUILD_API_KEY,
     MetadataRecord,
+    OwnRecord,
     RecordKey,
+    api_key_of,
+    decode_value,
     encode_value,
-    log_start_key,
 )
 from tiers.metadata.state.cover import StateCover
 from tiers.metadata.state.layout import (
-    CUT,
     END_AND_ORDER,
-    I32,
-    I64,
-    OFFSET_AND_EPOCH,
-    U64,
     Databases,
-    decode_copy_plan,
     decode_partition,
     delete_prefix,
-    encode_log_start,
     encode_partition,
     entries,
     partition_key,
@@ -61,11 +46,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
-    TierMarkerUpdate,
-    TopicDeletionUpdate,
     TopicMissingUpdate,
-    TopicTierConfigUpdate,
-    UnfinishedRebuildUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState, is_forward
 from tiers.model.stored_segment import (
@@ -74,6 +55,13 @@ from tiers.model.stored_segment import (
     stored_fields,
     update_stored_segment,
 )
+
+_FIRST_COUNTS: Final = (CopyPlan, TopicMissingUpdate)
+"""Of several records with one key, the first one counts. Of all other types, the last one does."""
+_KEPT_BY: Final = [api_key_of(kind) for kind in (LogStartOffsetUpdate, LocalLogStartUpdate, CopyPlan, LogGapUpdate)]
+"""A partition is known while it has a segment or one of these records."""
+_OF_THE_LOG: Final = [*_KEPT_BY, api_key_of(CutUpdate)]
+"""What the deletion of a partition removes."""
 
 
 class MetadataEvent(NamedTuple):
@@ -130,39 +118,16 @@ class Replay:
 
     def apply(self, event: MetadataEvent) -> None:
         match event.record:
+            case None:
+                self._end(event.key)
             case RemoteLogSegmentMetadata() as metadata:
                 self._add(metadata, event.timestamp_ms, event.offset)
             case RemoteLogSegmentMetadataUpdate() as update:
                 self._update(update, event.timestamp_ms)
             case RemotePartitionDeleteMetadata() as deletion:
                 self._delete_partition(deletion.topic_id_partition, deletion.state)
-            case LogStartOffsetUpdate() as update:
-                self._put_log_start(update)
-            case TopicTierConfigUpdate() as update:
-                key = partition_key(update.topic_id_partition)
-                self._txn.put(key, encode_value(update), db=self._db.tier_configs)
-            case CutUpdate() as cut:
-                self._put_cut(cut, event.timestamp_ms)
-            case LocalLogStartUpdate() as update:
-                self._raise_local_log_start(update)
-            case CopyPlan() as plan:
-                self._begin_plan(plan, event.timestamp_ms, event.offset)
-            case LogGapUpdate() as update:
-                self._put_gap(update)
-            case UnfinishedRebuildUpdate() as update:
-                self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.unfinished_rebuilds)
-            case TierMarkerUpdate() as update:
-                key = partition_key(update.topic_id_partition) + update.location.encode()
-                self._txn.put(key, encode_value(update), db=self._db.tier_markers)
-            case TopicDeletionUpdate() as update:
-                value = encode_value(replace(update, event_timestamp_ms=event.timestamp_ms))
-                self._txn.put(partition_key(update.topic_id_partition), value, db=self._db.topic_deletions)
-            case TopicMissingUpdate() as update:
-                since = I64.pack(event.timestamp_ms)
-                key = partition_key(update.topic_id_partition)
-                self._txn.put(key, since, overwrite=False, db=self._db.missing_topics)
-            case None:
-                self._bury(event.key)
+            case record:
+                self._put(record, event)
 
     def _add(self, metadata: RemoteLogSegmentMetadata, timestamp_ms: int, offset: int) -> None:
         if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
@@ -228,11 +193,19 @@ class Replay:
         elif known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover.again(key, start, end)
 
-    def _put_cut(self, cut: CutUpdate, timestamp_ms: int) -> None:
-        key = partition_key(cut.topic_id_partition)
-        name, value = I32.pack(cut.leader_epoch) + I64.pack(cut.offset), CUT.pack(timestamp_ms, cut.is_proved)
-        self._txn.put(key + name, value, db=self._db.cuts)
-        self._cover.all_above(key, cut.offset - 1)
+    def _put(self, record: OwnRecord, event: MetadataEvent) -> None:
+        key, database = partition_key(record.topic_id_partition), self._db.records[event.key.api_key]
+        value = encode_value(replace(record, event_timestamp_ms=event.timestamp_ms))
+        overwrites = not isinstance(record, _FIRST_COUNTS)
+        if not self._txn.put(key + event.key.name, value, overwrite=overwrites, db=database):
+            return
+        if isinstance(record, CutUpdate):
+            self._cover.all_above(key, record.offset - 1)
+        elif isinstance(record, CopyPlan):
+            for announced in record.announced():
+                self._add(announced, event.timestamp_ms, event.offset)
+        elif event.key.api_key in _KEPT_BY:
+            self._know(key, record.topic_id_partition.topic)
 
     def _remove(self, key: bytes, uuid: bytes, known: StoredFields) -> None:
         self._txn.delete(key + uuid, db=self._db.segments)
@@ -243,7 +216,7 @@ class Replay:
         self._forget_if_empty(key)
 
     def _forget_if_empty(self, key: bytes) -> None:
-        kept = self._db.starts, self._db.log_starts, self._db.local_log_starts, self._db.copy_plans, self._db.gaps
+        kept = self._db.starts, *(self._db.records[api_key] for api_key in _KEPT_BY)
         if any(True for database in kept for _ in entries(self._txn, database, key)):
             return
         if self._deletion(key) in (None, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED):
@@ -261,53 +234,18 @@ class Replay:
             return
         self._txn.put(key, bytes((state,)), db=self._db.deletions)
         if state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+            db = self._db
             for database in (
-                self._db.segments,
-                self._db.starts,
-                self._db.cover,
-                self._db.cover_sizes,
-                self._db.apart,
-                self._db.log_starts,
-                self._db.cuts,
-                self._db.local_log_starts,
-                self._db.copy_plans,
-                self._db.gaps,
-                self._db.partitions,
+                *(db.segments, db.starts, db.cover, db.cover_sizes, db.apart, db.partitions),
+                *(db.records[api_key] for api_key in _OF_THE_LOG),
             ):
                 delete_prefix(self._txn, database, key)
             self._known.pop(key, None)
         else:
             self._know(key, partition.topic)
 
-    def _put_log_start(self, update: LogStartOffsetUpdate) -> None:
-        """Keeps every log start until its own tombstone, as compaction does."""
-        key, start = partition_key(update.topic_id_partition), update.log_start
-        self._know(key, update.topic_id_partition.topic)
-        name = log_start_key(update.topic_id_partition, start).name
-        self._txn.put(key + name, encode_log_start(start), db=self._db.log_starts)
-
-    def _raise_local_log_start(self, update: LocalLogStartUpdate) -> None:
-        key, start = partition_key(update.topic_id_partition), update.local_log_start
-        self._know(key, update.topic_id_partition.topic)
-        self._txn.put(key, OFFSET_AND_EPOCH.pack(*start), db=self._db.local_log_starts)
-
-    def _put_gap(self, update: LogGapUpdate) -> None:
-        key = partition_key(update.topic_id_partition)
-        self._know(key, update.topic_id_partition.topic)
-        self._txn.put(key + U64.pack(update.gap.first_offset), I64.pack(update.gap.next_offset), db=self._db.gaps)
-
-    def _begin_plan(self, plan: CopyPlan, timestamp_ms: int, offset: int) -> None:
-        key = partition_key(plan.topic_id_partition)
-        if self._txn.put(key + plan.plan_id.bytes, encode_value(plan), overwrite=False, db=self._db.copy_plans):
-            for announced in plan.announced():
-                self._add(announced, timestamp_ms, offset)
-
-    def _end_plan(self, key: bytes, plan_id: bytes) -> None:
-        raw = self._txn.get(key + plan_id, db=self._db.copy_plans)
-        if raw is None:
-            return
-        self._txn.delete(key + plan_id, db=self._db.copy_plans)
-        for segment_id in decode_copy_plan(bytes(raw)).segment_ids():
+    def _end_plan(self, key: bytes, plan: CopyPlan) -> None:
+        for segment_id in plan.segment_ids():
             uuid = segment_id.id.bytes
             stored = self._txn.get(key + uuid, db=self._db.segments)
             if stored is None:
@@ -318,37 +256,22 @@ class Replay:
             is_started = known.state == RemoteLogSegmentState.COPY_SEGMENT_STARTED
             if is_started and known.segment_size_bytes == NOT_MEASURED_BYTES:
                 self._remove(key, uuid, known)
-        self._forget_if_empty(key)
 
-    def _bury(self, named: RecordKey) -> None:
-        key = partition_key(named.topic_id_partition)
-        if named.api_key in (SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY):
-            raw = self._txn.get(key + named.name, db=self._db.segments)
+    def _end(self, ended: RecordKey) -> None:
+        key, name = partition_key(ended.topic_id_partition), ended.name
+        if ended.api_key in (SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY):
+            raw = self._txn.get(key + name, db=self._db.segments)
             if raw is not None:
-                self._remove(key, named.name, stored_fields(bytes(raw)))
-            self._txn.delete(key + named.name, db=self._db.deleted_segments)
-        elif named.api_key == PARTITION_DELETE_API_KEY:
-            self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
-        elif named.api_key == CUT_API_KEY:
-            if self._txn.delete(key + named.name, db=self._db.cuts):
-                self._cover.all_above(key, I64.unpack_from(named.name, I32.size)[0] - 1)
-        elif named.api_key == COPY_PLAN_API_KEY:
-            self._end_plan(key, named.name)
-        elif named.api_key == TOPIC_TIER_CONFIG_API_KEY:
-            self._txn.delete(key, db=self._db.tier_configs)
-        elif named.api_key == LOCAL_LOG_START_API_KEY:
-            if self._txn.delete(key, db=self._db.local_log_starts):
+                self._remove(key, name, stored_fields(bytes(raw)))
+            self._txn.delete(key + name, db=self._db.deleted_segments)
+        elif ended.api_key == PARTITION_DELETE_API_KEY:
+            self._delete_partition(ended.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
+        elif ended.api_key in self._db.records:
+            raw = self._txn.pop(key + name, db=self._db.records[ended.api_key])
+            record = None if raw is None else decode_value(raw)
+            if isinstance(record, CutUpdate):
+                self._cover.all_above(key, record.offset - 1)
+            elif isinstance(record, CopyPlan):
+                self._end_plan(key, record)
+            if record is not None and ended.api_key in _KEPT_BY:
                 self._forget_if_empty(key)
-        elif named.api_key == LOG_GAP_API_KEY:
-            if self._txn.delete(key + named.name, db=self._db.gaps):
-                self._forget_if_empty(key)
-        elif named.api_key == UNFINISHED_REBUILD_API_KEY:
-            self._txn.delete(key, db=self._db.unfinished_rebuilds)
-        elif named.api_key == TIER_MARKER_API_KEY:
-            self._txn.delete(key + named.name, db=self._db.tier_markers)
-        elif named.api_key == TOPIC_DELETION_API_KEY:
-            self._txn.delete(key, db=self._db.topic_deletions)
-        elif named.api_key == TOPIC_MISSING_API_KEY:
-            self._txn.delete(key, db=self._db.missing_topics)
-        elif named.api_key == LOG_START_OFFSET_API_KEY and self._txn.delete(key + named.name, db=self._db.log_starts):
-            self._forget_if_empty(key)

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, repeat
-from struct import Struct
 from typing import cast
 
 import lmdb
 
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import (
-    CUT,
     PARTITION_KEY_BYTES,
     U64,
     Databases,
     decode_partition,
     entries,
+    recorded,
     start_key,
 )
-from tiers.model.segment_metadata import Cut, first_void
+from tiers.model.segment_metadata import Cut, CutUpdate, first_void
 from tiers.model.stored_segment import (
     NOT_CUT,
     StoredSegment,
@@ -36,7 +35,6 @@ from tiers.model.stored_segment import (
 
 _FIRST_PIECE, _PIECE = 4, 256
 """Most callers need the first few segments alone."""
-_EPOCH_AND_OFFSET = Struct(">iq")
 _UUID_OFFSET = PARTITION_KEY_BYTES + U64.size
 
 Entry = tuple[bytes, bytes]
@@ -50,10 +48,8 @@ def valid_end_offset(cuts: Sequence[Cut], raw: bytes, end_offset: int) -> int:
 
 def cuts_of(txn: lmdb.Transaction, db: Databases, key: bytes) -> list[Cut]:
     """Returns the CUTs of a partition, by leader epoch and offset."""
-    return [
-        Cut(*_EPOCH_AND_OFFSET.unpack_from(entry, PARTITION_KEY_BYTES), *CUT.unpack(value))
-        for entry, value in entries(txn, db.cuts, key)
-    ]
+    cuts = recorded(txn, db, CutUpdate, key)
+    return [Cut(each.leader_epoch, each.offset, each.event_timestamp_ms, each.is_proved) for each in cuts]
 
 
 def answering(env: lmdb.Environment, db: Databases, key: bytes, offset: int) -> Iterator[StoredSegment]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 import lmdb
 
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.records.serde import decode_value
+from tiers.metadata.records.serde import OwnRecord
 from tiers.metadata.state.layout import (
     COVER_SIZE,
     END_AND_ORDER,
@@ -23,32 +23,35 @@ from tiers.metadata.state.layout import (
     I32,
     I64,
     MAX_DATABASES,
-    OFFSET_AND_EPOCH,
     PARTITION_KEY_BYTES,
     STATE_FILE,
     U64,
     Databases,
     StateIdentity,
-    decode_copy_plan,
-    decode_log_start,
     decode_partition,
     decode_position,
-    decode_tier_config,
     entries,
     offset_key,
     partition_key,
     partition_of,
+    recorded,
     start_key,
 )
 from tiers.metadata.state.segment_cursors import answered, answering, apart, cuts_of, listed
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     Cut,
+    LocalLogStartUpdate,
+    LogGapUpdate,
+    LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     TierMarkerUpdate,
     TopicDeletionUpdate,
+    TopicMissingUpdate,
+    TopicTierConfigUpdate,
+    UnfinishedRebuildUpdate,
     after_cuts,
     leader_epoch_at,
 )
@@ -56,6 +59,7 @@ from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment, decode_answer, decode_stored_segment, stored_fields
 
 MAX_READERS = 1024
+_R = TypeVar("_R", bound=OwnRecord)
 
 
 class SegmentRun(NamedTuple):
@@ -149,6 +153,10 @@ class RemoteLogMetadataState:
             raw = txn.get(b"writer", db=self._db.meta)
         return None if raw is None else str(raw, "utf-8")
 
+    def _recorded(self, kind: type[_R], prefix: bytes = b"") -> list[_R]:
+        with self._env.begin() as txn:
+            return recorded(txn, self._db, kind, prefix)
+
     def next_offset(self, metadata_partition: int) -> int:
         """Returns the next offset to read; 0 before the first read."""
         return self.consumed(metadata_partition).offset
@@ -175,11 +183,7 @@ class RemoteLogMetadataState:
 
     def unfinished_rebuilds(self) -> frozenset[int]:
         """Returns the metadata partitions that `rebuild` has not written to their end."""
-        with self._env.begin() as txn:
-            return frozenset(
-                I32.unpack_from(key, PARTITION_KEY_BYTES - I32.size)[0]
-                for key, _ in txn.cursor(db=self._db.unfinished_rebuilds)
-            )
+        return frozenset(each.topic_id_partition.partition for each in self._recorded(UnfinishedRebuildUpdate))
 
     def read_at_ms(self) -> dict[int, int]:
         """Returns when (wall clock) each metadata partition was last read to its end, or its read began at its start.
@@ -248,8 +252,7 @@ class RemoteLogMetadataState:
 
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
         """Returns the copy plans that have not ended."""
-        with self._env.begin() as txn:
-            return [decode_copy_plan(value) for _, value in entries(txn, self._db.copy_plans, partition_key(partition))]
+        return self._recorded(CopyPlan, partition_key(partition))
 
     def deleted_segments(
         self, partition: TopicIdPartition | None = None, until_ms: int | None = None
@@ -395,21 +398,16 @@ class RemoteLogMetadataState:
             return self._recorded_log_starts(txn, partition_key(partition))
 
     def _recorded_log_starts(self, txn: lmdb.Transaction, key: bytes) -> list[LogStart]:
-        return [decode_log_start(value) for _, value in entries(txn, self._db.log_starts, key)]
+        return [each.log_start for each in recorded(txn, self._db, LogStartOffsetUpdate, key)]
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         """Returns the end of the last trim that began; None before the first. The local log may start below it."""
-        with self._env.begin() as txn:
-            raw = txn.get(partition_key(partition), db=self._db.local_log_starts)
-        return None if raw is None else OffsetAndEpoch(*OFFSET_AND_EPOCH.unpack(raw))
+        trims = self._recorded(LocalLogStartUpdate, partition_key(partition))
+        return trims[0].local_log_start if trims else None
 
     def gaps(self, partition: TopicIdPartition) -> list[LogGap]:
         """Returns the recorded gaps, by ascending offset. They do not overlap."""
-        with self._env.begin() as txn:
-            return [
-                LogGap(U64.unpack_from(key, PARTITION_KEY_BYTES)[0], I64.unpack(value)[0])
-                for key, value in entries(txn, self._db.gaps, partition_key(partition))
-            ]
+        return [each.gap for each in self._recorded(LogGapUpdate, partition_key(partition))]
 
     def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
         """Returns the recorded gap that holds `offset`; None without one."""
@@ -419,23 +417,16 @@ class RemoteLogMetadataState:
         """Returns the recorded marker of a location of the store; None without one.
 
         It is as fresh as the metadata of `TIER_PARTITION`."""
-        with self._env.begin() as txn:
-            raw = txn.get(partition_key(TIER_PARTITION) + location.encode(), db=self._db.tier_markers)
-        found = None if raw is None else decode_value(bytes(raw))
-        return found if isinstance(found, TierMarkerUpdate) else None
+        return next((each for each in self._recorded(TierMarkerUpdate) if each.location == location), None)
 
     def topic_deletions(self) -> dict[UUID, TopicDeletionUpdate]:
         """Returns the last recorded deletion of each topic that has one, with the time (ms) of the brokers' clock."""
-        with self._env.begin() as txn:
-            found = [decode_value(bytes(value)) for _, value in txn.cursor(self._db.topic_deletions)]
-        return {each.topic_id_partition.topic_id: each for each in found if isinstance(each, TopicDeletionUpdate)}
+        return {each.topic_id_partition.topic_id: each for each in self._recorded(TopicDeletionUpdate)}
 
     def missing_topics(self) -> dict[UUID, int]:
         """Returns the topics recorded as missing, each with the time (ms, by the brokers' clock) of its record."""
-        with self._env.begin() as txn:
-            return {
-                UUID(bytes=bytes(key[:16])): I64.unpack(value)[0] for key, value in txn.cursor(self._db.missing_topics)
-            }
+        missing = self._recorded(TopicMissingUpdate)
+        return {each.topic_id_partition.topic_id: each.event_timestamp_ms for each in missing}
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         """Returns the state of the deletion of the whole partition; None when no deletion was requested."""
@@ -447,16 +438,12 @@ class RemoteLogMetadataState:
         """Returns the tier settings that were set for the topic through a proxy, by Kafka's names, or an empty mapping.
 
         They are as fresh as the metadata of the topic's partition 0."""
-        with self._env.begin() as txn:
-            raw = txn.get(partition_key(TopicIdPartition(topic_id, 0)), db=self._db.tier_configs)
-        return {} if raw is None else decode_tier_config(bytes(raw)).config
+        found = self._recorded(TopicTierConfigUpdate, partition_key(TopicIdPartition(topic_id, 0)))
+        return found[0].config if found else {}
 
     def topics_with_tier_config(self) -> list[TopicIdPartition]:
         """Returns partition 0 of every topic with tier settings of its own."""
-        with self._env.begin() as txn:
-            return [
-                decode_tier_config(bytes(value)).topic_id_partition for _, value in txn.cursor(db=self._db.tier_configs)
-            ]
+        return [each.topic_id_partition for each in self._recorded(TopicTierConfigUpdate)]
 
     def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
         """Returns when (monotonic clock, ms) this process saw the segment become COPY_SEGMENT_FINISHED; None: not yet.

@@ -25,14 +25,12 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.records.record_types import encode_record_types
 from tiers.metadata.records.serde import known_record_types
 from tiers.metadata.state.layout import (
-    DATABASES,
     FINAL,
     FRESHNESS_FILE,
     I32,
     I64,
     LOCK_FILE,
     MAX_DATABASES,
-    OF_A_METADATA_PARTITION,
     OFFSET_AND_EPOCH,
     STATE_FILE,
     StateIdentity,
@@ -176,8 +174,8 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
                         reached[bytes(number)] = max(known, reached.get(bytes(number), known))
                 diverged = [(bytes(number), bytes(reason)) for number, reason in txn.cursor(db=self._db.diverged)]
             kept = {name: txn.get(name, db=self._db.meta) for name in (b"identity", b"writer", b"record_types")}
-            for database in DATABASES:
-                txn.drop(getattr(self._db, database), delete=False)
+            for database in self._db.all:
+                txn.drop(database, delete=False)
             for name, value in kept.items():
                 if value is not None:
                     txn.put(name, value, db=self._db.meta)
@@ -260,10 +258,9 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
                 txn.delete(key, db=self._db.consumed)
                 txn.put(key, I64.pack(now_ms), db=self._db.read_at)
             keys = [bytes(key) for key, home in txn.cursor(db=self._db.homes) if bytes(home) in cleared]
-            for name in DATABASES:
-                if name not in OF_A_METADATA_PARTITION:
-                    for key in keys:
-                        delete_prefix(txn, getattr(self._db, name), key)
+            for database in self._db.of_partitions:
+                for key in keys:
+                    delete_prefix(txn, database, key)
 
     def apply(self, reads: Iterable[PartitionRead]) -> list[RemoteLogSegmentId]:
         """Replays `reads` in one transaction. Returns the segments that became readable.

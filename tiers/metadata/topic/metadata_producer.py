@@ -17,9 +17,11 @@ a member of an older generation, and read_committed readers never see what these
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kafka.protocol.metadata import FindCoordinatorRequest
@@ -147,7 +149,7 @@ class MetadataProducer:
         failed = False
         sent = None if self._clock_skew is None else self._clock_skew.now()
 
-        async def ask(remaining_ms: int) -> tuple[int, int]:
+        async def ask(remaining_ms: int) -> tuple[int, Any]:
             nonlocal failed
             max_age_ms = 0 if failed else DEFAULT_METADATA_MAX_AGE_MS
             failed = True  # also when the known metadata names no leader
@@ -169,34 +171,33 @@ class MetadataProducer:
                 self._clock_skew.observe(sent, answer.log_append_time_ms)
             return answer.error_code, answer.base_offset
 
-        return await self._until(deadline_ms, "Produce", ask) + count - 1
+        base_offset: int = await self._until(deadline_ms, "Produce", ask)
+        return base_offset + count - 1
 
-    async def _until(self, deadline_ms: int, what: str, ask: Callable[[int], Awaitable[tuple[int, int]]]) -> int:
-        """Repeats `ask`, which returns `(error code, result)`, while the error may pass. Returns the result.
+    async def _until(self, deadline_ms: int, what: str, ask: Callable[[int], Awaitable[tuple[int, Any]]]) -> Any:
+        """Repeats `ask`, which returns an error code and an answer, while the error may pass. Returns the answer.
 
         Raises `OwnershipLostError` when the coordinator fenced this producer or member, and `RemoteLogMetadataError`
         for any other error and at the deadline."""
         failures = 0
         while True:
             remaining_ms = deadline_ms - self._clock_ms()
-            trouble: str
+            trouble = "no time is left"
             if remaining_ms > 0:
                 try:
-                    code, result = await ask(min(remaining_ms, _REQUEST_TIMEOUT_MS))
+                    code, answer = await ask(min(remaining_ms, _REQUEST_TIMEOUT_MS))
                 except BrokerError as error:
                     if not error.retriable:
                         raise RemoteLogMetadataError(f"{what}: {error}") from error
-                    code, result, trouble = -1, -1, str(error)
+                    trouble = str(error)
                 else:
                     if code == ErrorCode.NONE:
-                        return result
+                        return answer
                     if code in _FENCED:
                         raise OwnershipLostError(f"the broker refused {what} with {ErrorCode(code).name}")
                     trouble = f"error code {code}"
                     if code not in _RETRIABLE:
                         raise RemoteLogMetadataError(f"{what}: {trouble}")
-            else:
-                trouble = "no time is left"
             cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
             wait_ms = int(cap_ms * (0.5 + self._jitter() / 2))
             failures += 1
@@ -231,21 +232,14 @@ class TransactionalProducer(MetadataProducer):
     async def initialize(self, timeout_ms: int) -> None:
         """Fences every older producer of this transactional.id and ends its transaction."""
         self._is_usable = False
+        message = InitProducerIdRequest(
+            transactional_id=self._transactional_id,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            producer_id=-1,
+            producer_epoch=-1,
+        )
         deadline_ms = self._clock_ms() + timeout_ms
-        answered: Any = None
-
-        async def ask(node_id: int, remaining_ms: int) -> int:
-            nonlocal answered
-            message = InitProducerIdRequest(
-                transactional_id=self._transactional_id,
-                transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-                producer_id=-1,
-                producer_epoch=-1,
-            )
-            answered = await self._client.request(node_id, message, remaining_ms, max_version=4, lane=_LANE)
-            return int(answered.error_code)
-
-        await self._ask_coordinator(TRANSACTION_COORDINATOR, self._transactional_id, deadline_ms, "InitProducerId", ask)
+        answered = await self._ask_coordinator(message, "InitProducerId", deadline_ms, max_version=4)
         self._producer_id, self._producer_epoch = answered.producer_id, answered.producer_epoch
         self._sequence = 0
         self._is_usable = True
@@ -281,113 +275,110 @@ class TransactionalProducer(MetadataProducer):
             if member is not None:
                 await self._commit_offset(member, last_offset + 2, deadline_ms)
         except RemoteLogMetadataError:
-            await self._abort(deadline_ms)
+            # If the abort fails, readers wait until the transaction's timeout.
+            with contextlib.suppress(RemoteLogMetadataError):
+                await self._end(False, min(deadline_ms, self._clock_ms() + _REQUEST_TIMEOUT_MS))
             raise
         await self._end(True, deadline_ms)
         self._sequence += len(records)
         self._is_usable = True
         return last_offset
 
-    async def _abort(self, deadline_ms: int) -> None:
-        """Aborts the transaction. If that fails, readers wait until the transaction's timeout."""
-        try:
-            await self._end(False, min(deadline_ms, self._clock_ms() + _REQUEST_TIMEOUT_MS))
-        except RemoteLogMetadataError:
-            return
-
     async def _ask_coordinator(
         self,
-        key_type: int,
-        key: str,
-        deadline_ms: int,
+        message: Any,
         what: str,
-        ask: Callable[[int, int], Awaitable[int]],
-    ) -> None:
-        async def ask_found(remaining_ms: int) -> tuple[int, int]:
+        deadline_ms: int,
+        *,
+        group_id: str | None = None,
+        error_code: Callable[[Any], int] = attrgetter("error_code"),
+        min_version: int = 0,
+        max_version: int,
+    ) -> Any:
+        """Asks the coordinator of the group, or of the transactions without a `group_id`. Returns the response."""
+        key_type, key = TRANSACTION_COORDINATOR, self._transactional_id
+        if group_id is not None:
+            key_type, key = GROUP_COORDINATOR, group_id
+
+        async def ask(remaining_ms: int) -> tuple[int, Any]:
             node_id = self._coordinators.get(key_type)
             if node_id is None:
                 node_id = await find_coordinator(self._client, key, key_type, remaining_ms)
                 self._coordinators[key_type] = node_id
             code = -1
             try:
-                code = await ask(node_id, remaining_ms)
+                response = await self._client.request(
+                    node_id, message, remaining_ms, min_version=min_version, max_version=max_version, lane=_LANE
+                )
+                code = error_code(response)
             finally:
                 if code not in (ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS):
                     self._coordinators.pop(key_type, None)
-            return code, 0
+            return code, response
 
-        await self._until(deadline_ms, what, ask_found)
+        return await self._until(deadline_ms, what, ask)
 
     async def _add_partition(self, deadline_ms: int) -> None:
-        async def ask(node_id: int, remaining_ms: int) -> int:
-            topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
-                name=self._topic.name, partitions=[self._metadata_partition]
-            )
-            message = AddPartitionsToTxnRequest(
-                v3_and_below_transactional_id=self._transactional_id,
-                v3_and_below_producer_id=self._producer_id,
-                v3_and_below_producer_epoch=self._producer_epoch,
-                v3_and_below_topics=[topic],
-            )
-            response = await self._client.request(node_id, message, remaining_ms, max_version=3, lane=_LANE)
-            return int(response.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
-
+        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
+            name=self._topic.name, partitions=[self._metadata_partition]
+        )
+        message = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self._transactional_id,
+            v3_and_below_producer_id=self._producer_id,
+            v3_and_below_producer_epoch=self._producer_epoch,
+            v3_and_below_topics=[topic],
+        )
         await self._ask_coordinator(
-            TRANSACTION_COORDINATOR, self._transactional_id, deadline_ms, "AddPartitionsToTxn", ask
+            message,
+            "AddPartitionsToTxn",
+            deadline_ms,
+            error_code=lambda response: (
+                response.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
+            ),
+            max_version=3,
         )
 
     async def _commit_offset(self, member: GroupMember, offset: int, deadline_ms: int) -> None:
-        async def add(node_id: int, remaining_ms: int) -> int:
-            message = AddOffsetsToTxnRequest(
-                transactional_id=self._transactional_id,
-                producer_id=self._producer_id,
-                producer_epoch=self._producer_epoch,
-                group_id=member.group_id,
-            )
-            response = await self._client.request(node_id, message, remaining_ms, max_version=3, lane=_LANE)
-            return int(response.error_code)
-
-        async def commit(node_id: int, remaining_ms: int) -> int:
-            request = TxnOffsetCommitRequest
-            partition = request.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition(
-                partition_index=self._metadata_partition,
-                committed_offset=offset,
-                committed_leader_epoch=-1,
-                committed_metadata="",
-            )
-            message = request(
-                transactional_id=self._transactional_id,
-                group_id=member.group_id,
-                producer_id=self._producer_id,
-                producer_epoch=self._producer_epoch,
-                generation_id=member.generation_id,
-                member_id=member.member_id,
-                group_instance_id=None,
-                topics=[request.TxnOffsetCommitRequestTopic(name=self._topic.name, partitions=[partition])],
-            )
-            # Below version 3 the request has no generation, so the coordinator could not refuse a stale member.
-            response = await self._client.request(
-                node_id, message, remaining_ms, min_version=3, max_version=4, lane=_LANE
-            )
-            return int(response.topics[0].partitions[0].error_code)
-
-        await self._ask_coordinator(
-            TRANSACTION_COORDINATOR, self._transactional_id, deadline_ms, "AddOffsetsToTxn", add
+        producer = {
+            "transactional_id": self._transactional_id,
+            "group_id": member.group_id,
+            "producer_id": self._producer_id,
+            "producer_epoch": self._producer_epoch,
+        }
+        await self._ask_coordinator(AddOffsetsToTxnRequest(**producer), "AddOffsetsToTxn", deadline_ms, max_version=3)
+        request = TxnOffsetCommitRequest
+        partition = request.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition(
+            partition_index=self._metadata_partition,
+            committed_offset=offset,
+            committed_leader_epoch=-1,
+            committed_metadata="",
         )
-        await self._ask_coordinator(GROUP_COORDINATOR, member.group_id, deadline_ms, "TxnOffsetCommit", commit)
+        message = request(
+            **producer,
+            generation_id=member.generation_id,
+            member_id=member.member_id,
+            group_instance_id=None,
+            topics=[request.TxnOffsetCommitRequestTopic(name=self._topic.name, partitions=[partition])],
+        )
+        await self._ask_coordinator(
+            message,
+            "TxnOffsetCommit",
+            deadline_ms,
+            group_id=member.group_id,
+            error_code=lambda response: response.topics[0].partitions[0].error_code,
+            # Below version 3 the request has no generation, so the coordinator could not refuse a stale member.
+            min_version=3,
+            max_version=4,
+        )
 
     async def _end(self, committed: bool, deadline_ms: int) -> None:
-        async def ask(node_id: int, remaining_ms: int) -> int:
-            message = EndTxnRequest(
-                transactional_id=self._transactional_id,
-                producer_id=self._producer_id,
-                producer_epoch=self._producer_epoch,
-                committed=committed,
-            )
-            response = await self._client.request(node_id, message, remaining_ms, max_version=3, lane=_LANE)
-            return int(response.error_code)
-
-        await self._ask_coordinator(TRANSACTION_COORDINATOR, self._transactional_id, deadline_ms, "EndTxn", ask)
+        message = EndTxnRequest(
+            transactional_id=self._transactional_id,
+            producer_id=self._producer_id,
+            producer_epoch=self._producer_epoch,
+            committed=committed,
+        )
+        await self._ask_coordinator(message, "EndTxn", deadline_ms, max_version=3)
 
 
 def _batch(records: Sequence[KeyAndValue], producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:

@@ -38,7 +38,7 @@ A_DAY_MS = 86_400_000
 def an_earlier_release(api_key: int = LOG_GAP_API_KEY) -> Iterator[None]:
     """A member that does not know these records."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serde, "_READERS", {known: read for known, read in serde._READERS.items() if known != api_key})
+        patch.setattr(serde, "_READ", {known: read for known, read in serde._READ.items() if known != api_key})
         assert RecordType(api_key, 0) not in known_record_types()
         yield
 

@@ -19,11 +19,9 @@ from tiers.metadata.records.serde import (
     encode_key,
     encode_value,
     key_of,
-    local_log_start_key,
     log_gap_key,
     nothing_key,
     segment_keys,
-    topic_missing_key,
 )
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
@@ -222,11 +220,6 @@ def test_an_unknown_record_is_left_out_only_if_it_may_be() -> None:
             decode_value(bytes.fromhex(later))
 
 
-def test_offsets_without_a_leader_epoch_say_nothing() -> None:
-    for draft in ("e807", "ec07"):
-        assert decode_value(bytes.fromhex(f"01{draft}00" + "00" * 40)) is None
-
-
 @pytest.mark.parametrize(("record", "golden"), GOLDEN)
 def test_every_torn_record_is_an_error(record: MetadataRecord, golden: str) -> None:
     whole = bytes.fromhex(golden)
@@ -302,9 +295,9 @@ def test_a_replaced_record_has_one_key_for_all_writers() -> None:
         start = LogStart(number, number, LogStartReason.SEEN)
         assert key_of(LogStartOffsetUpdate(PARTITION, writer, 0, start)) == RecordKey(1000, PARTITION)
         trim = LocalLogStartUpdate(PARTITION, writer, 0, OffsetAndEpoch(number, number))
-        assert key_of(trim) == local_log_start_key(PARTITION)
+        assert key_of(trim) == RecordKey(1004, PARTITION)
         assert key_of(LogGapUpdate(PARTITION, writer, 0, LogGap(5, 9 + number), 0)) == log_gap_key(PARTITION, 5)
-        assert key_of(TopicMissingUpdate(PARTITION, writer, 0)) == topic_missing_key(PARTITION)
+        assert key_of(TopicMissingUpdate(PARTITION, writer, 0)) == RecordKey(2001, PARTITION)
 
 
 def test_a_later_state_of_a_segment_has_the_same_key() -> None:

@@ -30,14 +30,14 @@ from tests.support.tiers.metadata_state import (
 )
 from tiers.errors import InvalidTransitionError
 from tiers.metadata.records.serde import (
+    LOCAL_LOG_START_API_KEY,
+    TOPIC_MISSING_API_KEY,
     RecordKey,
     decode_key,
     key_of,
-    local_log_start_key,
     log_gap_key,
     log_start_key,
     segment_keys,
-    topic_missing_key,
 )
 from tiers.metadata.remote_log_metadata_manager import is_log_start_known, records_of_deletion, records_of_log_start
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
@@ -265,7 +265,7 @@ def test_the_end_of_the_last_trim_counts_even_if_it_is_lower(state: RemoteLogMet
         topic.put(LocalLogStartUpdate(PARTITION, "a", NOW_MS, start))
         assert state.local_log_start(PARTITION) == start
     assert state.is_known(PARTITION)
-    topic.bury(local_log_start_key(PARTITION))
+    topic.bury(RecordKey(LOCAL_LOG_START_API_KEY, PARTITION))
     assert (state.local_log_start(PARTITION), state.is_known(PARTITION)) == (None, False)
 
 
@@ -300,7 +300,7 @@ def test_a_topic_is_missing_since_the_brokers_time_until_it_is_there_again(
     topic, first = Topic(state), TopicIdPartition(TOPIC_ID, 0, "orders")
     topic.put(TopicMissingUpdate(first, "a", 5), TopicMissingUpdate(first, "b", 7))
     assert state.missing_topics() == {TOPIC_ID: NOW_MS}
-    topic.bury(topic_missing_key(first))
+    topic.bury(RecordKey(TOPIC_MISSING_API_KEY, first))
     assert state.missing_topics() == {}
 
 

@@ -1,0 +1,145 @@
+"""Codecs of which the messages of the metadata records consist (docs/semantics.md 11.1)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from protocol.errors import ProtocolError, TruncatedError
+from protocol.primitives import (
+    EMPTY_TAGGED_SECTION,
+    INT8,
+    INT32,
+    INT64,
+    Buffer,
+    read_array_length,
+    read_bytes_bounds,
+    read_int8,
+    read_int32,
+    read_int64,
+    read_string,
+    read_string_bounds,
+    skip_tagged_section,
+    write_array_length,
+    write_bytes_length,
+    write_string,
+)
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.quick_values import quick, quick_uuid
+
+_ID_AND_NUMBER = struct.Struct(">16si")
+
+
+class Codec(NamedTuple):
+    """`write` returns the bytes of a value. `read` returns the value at a position, and the position after it."""
+
+    write: Callable[[Any], bytes]
+    read: Callable[[Buffer, int], tuple[Any, int]]
+
+
+def converted(codec: Codec, make: Callable[[Any], Any], write: Callable[[Any], Any] | None = None) -> Codec:
+    """Returns a codec of other values: `make` converts what was read, and `write` what is to be written."""
+
+    def read(buf: Buffer, pos: int) -> tuple[Any, int]:
+        value, pos = codec.read(buf, pos)
+        return make(value), pos
+
+    return Codec(codec.write if write is None else lambda value: codec.write(write(value)), read)
+
+
+def fields(make: Callable[..., Any], **codecs: Codec) -> Codec:
+    """Returns the codec of a value with these fields, without a tagged section."""
+    read_fields = [(name, codec.read) for name, codec in codecs.items()]
+    write_fields = [(attrgetter(name), codec.write) for name, codec in codecs.items()]
+
+    def read(buf: Buffer, pos: int) -> tuple[Any, int]:
+        values = {}
+        for name, read_field in read_fields:
+            values[name], pos = read_field(buf, pos)
+        return make(**values), pos
+
+    return Codec(lambda value: b"".join([write(get(value)) for get, write in write_fields]), read)
+
+
+def structure(make: Callable[..., Any], **codecs: Codec) -> Codec:
+    """Returns the codec of a value with these fields, and a tagged section behind them: all messages are flexible."""
+    body = fields(make, **codecs)
+
+    def read(buf: Buffer, pos: int) -> tuple[Any, int]:
+        value, pos = body.read(buf, pos)
+        return value, skip_tagged_section(buf, pos)
+
+    return Codec(lambda value: body.write(value) + EMPTY_TAGGED_SECTION, read)
+
+
+def array(item: Codec) -> Codec:
+    def write(values: Iterable[Any]) -> bytes:
+        written = [item.write(value) for value in values]
+        return write_array_length(len(written), compact=True) + b"".join(written)
+
+    def read(buf: Buffer, pos: int) -> tuple[tuple[Any, ...], int]:
+        count, pos = read_array_length(buf, pos, compact=True)
+        values = []
+        for _ in range(count):
+            value, pos = item.read(buf, pos)
+            values.append(value)
+        return tuple(values), pos
+
+    return Codec(write, read)
+
+
+def _write_nullable_bytes(value: bytes | None) -> bytes:
+    return b"\x00" if value is None else write_bytes_length(len(value), compact=True) + value
+
+
+def _read_nullable_bytes(buf: Buffer, pos: int) -> tuple[bytes | None, int]:
+    start, end = read_bytes_bounds(buf, pos, compact=True)
+    return (None, start) if end < 0 else (bytes(buf[start:end]), end)
+
+
+def _write_partition(partition: TopicIdPartition) -> bytes:
+    topic = write_string(partition.topic, compact=True)
+    return topic + _ID_AND_NUMBER.pack(partition.topic_id.bytes, partition.partition) + EMPTY_TAGGED_SECTION
+
+
+def _read_partition(buf: Buffer, pos: int) -> tuple[TopicIdPartition, int]:
+    start, end = read_string_bounds(buf, pos, compact=True)
+    behind = max(start, end) + _ID_AND_NUMBER.size
+    if behind > len(buf):
+        raise TruncatedError(f"a partition at byte {pos} exceeds the {len(buf)} bytes")
+    return _partition(bytes(buf[start:behind])), skip_tagged_section(buf, behind)
+
+
+@lru_cache(maxsize=4096)
+def _partition(raw: bytes) -> TopicIdPartition:
+    """Cached, since millions of records name the same few thousand partitions."""
+    name = raw[: -_ID_AND_NUMBER.size]
+    topic_id, partition = _ID_AND_NUMBER.unpack_from(raw, len(name))
+    try:
+        return TopicIdPartition(UUID(bytes=topic_id), partition, name.decode())
+    except UnicodeDecodeError as error:
+        raise ProtocolError("the name of a topic is not valid UTF-8") from error
+
+
+def _read_uuid(buf: Buffer, pos: int) -> tuple[UUID, int]:
+    end = pos + 16
+    if end > len(buf):
+        raise TruncatedError(f"a uuid at byte {pos} exceeds the {len(buf)} bytes")
+    return quick_uuid(bytes(buf[pos:end])), end
+
+
+BYTE = Codec(INT8.pack, read_int8)
+FLAG = converted(BYTE, bool)
+NUMBER = Codec(INT32.pack, read_int32)
+LONG = Codec(INT64.pack, read_int64)
+ID = Codec(attrgetter("bytes"), _read_uuid)
+TEXT = converted(
+    Codec(partial(write_string, compact=True), partial(read_string, compact=True)), lambda text: text or ""
+)
+NULLABLE_BYTES = Codec(_write_nullable_bytes, _read_nullable_bytes)
+PARTITION = Codec(_write_partition, _read_partition)
+SEGMENT_ID = structure(quick(RemoteLogSegmentId), topic_id_partition=PARTITION, id=ID)
