@@ -116,7 +116,7 @@ def fill(
 ) -> list[Figure]:
     """Replays the records of the segments into a new state. The time to make the records does not count."""
     identity = StateIdentity("bench", UUID(int=1), 50)
-    writer = RemoteLogMetadataStateWriter.open(folder, identity, wall_clock_ms=lambda: 0)
+    writer = RemoteLogMetadataStateWriter.open(folder, identity)
     cpu_s = seconds = 0.0
     with Progress(console=console, transient=True) as progress:
         for first in progress.track(range(0, segments, SEGMENTS_PER_READ), description="replaying"):

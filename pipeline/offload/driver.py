@@ -350,7 +350,7 @@ class NothingTieredYet(TopicBasedMetadataLog):
 
     async def open(self) -> None:
         self._state = RemoteLogMetadataStateWriter.open(
-            self._settings.state_folder, _NO_TOPIC, wall_clock_ms=self._wall_clock_ms
+            self._settings.state_folder, _NO_TOPIC
         )
 
     def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:

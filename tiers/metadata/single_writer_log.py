@@ -21,10 +21,16 @@ from tiers.broker.client import monotonic_ms, wall_clock_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus
 from tiers.metadata.record_log import LoggedRecord, MetadataRecordLog, RecordLogIdentity, RefusalToCreate
-from tiers.metadata.records.serde import check_known, decode_key, decode_value, key_of
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
-from tiers.metadata.state.writer import DEFAULT_MAP_SIZE_BYTES, RemoteLogMetadataStateWriter, saved_identity
+from tiers.metadata.state.writer import (
+    DEFAULT_MAP_SIZE_BYTES,
+    TOO_OLD,
+    RemoteLogMetadataStateWriter,
+    age_since,
+    is_too_old,
+    saved_identity,
+)
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 
@@ -85,6 +91,7 @@ class SingleWriterLog:
         self._identity = await self._opened_log()
         self._state = await self._in_thread(self._open_state)
         self.writer = await self._in_thread(lambda: self.state.writer_name(socket.gethostname()))
+        await self._in_thread(self._check_age)
         await self._in_thread(self._check_history)
         await self._in_thread(self._follow)
         self._tasks = asyncio.TaskGroup()
@@ -141,11 +148,16 @@ class SingleWriterLog:
         return RemoteLogMetadataStateWriter.open(
             self._state_folder,
             StateIdentity(self._identity.cluster_id, self._identity.log_id, 1),
-            wall_clock_ms=self._wall_clock_ms,
             clock_ms=self._clock_ms,
-            max_age_ms=_TOMBSTONES_KEPT_MS // 2,
             map_size_bytes=self._map_size_bytes,
         )
+
+    def _check_age(self) -> None:
+        """Clears a state that was last read to the end so long ago that tombstones may be gone that it lacks."""
+        wall_ms = self._wall_clock_ms()
+        age_ms = age_since(self.state.read_at_ms().get(_PARTITION), wall_ms)
+        if self.state.next_offset(_PARTITION) > 0 and is_too_old(age_ms, _TOMBSTONES_KEPT_MS // 2):
+            self.state.start_over_partitions([_PARTITION], TOO_OLD, wall_ms)
 
     def _check_history(self) -> None:
         reached = self.state.reached(_PARTITION)
@@ -227,7 +239,7 @@ class SingleWriterLog:
             raise RemoteLogMetadataNotReadyError(f"the saved state cannot be written: {error}") from error
 
     def _replay(self, state: RemoteLogMetadataStateWriter, records: Sequence[LoggedRecord]) -> None:
-        events = [event for record in records if (event := _event(record)) is not None]
+        events = [event for record in records if (event := MetadataEvent.of(*record)) is not None]
         next_offset = records[-1].offset + 1
         read = PartitionRead(_PARTITION, events, next_offset, self._log.epoch_before(next_offset))
         try:
@@ -303,13 +315,3 @@ class SingleWriterLog:
             self._events_read,
             clock_skew_ms=0,  # this machine's clock stamps the records
         )
-
-
-def _event(record: LoggedRecord) -> MetadataEvent | None:
-    """Returns the event of a record; None: this release may ignore it. Raises `UnknownRecordError` for a later one."""
-    if record.value is None:
-        key = decode_key(record.key)
-        check_known(key)
-        return MetadataEvent(record.offset, record.timestamp_ms, key, None)
-    decoded = decode_value(record.value)
-    return None if decoded is None else MetadataEvent(record.offset, record.timestamp_ms, key_of(decoded), decoded)

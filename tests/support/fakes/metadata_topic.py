@@ -19,7 +19,7 @@ from uuid import UUID
 
 from tiers.errors import OwnershipLostError
 from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus
-from tiers.metadata.records.serde import KeyAndValue, decode_key, decode_value, key_of
+from tiers.metadata.records.serde import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
@@ -80,9 +80,9 @@ class FakeMetadataTopic:
         events = []
         for at, timestamp_ms, (key, value) in self.records:
             if at >= offset:
-                record = None if value is None else decode_value(value)
-                named = decode_key(key) if record is None else key_of(record)
-                events.append(MetadataEvent(at, timestamp_ms, named, record))
+                event = MetadataEvent.of(at, timestamp_ms, key, value)
+                assert event is not None
+                events.append(event)
         return events
 
 
@@ -105,7 +105,6 @@ class FakeTopicLog:
         self._state = RemoteLogMetadataStateWriter.open(
             self._folder,
             _IDENTITY,
-            wall_clock_ms=self._log.wall_clock_ms,
             clock_ms=self._clock_ms,
             map_size_bytes=1 << 22,
         )

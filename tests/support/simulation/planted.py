@@ -25,7 +25,7 @@ from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.group.membership import GroupMembership
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.group.tenures import Tenures
-from tiers.metadata.topic.lost_records import LostRecords
+from tiers.metadata.topic.lineage import MetadataLineage
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.tombstone_age import TombstoneAge
 from tiers.model.log_start import LogStart, LogStartReason
@@ -168,8 +168,9 @@ def _hole_moves_log_start(stack: ExitStack) -> None:
 
 def _forgets_lost_metadata(stack: ExitStack) -> None:
     """Neither the follower nor the stored facts show that the metadata topic lost its tail."""
-    _replace(stack, LostRecords, "check", lambda self, *arguments, **options: False)
-    _replace(stack, LostRecords, "check_lineage", lambda self, *arguments: False)
+    _replace(stack, MetadataLineage, "continues", _yes)
+    _replace(stack, MetadataLineage, "is_within", lambda self, *arguments: True)
+    _replace(stack, MetadataLineage, "out_of_range", lambda self, number, *rest: self._doubt(number))
     _replace(stack, FactsTask, "check_gap", _nothing)
     _replace(stack, facts_task, "lost_reason", _nothing)
     _replace(stack, FactsTask, "has_unknown", _nothing)

@@ -14,8 +14,7 @@ from tiers.errors import RemoteLogError
 from tiers.metadata.metadata_log import Append
 from tiers.metadata.records import serde
 from tiers.metadata.records.serde import KeyAndValue, RecordKey, RecordType, encode_key
-from tiers.metadata.state import writer
-from tiers.metadata.topic import committed_records
+from tiers.metadata.state import replay, writer
 from tiers.metadata.topic.group import membership
 from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
@@ -51,7 +50,7 @@ def several_releases() -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [
         (membership, "known_record_types", known_record_types),
         (writer, "known_record_types", known_record_types),
-        (committed_records, "decode_value", decode_value),
+        (replay, "decode_value", decode_value),
         (TopicBasedMetadataLog, "open", open_manager),
     ]
     with ExitStack() as stack:

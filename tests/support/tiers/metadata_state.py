@@ -30,16 +30,9 @@ Record = MetadataRecord
 
 
 def open_state(
-    folder: Path, identity: StateIdentity = IDENTITY, max_age_ms: int | None = None
+    folder: Path, identity: StateIdentity = IDENTITY, *, is_kept: bool = True
 ) -> RemoteLogMetadataStateWriter:
-    return RemoteLogMetadataStateWriter.open(
-        folder,
-        identity,
-        wall_clock_ms=lambda: NOW_MS,
-        max_age_ms=max_age_ms,
-        is_kept=max_age_ms is None,
-        map_size_bytes=1 << 24,
-    )
+    return RemoteLogMetadataStateWriter.open(folder, identity, is_kept=is_kept, map_size_bytes=1 << 24)
 
 
 class Topic:

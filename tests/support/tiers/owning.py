@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.tiers.waiting import until
 from tiers.errors import OwnershipLostError
-from tiers.metadata.records.serde import KeyAndValue
+from tiers.metadata.records.serde import KeyAndValue, known_record_types
 from tiers.metadata.topic.group import ownership as ownership_module
 from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
@@ -43,7 +43,7 @@ class Group:
         self._generation = self._generation + 1 if generation is None else generation
         membership = self.owning._membership
         membership._confirmed_at_ms = self.now_ms
-        membership._on_assigned(Assignment(GroupMember("group", self._generation, member), frozenset(partitions)))
+        membership._on_assigned(Assignment(GroupMember("group", self._generation, member), frozenset(partitions), known_record_types()))
 
     def revoke(self) -> None:
         self.owning._membership._confirmed_at_ms = None

@@ -20,16 +20,8 @@ from protocol.primitives import Buffer, read_array_length
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.records.serde import KeyAndValue, RecordType, decode_key, is_ignorable, read_record_type
 
-FIRST_RECORD_TYPES = frozenset(RecordType(api_key, 0) for api_key in (0, 1, 2, *range(1000, 1006)))
-"""The record types that a member without declared record types reads."""
-
 _TYPE = struct.Struct(">ii")
 _COUNT = struct.Struct(">i")
-
-
-def known_by_all(members: Iterable[frozenset[RecordType]]) -> frozenset[RecordType]:
-    declared = list(members)
-    return frozenset.intersection(*declared) if declared else FIRST_RECORD_TYPES
 
 
 def check_writable(records: Sequence[KeyAndValue], known: frozenset[RecordType]) -> None:
@@ -39,15 +31,12 @@ def check_writable(records: Sequence[KeyAndValue], known: frozenset[RecordType])
     record whose type is not in `known` and that no reader may ignore."""
     api_keys = {record_type.api_key for record_type in known}
     for key, value in records:
-        if value is None:
-            api_key, version, is_known = decode_key(key).api_key, None, decode_key(key).api_key in api_keys
-        else:
-            record_type = read_record_type(value)
-            api_key, version, is_known = *record_type, record_type in known
+        api_key = decode_key(key).api_key
+        is_known = api_key in api_keys if value is None else read_record_type(value) in known
         if not is_known and not is_ignorable(api_key):
-            which = f"api key {api_key}" if version is None else f"api key {api_key}, version {version}"
             raise RemoteLogMetadataError(
-                f"a member of the group does not know records of {which} yet: upgrade all proxies and jobs"
+                f"a member of the group does not know these records of api key {api_key} yet: upgrade all proxies and"
+                " jobs"
             )
 
 

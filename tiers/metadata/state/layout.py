@@ -125,10 +125,6 @@ class Databases(NamedTuple):
         of_partitions = [*opened[: cls._fields.index("consumed")], *records.values()]
         return cls._make([*opened, records, of_partitions])
 
-    @property
-    def all(self) -> list[lmdb._Database]:
-        return [*self.of_partitions, self.consumed, self.reached, self.diverged, self.read_at, self.meta]
-
 
 def partition_key(partition: TopicIdPartition) -> bytes:
     return _PARTITION.pack(partition.topic_id.bytes, partition.partition)

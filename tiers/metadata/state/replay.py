@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import lmdb
 
+from protocol.primitives import Buffer
 from tiers.metadata.records.serde import (
     PARTITION_DELETE_API_KEY,
     SEGMENT_METADATA_API_KEY,
@@ -21,8 +22,11 @@ from tiers.metadata.records.serde import (
     OwnRecord,
     RecordKey,
     api_key_of,
+    check_known,
+    decode_key,
     decode_value,
     encode_value,
+    key_of,
 )
 from tiers.metadata.state.cover import StateCover
 from tiers.metadata.state.layout import (
@@ -71,6 +75,18 @@ class MetadataEvent(NamedTuple):
     timestamp_ms: int
     key: RecordKey
     record: MetadataRecord | None
+
+    @classmethod
+    def of(cls, offset: int, timestamp_ms: int, key: bytes, value: Buffer | None) -> MetadataEvent | None:
+        """Decodes a record; None: this release may ignore it. Raises `RemoteLogMetadataError`.
+
+        The key of a record with a value does not matter: Kafka writes none."""
+        if value is None:
+            ended = decode_key(key)
+            check_known(ended)
+            return cls(offset, timestamp_ms, ended, None)
+        record = decode_value(value)
+        return None if record is None else cls(offset, timestamp_ms, key_of(record), record)
 
 
 class UnknownRecord(NamedTuple):

@@ -2,10 +2,10 @@
 
 The records of one read and the next offset to read are one LMDB transaction. The writer clears the state, to read the
 topic again from its start, in three cases: the file is torn; its identity or schema version differs; or a release wrote
-it that reads other record types, and so may have ignored some. In a fourth case it clears what it has of one metadata
-partition: that partition was last read to its end so long ago that compaction may have removed tombstones that the
-state never saw. Even then the writer keeps how far the topic was read: a log that is shorter or has another history has
-lost records. Before a state is replaced by that of another topic, the caller asks `saved_identity`.
+it that reads other record types, and so may have ignored some. Its caller clears what it has of one metadata partition
+that was last read to its end so long ago that compaction may have removed tombstones that the state never saw. Even
+then the writer keeps how far the topic was read: a log that is shorter or has another history has lost records. Before
+a state is replaced by that of another topic, the caller asks `saved_identity`.
 """
 
 from __future__ import annotations
@@ -53,35 +53,17 @@ DEFAULT_MAP_SIZE_BYTES = 16 << 30
 _SEEN_KEPT = 100_000
 
 
-class SegmentsSeen:
-    """Remembers when this process saw segments become COPY_SEGMENT_FINISHED."""
-
-    def __init__(self, clock_ms: Callable[[], int]) -> None:
-        self._clock_ms = clock_ms
-        self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
-        self._opened_at_ms = clock_ms()
-        """When the state was opened, or a forgotten segment was seen, if that is later.
-
-        Every segment without an entry counts as seen then."""
-
-    def finished(self, segment_ids: Sequence[RemoteLogSegmentId]) -> None:
-        now_ms = self._clock_ms()
-        for segment_id in segment_ids:
-            self._seen_at_ms.setdefault(segment_id, now_ms)
-        # A process that reads a whole topic forgets segments within a second, also one that has just become readable.
-        while len(self._seen_at_ms) > _SEEN_KEPT:
-            forgotten_ms = self._seen_at_ms.pop(next(iter(self._seen_at_ms)))
-            self._opened_at_ms = max(self._opened_at_ms, forgotten_ms)
-
-    def at_ms(self, segment_id: RemoteLogSegmentId) -> int:
-        return self._seen_at_ms.get(segment_id, self._opened_at_ms)
-
-
 class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
     def __init__(self, files: StateFiles, lock: IO[bytes], clock_ms: Callable[[], int]) -> None:
         super().__init__(files)
         self._lock = lock
-        self._seen = SegmentsSeen(clock_ms)
+        self._clock_ms = clock_ms
+        self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
+        """When this process saw segments become COPY_SEGMENT_FINISHED."""
+        self._opened_at_ms = clock_ms()
+        """When the state was opened, or a forgotten segment was seen, if that is later.
+
+        Every finished segment without an entry counts as seen then."""
 
     @classmethod
     def open(
@@ -89,27 +71,23 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         folder: Path,
         identity: StateIdentity,
         *,
-        wall_clock_ms: Callable[[], int],
         clock_ms: Callable[[], int] = monotonic_ms,
-        max_age_ms: int | None = None,
         is_kept: bool = False,
         map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
     ) -> RemoteLogMetadataStateWriter:
         """Opens the state, and clears it when it must be read again.
 
-        There is one writer per folder. A metadata partition that was last read to its end more than `max_age_ms` ago is
-        cleared. None: the caller judges the age (`MetadataFollower`). `is_kept`: the records of this identity cannot be
-        read again, so they are kept. Raises `RemoteLogMetadataError` when another process writes the state, or when it
-        cannot be written."""
+        There is one writer per folder. `is_kept`: the records of this identity cannot be read again, so they are kept.
+        Raises `RemoteLogMetadataError` when another process writes the state, or when it cannot be written."""
         folder.mkdir(parents=True, exist_ok=True)
         lock = _lock(folder)
         try:
             writer = cls(_open_files(folder, map_size_bytes), lock, clock_ms)
-            reason = writer._reason_to_start_over(identity, is_kept)
+            with writer._env.begin() as txn:
+                saved = txn.get(b"identity", db=writer._db.meta)
+            reason = writer._reason_to_start_over(saved, identity, is_kept)
             if reason is not None:
-                writer.start_over(reason, is_same_topic=writer._is_topic_of(identity))
-            elif max_age_ms is not None:
-                writer._start_over_old(wall_clock_ms(), max_age_ms)
+                writer.start_over(reason, is_same_topic=saved is not None and identity.is_topic_of(saved))
             with writer._env.begin(write=True) as txn:
                 txn.put(b"identity", identity.encode(), db=writer._db.meta)
                 if not txn.stat(writer._db.consumed)["entries"]:
@@ -122,67 +100,22 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             raise
         return writer
 
-    def _reason_to_start_over(self, identity: StateIdentity, is_kept: bool) -> str | None:
+    def _reason_to_start_over(self, saved: bytes | None, identity: StateIdentity, is_kept: bool) -> str | None:
         with self._env.begin() as txn:
-            raw = txn.get(b"identity", db=self._db.meta)
             record_types = txn.get(b"record_types", db=self._db.meta)
             kept = self._db.consumed, self._db.reached, self._db.diverged
             is_empty = not any(txn.stat(database)["entries"] for database in kept)
         if is_empty:
             return None
-        if raw is None or StateIdentity.decode(raw) is None:
+        known = None if saved is None else StateIdentity.decode(saved)
+        if known is None:
             return "another schema version wrote it"
-        if StateIdentity.decode(raw) != identity:
+        if known != identity:
             return "it is of another cluster, metadata topic or partition count"
-        if is_kept or self.diverged():
-            # The state is kept unchanged, since its records cannot be read again.
+        # A state whose records cannot be read again is kept unchanged.
+        if is_kept or self.diverged() or record_types == encode_record_types(known_record_types()):
             return None
-        if record_types != encode_record_types(known_record_types()):
-            return "a release that reads other record types kept it"
-        return None
-
-    def _start_over_old(self, now_ms: int, max_age_ms: int) -> None:
-        """Clears the metadata partitions that are too old. Those that have diverged are kept unchanged."""
-        read_at_ms, kept = self.read_at_ms(), self.diverged()
-        with self._env.begin() as txn:
-            read = [I32.unpack(number)[0] for number, _ in txn.cursor(db=self._db.consumed)]
-        old = [
-            number
-            for number in read
-            if number not in kept and is_too_old(age_since(read_at_ms.get(number), now_ms), max_age_ms)
-        ]
-        if old:
-            self.start_over_partitions(old, TOO_OLD, now_ms)
-
-    def _is_topic_of(self, identity: StateIdentity) -> bool:
-        with self._env.begin() as txn:
-            raw = txn.get(b"identity", db=self._db.meta)
-        return raw is not None and identity.is_topic_of(raw)
-
-    def _clear(self, is_same_topic: bool) -> None:
-        """Clears the state, except for its identity, its record types and the writer name of its folder.
-
-        Other processes know the process that keeps the folder by that name. When `is_same_topic`, the state also keeps
-        the reached positions and the divergences."""
-        reached: dict[bytes, OffsetAndEpoch] = {}
-        diverged: list[tuple[bytes, bytes]] = []
-        with self._env.begin(write=True) as txn:
-            if is_same_topic:
-                for positions in (self._db.consumed, self._db.reached):
-                    for number, raw in txn.cursor(db=positions):
-                        known = decode_position(raw)
-                        reached[bytes(number)] = max(known, reached.get(bytes(number), known))
-                diverged = [(bytes(number), bytes(reason)) for number, reason in txn.cursor(db=self._db.diverged)]
-            kept = {name: txn.get(name, db=self._db.meta) for name in (b"identity", b"writer", b"record_types")}
-            for database in self._db.all:
-                txn.drop(database, delete=False)
-            for name, value in kept.items():
-                if value is not None:
-                    txn.put(name, value, db=self._db.meta)
-            for number, position in reached.items():
-                txn.put(number, OFFSET_AND_EPOCH.pack(*position), db=self._db.reached)
-            for number, reason in diverged:
-                txn.put(number, reason, db=self._db.diverged)
+        return "a release that reads other record types kept it"
 
     def close(self) -> None:
         super().close()
@@ -228,13 +161,28 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
     def start_over(self, reason: str, *, is_same_topic: bool = True) -> None:
         """Forgets all records that were read, and before them their freshness.
 
-        Otherwise a process that shares the state might take the empty state for fresh."""
+        Otherwise a process that shares the state might take the empty state for fresh. When `is_same_topic`, the state
+        keeps the reached positions and the divergences."""
         logger.warning(
             "the saved remote log metadata is cleared and read again from the topic", extra={"reason": reason}
         )
         with self._freshness.begin(write=True) as txn:
             txn.drop(self._freshness.open_db(None, txn), delete=False)
-        self._clear(is_same_topic)
+        with self._env.begin(write=True) as txn:
+            if is_same_topic:
+                for number, _ in list(txn.cursor(db=self._db.consumed)):
+                    self._keep_reached(txn, number)
+            else:
+                txn.drop(self._db.reached, delete=False)
+                txn.drop(self._db.diverged, delete=False)
+            for database in (*self._db.of_partitions, self._db.consumed, self._db.read_at):
+                txn.drop(database, delete=False)
+
+    def _keep_reached(self, txn: lmdb.Transaction, number: bytes) -> None:
+        read = [txn.get(number, db=database) for database in (self._db.consumed, self._db.reached)]
+        reached = max((decode_position(raw) for raw in read if raw is not None), default=None)
+        if reached is not None:
+            txn.put(number, OFFSET_AND_EPOCH.pack(*reached), db=self._db.reached)
 
     def start_over_partitions(self, numbers: Collection[int], reason: str, now_ms: int) -> None:
         """Forgets the records that were read from these metadata partitions, and before them their freshness.
@@ -251,10 +199,7 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         cleared = frozenset(I32.pack(number) for number in numbers)
         with self._env.begin(write=True) as txn:
             for key in cleared:
-                at = [raw for database in (self._db.consumed, self._db.reached) if (raw := txn.get(key, db=database))]
-                if at:
-                    reached = max(decode_position(raw) for raw in at)
-                    txn.put(key, OFFSET_AND_EPOCH.pack(*reached), db=self._db.reached)
+                self._keep_reached(txn, key)
                 txn.delete(key, db=self._db.consumed)
                 txn.put(key, I64.pack(now_ms), db=self._db.read_at)
             keys = [bytes(key) for key, home in txn.cursor(db=self._db.homes) if bytes(home) in cleared]
@@ -280,14 +225,23 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
                 if raw is not None and leader_epoch < 0:
                     leader_epoch = OFFSET_AND_EPOCH.unpack(raw)[1]
                 txn.put(number, OFFSET_AND_EPOCH.pack(read.next_offset, leader_epoch), db=self._db.consumed)
-            self._seen.finished(finished)
+            self._see(finished)
         return finished
+
+    def _see(self, finished: Sequence[RemoteLogSegmentId]) -> None:
+        now_ms = self._clock_ms()
+        for segment_id in finished:
+            self._seen_at_ms.setdefault(segment_id, now_ms)
+        # A process that reads a whole topic forgets segments within a second, also one that has just become readable.
+        while len(self._seen_at_ms) > _SEEN_KEPT:
+            forgotten_ms = self._seen_at_ms.pop(next(iter(self._seen_at_ms)))
+            self._opened_at_ms = max(self._opened_at_ms, forgotten_ms)
 
     def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
         metadata = self.remote_log_segment_metadata_by_id(segment_id)
         if metadata is None or metadata.state < RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             return None
-        return self._seen.at_ms(segment_id)
+        return self._seen_at_ms.get(segment_id, self._opened_at_ms)
 
 
 def age_since(at_ms: int | None, now_ms: int) -> int | None:

@@ -25,29 +25,21 @@ from protocol.records.record_reader import Record, read_records
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.metadata.records.serde import (
+    CUT_API_KEY,
     LOCAL_LOG_START_API_KEY,
     LOG_START_OFFSET_API_KEY,
-    RecordKey,
+    TOPIC_DELETION_API_KEY,
     UnknownRecordError,
-    check_known,
-    decode_key,
-    decode_value,
-    key_of,
 )
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead, UnknownRecord
 from tiers.model.quick_values import garbage_collection_paused
-from tiers.model.segment_metadata import (
-    CutUpdate,
-    LogStartOffsetUpdate,
-    TopicDeletionUpdate,
-)
 from tiers.segment.transactions import end_transaction_marker
 
 logger = logging.getLogger(__name__)
 
 _MAX_NAME_BYTES = 255
 """The longest name in a key. It is longer than any writer's name, and keeps the state's own keys below LMDB's limit."""
-_ANYBODYS = (CutUpdate, LogStartOffsetUpdate, TopicDeletionUpdate)
+_ANYBODYS = (CUT_API_KEY, LOG_START_OFFSET_API_KEY, TOPIC_DELETION_API_KEY)
 """The records that any process may write, without ownership and without a transaction.
 
 Neither their order nor their repetition matters. This includes the tombstones of log starts and of a trim: a tombstone
@@ -127,24 +119,13 @@ def _read_events(
 
 def _event(record: Record, in_transaction: bool) -> MetadataEvent | None:
     """Returns the event of a record; None: this release may ignore the record. Raises `RemoteLogMetadataError`."""
-    if record.value is None:
-        if record.key is None:
-            raise RemoteLogMetadataError("a record has neither key nor value")
-        key = decode_key(record.key)
-        check_known(key)
-        _checked(key)
-        if not in_transaction and key.api_key not in _ANYBODYS_TOMBSTONES:
-            raise RemoteLogMetadataError(f"a tombstone of api key {key.api_key} outside of a transaction")
-        return MetadataEvent(record.offset, record.timestamp, key, None)
-    decoded = decode_value(record.value)
-    if decoded is None:
+    event = MetadataEvent.of(record.offset, record.timestamp, record.key or b"", record.value)
+    if event is None:
         return None
-    if not in_transaction and not isinstance(decoded, _ANYBODYS):
-        raise RemoteLogMetadataError(f"a {type(decoded).__name__} outside of a transaction")
-    return MetadataEvent(record.offset, record.timestamp, _checked(key_of(decoded)), decoded)
-
-
-def _checked(key: RecordKey) -> RecordKey:
-    if len(key.name) > _MAX_NAME_BYTES:
-        raise RemoteLogMetadataError(f"a key of api key {key.api_key} with a name of {len(key.name)} bytes")
-    return key
+    api_key, name = event.key.api_key, event.key.name
+    if len(name) > _MAX_NAME_BYTES:
+        raise RemoteLogMetadataError(f"a key of api key {api_key} with a name of {len(name)} bytes")
+    if not in_transaction and api_key not in (_ANYBODYS_TOMBSTONES if event.record is None else _ANYBODYS):
+        what = "a tombstone" if event.record is None else "a record"
+        raise RemoteLogMetadataError(f"{what} of api key {api_key} outside of a transaction")
+    return event

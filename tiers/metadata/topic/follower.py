@@ -28,7 +28,6 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import lmdb
 
@@ -51,7 +50,6 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
 
 logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 FETCH_LANE = "remote-log-metadata"
 EARLIEST_TIMESTAMP = -2
@@ -63,7 +61,6 @@ _BROKERS_MAX_AGE_MS = 5_000
 _LEADERS_TIMEOUT_MS = 2_000
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 1_000
-_READ_TO_END_MARK_MS = 60_000
 
 
 def interval_ms(max_age_ms: int) -> int:
@@ -216,7 +213,7 @@ class MetadataFollower:
         # Read first: the follower may read beyond the answer meanwhile.
         position = self._followed.position(metadata_partition).offset
         high_watermark = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, timeout_ms)
-        if not self._lineage.is_within(metadata_partition, position, 0, high_watermark):
+        if not self._lineage.is_within(metadata_partition, position, high_watermark):
             raise BrokerError("the metadata topic lost records", retriable=True)
         await self._followed.wait_for_position(metadata_partition, high_watermark)
         as_of_ms = self._leadership.holds_as_of(metadata_partition, leader, asked_at.monotonic_ms)
@@ -418,7 +415,7 @@ class MetadataFollower:
                 # A replica that copied the log after a compaction does not know an epoch without remaining records.
                 self._followed.read_in_epoch(fetched.partition, fetched.diverging.leader_epoch)
             return None
-        if not is_known or not self._lineage.is_within(fetched.partition, position.offset, 0, fetched.high_watermark):
+        if not is_known or not self._lineage.is_within(fetched.partition, position.offset, fetched.high_watermark):
             return None
         read = read_committed(fetched, position.offset)
         self.foreign_records_read += read.foreign_records

@@ -99,7 +99,6 @@ class TopicBasedMetadataLog(TopicLog):
             RemoteLogMetadataStateWriter.open,
             settings.state_folder,
             StateIdentity(topic.cluster_id, topic.topic_id, topic.partition_count),
-            wall_clock_ms=self._wall_clock_ms,
             clock_ms=self._clock_ms,
             is_kept=lost is not None,
         )

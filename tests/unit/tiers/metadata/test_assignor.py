@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.primitives import INT16, INT32, write_string
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
-from tiers.metadata.records.serde import RecordType, known_record_types
+from tiers.metadata.records.serde import RecordType
 from tiers.metadata.topic.group.assignor import (
     Assigned,
     Subscription,
@@ -83,16 +81,13 @@ def test_if_all_members_are_sick_all_keep_their_share() -> None:
     assert assign(3, members) == {"a": [0], "b": [1], "c": [2]}
 
 
-def test_a_member_of_a_release_without_fitness_is_fit_and_reads_the_others() -> None:
-    with_fitness = encode_subscription("topic", Subscription(is_fit=False))
-    assert not decode_subscription(with_fitness).is_fit
-    assert decode_subscription(with_fitness[:-4]).is_fit
-    assert decode_subscription(with_fitness + b"later fields") == decode_subscription(with_fitness)
-
-
 @given(subscriptions)
 def test_a_subscription_survives_its_bytes(subscription: Subscription) -> None:
-    assert decode_subscription(encode_subscription("topic", subscription)) == subscription
+    whole = encode_subscription("topic", subscription)
+    assert decode_subscription(whole) == decode_subscription(whole + b"later fields") == subscription
+    for length in range(len(whole)):
+        with pytest.raises(RemoteLogMetadataError):
+            decode_subscription(whole[:length])
 
 
 @given(numbers, record_types)
@@ -100,43 +95,10 @@ def test_an_assignment_survives_its_bytes(partitions: frozenset[int], types: fro
     encoded = encode_assignment("topic", Assigned(partitions, types))
     assert decode_assignment(encoded, "topic") == (partitions, types)
     assert decode_assignment(encoded, "another") == (frozenset(), types)
-
-
-def test_an_empty_assignment_is_no_bytes() -> None:
-    assert decode_assignment(b"", "topic") == (frozenset(), FIRST_RECORD_TYPES)
-
-
-def test_torn_bytes_are_an_error() -> None:
-    whole = encode_assignment("topic", Assigned(frozenset({1, 2, 3}), known_record_types()))
-    for length in range(1, len(whole)):
+    assert decode_assignment(b"", "topic") == (frozenset(), frozenset())
+    for length in range(1, len(encoded)):
         with pytest.raises(RemoteLogMetadataError):
-            decode_assignment(whole[:length], "topic")
-    whole = encode_subscription("topic", Subscription(frozenset({1}), frozenset({2}), known_record_types()))
-    declared_from = len(encode_subscription("topic", Subscription(frozenset({1}), frozenset({2}), frozenset()))) - 8
-    with_record_types, with_fitness = len(whole) - 4, len(whole) - 2
-    for length in {*range(len(whole))} - {declared_from, with_record_types, with_fitness}:
-        with pytest.raises(RemoteLogMetadataError):
-            decode_subscription(whole[:length])
-
-
-def written_before(owned: list[int], claims: list[int] | None) -> bytes:
-    """A subscription of a release that declares no record types."""
-    user_data = b"".join(map(INT32.pack, [len(owned), *owned]))
-    if claims is not None:
-        user_data += b"".join(map(INT32.pack, [len(claims), *claims]))
-    head = INT16.pack(0) + INT32.pack(1) + write_string("topic", compact=False)
-    return head + INT32.pack(len(user_data)) + user_data
-
-
-@pytest.mark.parametrize("claims", [None, [], [2, 5]])
-def test_a_member_without_a_declaration_reads_the_first_record_types(
-    claims: list[int] | None,
-) -> None:
-    before = written_before([1, 2], claims)
-    claimed = None if claims is None else frozenset(claims)
-    assert decode_subscription(before) == Subscription(frozenset({1, 2}), claimed, FIRST_RECORD_TYPES)
-    now = encode_subscription("topic", Subscription(frozenset({1, 2}), claimed, known_record_types()))
-    assert now.startswith(before), "and who declares nothing reads no further"
+            decode_assignment(encoded[:length], "topic")
 
 
 def test_every_assignment_says_what_all_members_read() -> None:
@@ -153,20 +115,10 @@ def test_every_assignment_says_what_all_members_read() -> None:
     assert decode_assignment(encoded["one"], "topic").record_types == frozenset()
 
 
-def test_a_group_leader_without_record_types_allows_the_first_ones() -> None:
-    before = INT16.pack(0) + INT32.pack(1) + write_string("topic", compact=False) + INT32.pack(1) + INT32.pack(7)
-    assert decode_assignment(before + INT32.pack(-1), "topic") == (frozenset({7}), FIRST_RECORD_TYPES)
-
-
 def test_a_claim_that_was_granted_stays_when_another_one_comes() -> None:
     claimed = Subscription(owned=frozenset({1, 2}), claims=frozenset({1, 2}))
     members = {"proxy": Subscription(), "b-first": claimed, "a-second": Subscription(claims=frozenset({2, 3}))}
     assert assign(4, members) == {"proxy": [0], "b-first": [1, 2], "a-second": [3]}
-
-
-def test_a_member_of_a_release_without_settings_declares_none() -> None:
-    encoded = encode_subscription("topic", Subscription(is_fit=False))
-    assert decode_subscription(encoded[:-2]) == Subscription(is_fit=False)
 
 
 @pytest.mark.parametrize(

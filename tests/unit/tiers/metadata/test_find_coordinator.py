@@ -10,7 +10,6 @@ import pytest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError
-from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
 from tiers.metadata.topic.group.assignor import Assigned, Subscription, encode_assignment, encode_subscription
 from tiers.metadata.topic.group.group_members import group_members
 from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, find_coordinator
@@ -58,7 +57,7 @@ def described(error_code: int, members: int = 0) -> SimpleNamespace:
         member_id="tidegate-1",
         client_host="/10.0.0.7",
         member_metadata=encode_subscription("topic", Subscription(is_fit=False)),
-        member_assignment=encode_assignment("topic", Assigned(frozenset({3, 5}), FIRST_RECORD_TYPES)),
+        member_assignment=encode_assignment("topic", Assigned(frozenset({3, 5}), frozenset())),
     )
     return SimpleNamespace(groups=[SimpleNamespace(error_code=error_code, members=[member] * members)])
 

@@ -95,12 +95,10 @@ async def test_it_is_never_forgotten_not_even_when_all_records_are_there_again(
     cluster.logs[0], cluster.epoch_starts[0] = records, {0: 0}
     cluster.lead(7)
     assert cluster.epoch_end(0, 0).end_offset == 4
-    for reopened in ("as it is", "when it is old", "after a contradiction"):
+    for reopened in ("as it is", "after a contradiction"):
         state = RemoteLogMetadataStateWriter.open(
             tmp_path,
             IDENTITY,
-            wall_clock_ms=lambda: NOW_MS,
-            max_age_ms=1 if reopened == "when it is old" else None,
             map_size_bytes=1 << 24,
         )
         following = Following(cluster, state)

@@ -10,7 +10,6 @@ from uuid import UUID
 from protocol.errors import ErrorCode
 from tests.support.tiers.waiting import until
 from tiers.broker.client import monotonic_ms
-from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
 from tiers.metadata.topic.group.assignor import Assigned, decode_subscription, encode_assignment
 from tiers.metadata.topic.group.membership import GroupMembership, MembershipSettings
 from tiers.metadata.topic.metadata_topic import MetadataTopic
@@ -25,7 +24,7 @@ class Coordinator:
     async def request(self, node_id: int | None, message: Any, timeout_ms: int, **options: object) -> SimpleNamespace:
         if type(message).__name__ == "JoinGroupRequest":
             self.declared.append(decode_subscription(message.protocols[0].metadata).settings)
-        assigned = encode_assignment("topic", Assigned(frozenset({0}), FIRST_RECORD_TYPES))
+        assigned = encode_assignment("topic", Assigned(frozenset({0}), frozenset()))
         return SimpleNamespace(
             error_code=ErrorCode.NONE, node_id=1, member_id="a", leader="b", generation_id=1, assignment=assigned
         )

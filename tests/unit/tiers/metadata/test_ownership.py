@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.tiers.metadata_state import gap, segment
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
-from tiers.metadata.records.serde import RecordType, key_and_value, known_record_types
+from tiers.metadata.records.serde import LOG_GAP_API_KEY, RecordType, key_and_value, known_record_types
 from tiers.metadata.topic.group import ownership as ownership_module
 from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
@@ -75,7 +74,7 @@ async def test_a_member_that_waited_too_long_fences_no_owner(monkeypatch: pytest
 
     async def stay(self: GroupMembership) -> None:
         self._confirmed_at_ms = now_ms
-        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset(range(20))))
+        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset(range(20)), frozenset()))
         joined.set()
         await asyncio.Event().wait()
 
@@ -133,7 +132,7 @@ async def test_a_transaction_that_holds_back_the_reading_is_ended_and_no_other(
 
     async def stay(self: GroupMembership) -> None:
         self._confirmed_at_ms = 0
-        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0})))
+        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0}), frozenset()))
         joined.set()
         await asyncio.Event().wait()
 
@@ -169,7 +168,7 @@ async def test_a_transaction_that_holds_back_the_reading_is_ended_and_no_other(
 async def test_nothing_is_owned_while_the_state_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     async def stay(self: GroupMembership) -> None:
         self._confirmed_at_ms = 0
-        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0})))
+        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0}), frozenset()))
         await asyncio.Event().wait()
 
     Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
@@ -212,7 +211,7 @@ async def test_an_owner_that_was_paused_writes_after_its_next_heartbeat(
 
     async def stay(self: GroupMembership) -> None:
         self._confirmed_at_ms = now_ms
-        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0})))
+        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0}), frozenset()))
         await beat.wait()
         if is_over:
             self._on_revoked()
@@ -263,18 +262,18 @@ async def test_an_owner_that_was_paused_writes_after_its_next_heartbeat(
 
 
 @pytest.mark.parametrize(
-    ("read_by_all", "is_written"), [(known_record_types(), True), (FIRST_RECORD_TYPES, False), (None, False)]
+    ("read_by_all", "is_written"),
+    [(known_record_types(), True), (known_record_types() - {RecordType(LOG_GAP_API_KEY, 0)}, False)],
 )
 async def test_an_owner_writes_no_required_record_that_a_member_cannot_read(
-    monkeypatch: pytest.MonkeyPatch, read_by_all: frozenset[RecordType] | None, is_written: bool
+    monkeypatch: pytest.MonkeyPatch, read_by_all: frozenset[RecordType], is_written: bool
 ) -> None:
     committed: list[int] = []
 
     async def stay(self: GroupMembership) -> None:
         self._confirmed_at_ms = 0
         member = GroupMember("group", 1, "me")
-        declared = Assignment(member, frozenset({0}))  # by a leader that says nothing of records
-        self._on_assigned(declared if read_by_all is None else Assignment(member, frozenset({0}), read_by_all))
+        self._on_assigned(Assignment(member, frozenset({0}), read_by_all))
         await asyncio.Event().wait()
 
     async def commit(self: Producer, records: list[object], *_: object) -> int:
@@ -306,7 +305,7 @@ async def test_an_owner_writes_no_required_record_that_a_member_cannot_read(
         if is_written:
             await owner.write(0, lambda: [added, lost], 1_000)
         else:
-            with pytest.raises(RemoteLogMetadataError, match="does not know records of api key 1006"):
+            with pytest.raises(RemoteLogMetadataError, match="records of api key 1006 yet"):
                 await owner.write(0, lambda: [added, lost], 1_000)
         assert owner.owns(0)
         await owner.write(0, lambda: [added], 1_000)

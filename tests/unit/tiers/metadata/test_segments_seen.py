@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.tiers.metadata_state import Topic, segment, to
 from tiers.metadata.state import writer
-from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, SegmentsSeen
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -16,28 +16,17 @@ PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
 FIRST, SECOND, THIRD, BEFORE = (RemoteLogSegmentId(PARTITION, UUID(int=number)) for number in range(4))
 
 
-def test_a_segment_that_was_forgotten_is_never_seen_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_SEEN_KEPT", 2)
-    now_ms = 1_000
-    seen = SegmentsSeen(lambda: now_ms)
-    for each in (FIRST, SECOND, THIRD):
-        now_ms += 100
-        seen.finished([each])
-    assert [seen.at_ms(each) for each in (FIRST, SECOND, THIRD)] == [1_100, 1_200, 1_300]
-    assert seen.at_ms(BEFORE) == 1_100
-
-
 def test_a_segment_is_seen_before_it_can_be_looked_up(
     state: RemoteLogMetadataStateWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied, readable = segment(1, 0, 9), []
-    finished = state._seen.finished
+    see = state._see
 
     def then(segment_ids: list[RemoteLogSegmentId]) -> None:
         readable.append(state.remote_end_offset(copied.topic_id_partition))
-        finished(segment_ids)
+        see(segment_ids)
 
-    monkeypatch.setattr(state._seen, "finished", then)
+    monkeypatch.setattr(state, "_see", then)
     topic = Topic(state)
     topic.put(copied)
     assert state.seen_at_ms(copied.segment_id) is None

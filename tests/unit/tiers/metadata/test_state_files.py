@@ -19,7 +19,7 @@ from tiers.model.log_start import OffsetAndEpoch
 
 def test_a_restart_goes_on_where_the_last_process_stopped(tmp_path: Path) -> None:
     fill(tmp_path)
-    state = open_state(tmp_path, max_age_ms=1000)
+    state = open_state(tmp_path, is_kept=False)
     assert (state.next_offset(0), state.next_offset(1)) == (2, 0)
     assert state.remote_end_offset(PARTITION) == 99
     assert state.fresh_at_ms(0) is None
@@ -40,13 +40,6 @@ def test_a_foreign_state_is_thrown_away(tmp_path: Path, other: StateIdentity) ->
     assert state.next_offset(0) == 0
     assert state.partitions() == []
     assert state.identity() == other
-    state.close()
-
-
-def test_an_old_state_is_thrown_away(tmp_path: Path) -> None:
-    fill(tmp_path)
-    state = open_state(tmp_path, max_age_ms=999)
-    assert state.next_offset(0) == 0
     state.close()
 
 
@@ -106,17 +99,6 @@ def test_a_new_start_keeps_the_keepers_name(state: RemoteLogMetadataStateWriter)
     assert state.partitions() == []
 
 
-@pytest.mark.parametrize(("read_at_ms", "kept"), [(NOW_MS, 1), (NOW_MS + 1_000, 1), (NOW_MS + 3_600_000, 0)])
-def test_a_state_that_was_read_in_the_future_is_of_unknown_age(tmp_path: Path, read_at_ms: int, kept: int) -> None:
-    state = open_state(tmp_path)
-    Topic(state).put(segment(1, 0, 9))
-    state.mark_read_to_end({0: read_at_ms})
-    state.close()
-    again = open_state(tmp_path, max_age_ms=86_400_000)
-    assert len(again.partitions()) == kept
-    again.close()
-
-
 def test_how_far_a_topic_was_read_is_kept_with_its_leader_epoch(tmp_path: Path) -> None:
     def read(end: int, leader_epoch: int) -> PartitionRead:
         one = segment(end, 0, 9)
@@ -153,15 +135,4 @@ def test_that_a_topic_diverged_is_kept_for_that_topic(
     state.close()
     state = open_state(tmp_path, replace(IDENTITY, topic_id=UUID(int=98)))
     assert state.diverged() == {}
-    state.close()
-
-
-def test_a_state_whose_topic_diverged_is_kept_however_old_it_is(tmp_path: Path) -> None:
-    """The records of this state cannot be read again."""
-    fill(tmp_path)
-    state = open_state(tmp_path)
-    state.mark_diverged(0, "it lost records")
-    state.close()
-    state = open_state(tmp_path, max_age_ms=1)
-    assert state.remote_end_offset(PARTITION) == 99
     state.close()

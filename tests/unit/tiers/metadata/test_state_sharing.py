@@ -93,7 +93,7 @@ def test_freshness_goes_before_a_foreign_state_does(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(RemoteLogMetadataStateWriter, "start_over", look_and_start_over)
     other = StateIdentity("another cluster", UUID(int=9), 1)
-    RemoteLogMetadataStateWriter.open(tmp_path, other, wall_clock_ms=lambda: 0).close()
+    RemoteLogMetadataStateWriter.open(tmp_path, other).close()
     assert seen == [None]
 
 

@@ -135,7 +135,7 @@ async def reopened(cluster: Cluster, folder: Path, after_ms: int) -> AsyncIterat
     await read_to_the_end(cluster, before)
     before.follower.close()
     before.state.close()
-    state = RemoteLogMetadataStateWriter.open(folder, IDENTITY, wall_clock_ms=lambda: 0, map_size_bytes=1 << 24)
+    state = RemoteLogMetadataStateWriter.open(folder, IDENTITY, map_size_bytes=1 << 24)
     after = Following(cluster, state)
     after.wall_ms += after_ms
     try:
@@ -184,7 +184,7 @@ async def test_a_state_that_could_not_be_cleared_is_not_saved_as_read(
         for _ in range(2):
             with pytest.raises(lmdb.MapFullError):
                 await after.poll()
-    state = RemoteLogMetadataStateWriter.open(tmp_path, IDENTITY, wall_clock_ms=lambda: 0, map_size_bytes=1 << 24)
+    state = RemoteLogMetadataStateWriter.open(tmp_path, IDENTITY, map_size_bytes=1 << 24)
     again = Following(cluster, state)
     again.wall_ms += HALF_MS + 2
     await is_read_again(again)

@@ -10,9 +10,8 @@ that became the leader would decide the same.
 
 The bytes are Kafka's consumer protocol, so that `kafka-consumer-groups.sh` shows the owners. Tidegate's own fields are
 in the user data. A member declares the record types that it reads behind the user data of its subscription, and behind
-them whether it is fit, and digests of the settings that all members need the same. Brokers do not read those bytes, and
-neither do members of releases without these fields. The user data of each assignment has the record types that all
-members read (`record_types`).
+them whether it is fit, and digests of the settings that all members need the same. Brokers do not read those bytes. The
+user data of each assignment has the record types that all members read (`record_types`).
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ from protocol.primitives import (
 )
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.records.record_types import (
-    FIRST_RECORD_TYPES,
     decode_record_types,
     encode_record_types,
-    known_by_all,
 )
 from tiers.metadata.records.serde import RecordType
 
@@ -54,7 +51,7 @@ class Subscription:
 
     owned: frozenset[int] = frozenset()
     claims: frozenset[int] | None = None
-    record_types: frozenset[RecordType] = FIRST_RECORD_TYPES
+    record_types: frozenset[RecordType] = frozenset()
     is_fit: bool = True
     settings: str = ""
     """`NAME=DIGEST` for each of the settings that all members need the same. Empty: they are not known."""
@@ -68,7 +65,7 @@ class Assigned(NamedTuple):
 
 
 def encode_assignments(topic: str, partition_count: int, members: Mapping[str, Subscription]) -> dict[str, bytes]:
-    record_types = known_by_all(member.record_types for member in members.values())
+    record_types = frozenset.intersection(*(member.record_types for member in members.values()))
     return {
         member_id: encode_assignment(topic, Assigned(frozenset(partitions), record_types))
         for member_id, partitions in assign(partition_count, members).items()
@@ -134,13 +131,11 @@ def decode_subscription(buf: Buffer) -> Subscription:
         for _ in range(count):
             _, pos = read_string(buf, pos, compact=False)
         pos, end = read_bytes_bounds(buf, pos, compact=False)
-        if end < 0:
-            return Subscription()
         owned, pos = _decode_numbers(buf, pos)
         claims = None if pos >= end else _decode_numbers(buf, pos)[0]
-        record_types, pos = (FIRST_RECORD_TYPES, end) if end >= len(buf) else decode_record_types(buf, end)
-        is_fit, pos = (True, pos) if pos >= len(buf) else read_int16(buf, pos)
-        settings = read_string(buf, pos, compact=False)[0] if pos < len(buf) else None
+        record_types, pos = decode_record_types(buf, end)
+        is_fit, pos = read_int16(buf, pos)
+        settings, _ = read_string(buf, pos, compact=False)
     except ProtocolError as error:
         raise RemoteLogMetadataError(f"a member's subscription cannot be read: {error}") from error
     return Subscription(owned, claims, record_types, is_fit != 0, settings or "")
@@ -167,9 +162,9 @@ def encode_assignment(topic: str, assigned: Assigned) -> bytes:
 def decode_assignment(buf: Buffer, topic: str) -> Assigned:
     """Decodes an assignment. Raises `RemoteLogMetadataError`.
 
-    An empty buffer is an empty assignment. A leader of a release without record types sends no user data."""
+    An empty buffer is an empty assignment."""
     if len(buf) == 0:
-        return Assigned(frozenset(), FIRST_RECORD_TYPES)
+        return Assigned(frozenset(), frozenset())
     assigned: frozenset[int] = frozenset()
     try:
         _, pos = read_int16(buf, 0)
@@ -179,8 +174,8 @@ def decode_assignment(buf: Buffer, topic: str) -> Assigned:
             partitions, pos = _decode_numbers(buf, pos)
             if name == topic:
                 assigned |= partitions
-        pos, end = read_bytes_bounds(buf, pos, compact=False)
-        record_types = FIRST_RECORD_TYPES if end <= pos else decode_record_types(buf, pos)[0]
+        pos, _ = read_bytes_bounds(buf, pos, compact=False)
+        record_types, _ = decode_record_types(buf, pos)
     except ProtocolError as error:
         raise RemoteLogMetadataError(f"an assignment cannot be read: {error}") from error
     return Assigned(assigned, record_types)

@@ -24,7 +24,6 @@ from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.lasting_trouble import LastingTrouble
-from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
 from tiers.metadata.records.serde import RecordType, known_record_types
 from tiers.metadata.topic.group.assignor import (
     PROTOCOL_NAME,
@@ -70,7 +69,7 @@ class MembershipSettings:
 class Assignment:
     member: GroupMember
     metadata_partitions: frozenset[int]
-    record_types: frozenset[RecordType] = FIRST_RECORD_TYPES
+    record_types: frozenset[RecordType]
     """The record types that every member of the generation reads."""
 
 
