@@ -349,9 +349,7 @@ class NothingTieredYet(TopicBasedMetadataLog):
     It knows no segment and no setting. That is all there is, so it is always fresh. It can write nothing."""
 
     async def open(self) -> None:
-        self._state = RemoteLogMetadataStateWriter.open(
-            self._settings.state_folder, _NO_TOPIC
-        )
+        self._state = RemoteLogMetadataStateWriter.open(self._settings.state_folder, _NO_TOPIC)
 
     def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
         return True

@@ -78,21 +78,18 @@ class RemoteLogMetadataManager:
 
     async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Writes a new segment. Its state must be COPY_SEGMENT_STARTED."""
-        await self.log.append(
-            metadata.topic_id_partition, lambda: records_of_new_segment(self.state, metadata), Append.AS_OWNER
-        )
+        await self._as_owner(metadata.topic_id_partition, lambda state: records_of_new_segment(state, metadata))
 
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         """Moves a known segment to a later state. Raises `InvalidTransitionError` for a transition that is invalid."""
-        partition = update.topic_id_partition
-        await self.log.append(partition, lambda: records_of_update(self.state, update), Append.AS_OWNER)
+        await self._as_owner(update.topic_id_partition, lambda state: records_of_update(state, update))
 
     async def forget_deleted_segments(self, segments: Sequence[RemoteLogSegmentId]) -> None:
         """Removes every record of segments of one partition that are DELETE_SEGMENT_FINISHED. Their objects are gone.
 
         `InvalidTransitionError` when a segment has another state, or is forgotten already."""
         partition = segments[0].topic_id_partition
-        await self.log.append(partition, lambda: records_of_forgotten_deletions(self.state, segments), Append.AS_OWNER)
+        await self._as_owner(partition, lambda state: records_of_forgotten_deletions(state, segments))
 
     async def put_copy_plan(self, plan: CopyPlan) -> None:
         """Announces all segments of the plan in one record. Each is COPY_SEGMENT_STARTED from then on."""
@@ -103,13 +100,11 @@ class RemoteLogMetadataManager:
 
         Raises `InvalidTransitionError` while the deletion of such a segment has not ended, since it needs the
         announcement."""
-        await self.log.append(plan.topic_id_partition, lambda: records_of_plan_end(self.state, plan), Append.AS_OWNER)
+        await self._as_owner(plan.topic_id_partition, lambda state: records_of_plan_end(state, plan))
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         """Moves the deletion of a partition to a later state."""
-        await self.log.append(
-            metadata.topic_id_partition, lambda: records_of_deletion(self.state, metadata), Append.AS_OWNER
-        )
+        await self._as_owner(metadata.topic_id_partition, lambda state: records_of_deletion(state, metadata))
 
     async def put_cut(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, is_proved: bool = True
@@ -118,7 +113,7 @@ class RemoteLogMetadataManager:
 
         In the same step, `local_log_start` ends if it lies above `offset` and is of an earlier leader epoch."""
         update = CutUpdate(*self._named(partition), leader_epoch, offset, is_proved)
-        await self.log.append(partition, lambda: records_of_cut(self.state, update), Append.AS_OWNER)
+        await self._as_owner(partition, lambda state: records_of_cut(state, update))
 
     async def put_named_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
         """Records a proved CUT at an offset that an operator named, as `put_cut` does. Needs no ownership.
@@ -161,9 +156,7 @@ class RemoteLogMetadataManager:
         """Removes the record of a log start that the leader disproves.
 
         In the same step, `local_log_start` ends if the log start covers it (`LogStart.covers`)."""
-        await self.log.append(
-            partition, lambda: records_of_ended_log_starts(self.state, partition, [start]), Append.AS_OWNER
-        )
+        await self._as_owner(partition, lambda state: records_of_ended_log_starts(state, partition, [start]))
 
     async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
         """Records a gap. It replaces a recorded gap with the same first offset."""
@@ -266,6 +259,11 @@ class RemoteLogMetadataManager:
     def _named(self, partition: TopicIdPartition) -> tuple[TopicIdPartition, str, int]:
         """Returns the first fields of a record: the partition, the writer and the time."""
         return partition, self.log.writer, self._wall_clock_ms()
+
+    async def _as_owner(
+        self, partition: TopicIdPartition, records: Callable[[RemoteLogMetadataState], list[KeyAndValue]]
+    ) -> None:
+        await self.log.append(partition, lambda: records(self.state), Append.AS_OWNER)
 
     async def _put(self, record: MetadataRecord, by: Append = Append.AS_OWNER) -> None:
         await self.log.append(key_of(record).topic_id_partition, lambda: [key_and_value(record)], by)

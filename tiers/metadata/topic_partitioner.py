@@ -3,18 +3,14 @@
 See docs/semantics.md 11.4.
 
 `by_topic_id` is the formula of Kafka's releases. Tidegate writes with it, since it tells a topic from an earlier one of
-the same name. `by_topic_name` is the founding formula (docs/founding.md, "Metadata partition"). All members of a
-cluster must use the same one.
+the same name. `by_topic_name` is the founding formula (docs/founding.md, "Metadata partition").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 from tiers.model.ids import TopicIdPartition
-
-TopicPartitioner = Callable[[TopicIdPartition, int], int]
 
 _MASK = 0xFFFFFFFF
 _POSITIVE = 0x7FFFFFFF

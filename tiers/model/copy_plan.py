@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID, uuid5
 
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import LeaderEpochEntry, OwnMetadataRecord, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
 NOT_MEASURED_BYTES = 0
@@ -24,16 +24,13 @@ MAX_SEGMENTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class CopyPlan:
-    """A plan; the record type is Tidegate's own.
+class CopyPlan(OwnMetadataRecord):
+    """A plan.
 
     Tile n has the offsets [`bounds[n]`, `bounds[n + 1]`), which are whole batches. `leader_epoch` is the epoch of the
     log before the first tile. The driver has compared the log of the leader of `copy_epoch`. Raises `ValueError` for
     invalid values."""
 
-    topic_id_partition: TopicIdPartition
-    writer: str
-    event_timestamp_ms: int
     plan_id: UUID
     attempts: int
     leader_epoch: int

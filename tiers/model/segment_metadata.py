@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -50,17 +50,6 @@ class RemoteLogSegmentMetadata:
     cut_at: int | None = None
     """The first offset that a CUT voids; at most `end_offset`. None: no CUT voids any."""
 
-    def __reduce__(self) -> tuple[Callable[..., RemoteLogSegmentMetadata], tuple[object, ...]]:
-        """Pickles a flat tuple: Spark tasks carry thousands of these, and nested values take ten times as long."""
-        partition = self.topic_id_partition
-        return _segment_metadata, (
-            *(partition.topic_id.bytes, partition.partition, partition.topic, self.segment_id.id.bytes),
-            *(self.start_offset, self.end_offset, self.broker_id, self.max_timestamp_ms, self.event_timestamp_ms),
-            *(self.segment_size_bytes, self.state.value, self.custom_metadata, self.txn_index_empty),
-            *(self.copy_epoch, self.cut_at),
-            *(number for entry in self.segment_leader_epochs for number in (entry.epoch, entry.start_offset)),
-        )
-
     @property
     def leader_epoch(self) -> int:
         """The leader epoch in which the segment was copied. A CUT of a later epoch voids it from the CUT's offset on.
@@ -86,41 +75,6 @@ class RemoteLogSegmentMetadata:
     @property
     def topic_id_partition(self) -> TopicIdPartition:
         return self.segment_id.topic_id_partition
-
-
-def _segment_metadata(
-    topic_id: bytes,
-    partition: int,
-    topic: str,
-    uuid: bytes,
-    start_offset: int,
-    end_offset: int,
-    broker_id: int,
-    max_timestamp_ms: int,
-    event_timestamp_ms: int,
-    size_bytes: int,
-    state: int,
-    custom_metadata: bytes | None,
-    txn_index_empty: bool,
-    copy_epoch: int,
-    cut_at: int | None,
-    *epochs: int,
-) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        RemoteLogSegmentId(TopicIdPartition(UUID(bytes=topic_id), partition, topic), UUID(bytes=uuid)),
-        start_offset,
-        end_offset,
-        broker_id,
-        max_timestamp_ms,
-        event_timestamp_ms,
-        tuple(map(LeaderEpochEntry, epochs[::2], epochs[1::2])),
-        size_bytes,
-        RemoteLogSegmentState(state),
-        custom_metadata,
-        txn_index_empty,
-        copy_epoch,
-        cut_at,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,29 +105,32 @@ class RemotePartitionDeleteMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class LogStartOffsetUpdate:
-    """Tidegate's own record type: the log starts at `log_start`.
-
-    Every log start has a record of its own, whichever writer it has. A higher log start ends the ones that it
-    replaces."""
+class OwnMetadataRecord:
+    """The first fields of the record types that are Tidegate's own."""
 
     topic_id_partition: TopicIdPartition
     writer: str
     event_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogStartOffsetUpdate(OwnMetadataRecord):
+    """the log starts at `log_start`.
+
+    Every log start has a record of its own, whichever writer it has. A higher log start ends the ones that it
+    replaces."""
+
     log_start: LogStart
 
 
 @dataclass(frozen=True, slots=True)
-class TopicTierConfigUpdate:
-    """Tidegate's own record type: all tier settings that clients set for a topic through a proxy
+class TopicTierConfigUpdate(OwnMetadataRecord):
+    """all tier settings that clients set for a topic through a proxy
     (docs/semantics.md 9.4).
 
     The last record of a topic replaces the earlier ones. `topic_id_partition` is the topic's partition 0; the record is
     in its metadata partition."""
 
-    topic_id_partition: TopicIdPartition
-    writer: str
-    event_timestamp_ms: int
     config: Mapping[str, str]
     """The settings by Kafka's names; a missing key is not set."""
 
@@ -213,68 +170,53 @@ def after_cuts(segment: RemoteLogSegmentMetadata, cuts: Iterable[Cut]) -> Remote
 
 
 @dataclass(frozen=True, slots=True)
-class CutUpdate:
-    """Tidegate's own record type: a CUT. Of several in one leader epoch, the lowest decides."""
+class CutUpdate(OwnMetadataRecord):
+    """a CUT. Of several in one leader epoch, the lowest decides."""
 
-    topic_id_partition: TopicIdPartition
-    writer: str
-    event_timestamp_ms: int
     leader_epoch: int
     offset: int
     is_proved: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class LocalLogStartUpdate:
-    """Tidegate's own record type: the local log starts at this offset, or a trim to it is imminent.
+class LocalLogStartUpdate(OwnMetadataRecord):
+    """the local log starts at this offset, or a trim to it is imminent.
 
     The owner writes it before each trim. All records below it were remote then (docs/design.md, safety rule 5)."""
 
-    topic_id_partition: TopicIdPartition
-    writer: str
-    event_timestamp_ms: int
     local_log_start: OffsetAndEpoch
 
 
 @dataclass(frozen=True, slots=True)
-class LogGapUpdate:
-    """Tidegate's own record type: the broker removed the records of `gap` before they were copied.
+class LogGapUpdate(OwnMetadataRecord):
+    """the broker removed the records of `gap` before they were copied.
 
     The owner writes it. A later record with the same first offset replaces this one. A tombstone removes the gap once
     the log starts after it."""
 
-    topic_id_partition: TopicIdPartition
-    writer: str
-    event_timestamp_ms: int
     gap: LogGap
     leader_epoch: int
     """The epoch of the leader whose log starts at the gap's end."""
 
 
 @dataclass(frozen=True, slots=True)
-class TierMarkerUpdate:
-    """Tidegate's own record type: the marker object of a location of the store has this id (`TierMarker`).
+class TierMarkerUpdate(OwnMetadataRecord):
+    """the marker object of a location of the store has this id (`TierMarker`).
 
     It is announced before the object is written, and confirmed after the object was read back. `topic_id_partition` is
     `TIER_PARTITION`."""
 
-    topic_id_partition: TopicIdPartition
-    writer: str
-    event_timestamp_ms: int
     location: str
     marker_id: UUID
     is_confirmed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class TopicDeletionUpdate:
-    """Tidegate's own record type: a client is about to delete the topic, or an operator says that it was deleted.
+class TopicDeletionUpdate(OwnMetadataRecord):
+    """a client is about to delete the topic, or an operator says that it was deleted.
 
     A proxy writes the record before it forwards DeleteTopics. `topic_id_partition` is the topic's partition 0."""
 
-    topic_id_partition: TopicIdPartition
-    writer: str
-    event_timestamp_ms: int
     is_confirmed: bool
     """Whether an operator says it."""
 
@@ -289,24 +231,16 @@ class TopicDeletionUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicMissingUpdate:
-    """Tidegate's own record type: no broker knows the topic.
+class TopicMissingUpdate(OwnMetadataRecord):
+    """no broker knows the topic.
 
     The owner of the topic's partition 0 writes it. The topic counts as missing since the broker appended this record. A
     tombstone ends the record when a broker knows the topic again."""
 
-    topic_id_partition: TopicIdPartition
-    writer: str
-    event_timestamp_ms: int
-
 
 @dataclass(frozen=True, slots=True)
-class UnfinishedRebuildUpdate:
-    """Tidegate's own record type: `rebuild` has not yet written all records of a metadata partition.
+class UnfinishedRebuildUpdate(OwnMetadataRecord):
+    """`rebuild` has not yet written all records of a metadata partition.
 
     `topic_id_partition` is the metadata partition itself. The record precedes every other record of the topic. A
     tombstone follows the last record that `rebuild` writes into the metadata partition."""
-
-    topic_id_partition: TopicIdPartition
-    writer: str
-    event_timestamp_ms: int

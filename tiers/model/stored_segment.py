@@ -13,7 +13,9 @@ bytes of the rest.
 
 from __future__ import annotations
 
+import copyreg
 import struct
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
@@ -226,3 +228,13 @@ def _decode(partition_key: bytes, answer: bytes) -> RemoteLogSegmentMetadata:
 @lru_cache(maxsize=1024)
 def _partition(key: bytes, topic: bytes) -> TopicIdPartition:
     return TopicIdPartition(UUID(bytes=key[:16]), int.from_bytes(key[16:], "big", signed=True), topic.decode())
+
+
+def _flat(metadata: RemoteLogSegmentMetadata) -> tuple[Callable[..., RemoteLogSegmentMetadata], tuple[bytes, bytes]]:
+    """Pickles the stored form: Spark tasks carry thousands of these, and nested values take ten times as long."""
+    partition, valid_end = metadata.topic_id_partition, NOT_CUT if metadata.cut_at is None else metadata.cut_at - 1
+    key = partition.topic_id.bytes + partition.partition.to_bytes(4, "big", signed=True)
+    return _decode, (key, encode_answer(metadata.segment_id.id.bytes, valid_end, encode_stored_segment(metadata)))
+
+
+copyreg.pickle(RemoteLogSegmentMetadata, _flat)

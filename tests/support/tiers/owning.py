@@ -43,7 +43,9 @@ class Group:
         self._generation = self._generation + 1 if generation is None else generation
         membership = self.owning._membership
         membership._confirmed_at_ms = self.now_ms
-        membership._on_assigned(Assignment(GroupMember("group", self._generation, member), frozenset(partitions), known_record_types()))
+        membership._on_assigned(
+            Assignment(GroupMember("group", self._generation, member), frozenset(partitions), known_record_types())
+        )
 
     def revoke(self) -> None:
         self.owning._membership._confirmed_at_ms = None

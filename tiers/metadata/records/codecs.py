@@ -76,13 +76,13 @@ def structure(make: Callable[..., Any], **codecs: Codec) -> Codec:
     return Codec(lambda value: body.write(value) + EMPTY_TAGGED_SECTION, read)
 
 
-def array(item: Codec) -> Codec:
+def array(item: Codec, *, compact: bool = True) -> Codec:
     def write(values: Iterable[Any]) -> bytes:
         written = [item.write(value) for value in values]
-        return write_array_length(len(written), compact=True) + b"".join(written)
+        return write_array_length(len(written), compact=compact) + b"".join(written)
 
     def read(buf: Buffer, pos: int) -> tuple[tuple[Any, ...], int]:
-        count, pos = read_array_length(buf, pos, compact=True)
+        count, pos = read_array_length(buf, pos, compact=compact)
         values = []
         for _ in range(count):
             value, pos = item.read(buf, pos)

@@ -19,28 +19,17 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from uuid import UUID
 
 from protocol.errors import ProtocolError, TruncatedError
-from protocol.primitives import (
-    INT8,
-    INT32,
-    INT64,
-    Buffer,
-    read_array_length,
-    read_int8,
-    read_int16,
-    read_int32,
-    read_int64,
-    read_uuid,
-    read_uvarint,
-    write_uvarint,
-)
+from protocol.primitives import Buffer, read_int16, read_int64, read_uuid, read_uvarint, write_uvarint
 from tiers.durable_folders import sync_folder
 from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.records.codecs import BYTE, ID, LONG, NUMBER, array, converted, fields
 from tiers.metadata.records.segment_fields import (
     SEGMENT_METADATA_SNAPSHOT_API_KEY,
     SEGMENT_METADATA_SNAPSHOT_VERSION,
@@ -52,12 +41,11 @@ from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetad
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
 MAGIC = 0
-_STORED_SEGMENT = 0
-_DELETE_STATE = 1
-_SEGMENT_SNAPSHOT = SEGMENT_METADATA_SNAPSHOT_API_KEY
+_STORED_SEGMENT = 0, 0
+_DELETE_STATE = 1, 0
+_SEGMENT_SNAPSHOT = SEGMENT_METADATA_SNAPSHOT_API_KEY, SEGMENT_METADATA_SNAPSHOT_VERSION
 _UNKNOWN_BROKER = -1
 _HEADER = struct.Struct(">h16sq")
-_FIRST_FIELDS = struct.Struct(">16sqqiqq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +63,31 @@ class FlatFile:
     deletion: PartitionDeleteEntry | None = None
 
 
+_DELETION = fields(
+    PartitionDeleteEntry,
+    leader_epoch=NUMBER,
+    event_timestamp_ms=LONG,
+    state=converted(BYTE, RemotePartitionDeleteState),
+)
+_FOUNDING_FIELDS = fields(
+    dict,
+    id=ID,
+    start_offset=LONG,
+    end_offset=LONG,
+    leader_epoch=NUMBER,
+    max_timestamp_ms=LONG,
+    event_timestamp_ms=LONG,
+    segment_leader_epochs=array(fields(LeaderEpochEntry, epoch=NUMBER, start_offset=LONG), compact=False),
+    segment_size_bytes=NUMBER,
+    state=converted(BYTE, RemoteLogSegmentState),
+)
+
+
 def encode_flat_file(file: FlatFile) -> bytes:
-    entries: Iterable[bytes] = (
-        _entry(_SEGMENT_SNAPSHOT, SEGMENT_METADATA_SNAPSHOT_VERSION, write_snapshot(segment))
-        for segment in file.segments
-    )
-    encoded = _HEADER.pack(MAGIC, file.topic_id.bytes, file.metadata_offset) + b"".join(entries)
+    entries = [_entry(_SEGMENT_SNAPSHOT, write_snapshot(segment)) for segment in file.segments]
     if file.deletion is not None:
-        state = file.deletion
-        data = INT32.pack(state.leader_epoch) + INT64.pack(state.event_timestamp_ms) + INT8.pack(state.state)
-        encoded += _entry(_DELETE_STATE, 0, data)
-    return encoded
+        entries.append(_entry(_DELETE_STATE, _DELETION.write(file.deletion)))
+    return _HEADER.pack(MAGIC, file.topic_id.bytes, file.metadata_offset) + b"".join(entries)
 
 
 def decode_flat_file(buf: Buffer, partition: TopicIdPartition) -> FlatFile:
@@ -107,20 +109,18 @@ def decode_flat_file(buf: Buffer, partition: TopicIdPartition) -> FlatFile:
             end = pos + length
             if end > len(buf):
                 raise TruncatedError(f"an entry ends at byte {end}, and the file has {len(buf)} bytes")
-            entry = memoryview(buf)[pos:end]
-            kind, at = read_uvarint(entry, 0)
-            version, at = read_uvarint(entry, at)
-            if kind == _SEGMENT_SNAPSHOT and version == SEGMENT_METADATA_SNAPSHOT_VERSION:
-                segment, at = read_snapshot(entry, at, partition)
-                _check_end(entry, at)
-                segments.append(segment)
-            elif kind == _STORED_SEGMENT and version == 0:
-                segments.append(_read_stored_segment(entry, at, partition))
-            elif kind == _DELETE_STATE and version == 0:
-                deletion = _read_deletion(entry, at)
-            else:
+            kind, at = read_uvarint(buf, pos)
+            version, at = read_uvarint(buf, at)
+            read = _ENTRIES.get((kind, version))
+            if read is None:
                 raise RemoteLogMetadataError(f"the file has an unknown entry of type {kind}, version {version}")
-            pos = end
+            entry, pos = read(memoryview(buf)[:end], at, partition)
+            if pos != end:
+                raise RemoteLogMetadataError(f"an entry of the metadata file has {end - pos} unknown bytes at its end")
+            if isinstance(entry, PartitionDeleteEntry):
+                deletion = entry
+            else:
+                segments.append(entry)
     except (ProtocolError, ValueError, struct.error) as error:
         raise RemoteLogMetadataError(f"the metadata file of {partition} cannot be read: {error}") from error
     return FlatFile(topic_id, metadata_offset, tuple(segments), deletion)
@@ -137,43 +137,21 @@ def write_flat_file(path: Path, file: FlatFile) -> None:
     sync_folder(path.parent)
 
 
-def _entry(kind: int, version: int, data: bytes) -> bytes:
-    body = write_uvarint(kind) + write_uvarint(version) + data
+def _entry(kind_and_version: tuple[int, int], data: bytes) -> bytes:
+    body = b"".join(map(write_uvarint, kind_and_version)) + data
     return write_uvarint(len(body)) + body
 
 
-def _read_stored_segment(entry: memoryview, pos: int, partition: TopicIdPartition) -> RemoteLogSegmentMetadata:
-    uuid, start_offset, end_offset, _, max_timestamp_ms, event_timestamp_ms = _FIRST_FIELDS.unpack_from(entry, pos)
-    count, pos = read_array_length(entry, pos + _FIRST_FIELDS.size, compact=False)
-    epochs = []
-    for _ in range(count):
-        epoch, pos = read_int32(entry, pos)
-        epoch_start, pos = read_int64(entry, pos)
-        epochs.append(LeaderEpochEntry(epoch, epoch_start))
-    segment_size_bytes, pos = read_int32(entry, pos)
-    state, pos = read_int8(entry, pos)
-    _check_end(entry, pos)
-    return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(partition, UUID(bytes=uuid)),
-        start_offset=start_offset,
-        end_offset=end_offset,
-        broker_id=_UNKNOWN_BROKER,
-        max_timestamp_ms=max_timestamp_ms,
-        event_timestamp_ms=event_timestamp_ms,
-        segment_leader_epochs=tuple(epochs),
-        segment_size_bytes=segment_size_bytes,
-        state=RemoteLogSegmentState(state),
-    )
+def _read_founding(buf: Buffer, pos: int, partition: TopicIdPartition) -> tuple[RemoteLogSegmentMetadata, int]:
+    values, pos = _FOUNDING_FIELDS.read(buf, pos)
+    del values["leader_epoch"]  # that of the writer
+    segment_id = RemoteLogSegmentId(partition, values.pop("id"))
+    return RemoteLogSegmentMetadata(segment_id=segment_id, broker_id=_UNKNOWN_BROKER, **values), pos
 
 
-def _read_deletion(entry: memoryview, pos: int) -> PartitionDeleteEntry:
-    leader_epoch, pos = read_int32(entry, pos)
-    event_timestamp_ms, pos = read_int64(entry, pos)
-    state, pos = read_int8(entry, pos)
-    _check_end(entry, pos)
-    return PartitionDeleteEntry(leader_epoch, event_timestamp_ms, RemotePartitionDeleteState(state))
-
-
-def _check_end(entry: memoryview, pos: int) -> None:
-    if pos != len(entry):
-        raise RemoteLogMetadataError(f"an entry of the metadata file has {len(entry) - pos} unknown bytes at its end")
+_ReadEntry = Callable[[Buffer, int, TopicIdPartition], tuple[RemoteLogSegmentMetadata | PartitionDeleteEntry, int]]
+_ENTRIES: Final[dict[tuple[int, int], _ReadEntry]] = {
+    _SEGMENT_SNAPSHOT: read_snapshot,
+    _STORED_SEGMENT: _read_founding,
+    _DELETE_STATE: lambda buf, pos, partition: _DELETION.read(buf, pos),
+}

@@ -41,7 +41,6 @@ from tiers.metadata.state.layout import (
 from tiers.metadata.state.replay import PartitionRead, Replay
 from tiers.metadata.state.state import MAX_READERS, RemoteLogMetadataState, StateFiles
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_state import RemoteLogSegmentState
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 from protocol.errors import ErrorCode
 from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient
-from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.record_log import RefusalToCreate
@@ -42,10 +41,10 @@ _FIRST_PAUSE_MS = 20
 _LONGEST_PAUSE_MS = 400
 _BOUNDS_TIMEOUT_MS = 5_000
 _TIERED_STORAGE_OF_KAFKA = "remote.log.storage.system.enable"
-_STEPS = "see 'The metadata topic is lost' in docs/operations.md"
+STEPS = "see 'The metadata topic is lost' in docs/operations.md"
 REBUILD_AFTER_GROWTH = (
     "the number of partitions must not change after the first record, since later records of a user partition would be"
-    f" in another metadata partition than the earlier ones. Rebuild the metadata into a new topic: {_STEPS}"
+    f" in another metadata partition than the earlier ones. Rebuild the metadata into a new topic: {STEPS}"
 )
 
 
@@ -57,7 +56,7 @@ class MetadataTopicLostError(RemoteLogMetadataError):
     """The topic that a saved state was read from is gone. No other topic may replace it, old or new."""
 
     def __init__(self, loss: str) -> None:
-        super().__init__(f"{loss}: {_STEPS}")
+        super().__init__(f"{loss}: {STEPS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,9 @@ async def open_metadata_topic(
     refusal_to_create: RefusalToCreate | None = None,
 ) -> MetadataTopic:
     """Creates the topic if it is missing, and checks it as `find_metadata_topic` does, with the same errors."""
-    metadata, topic = await _find(client, settings, timeout_ms, saved, refusal_to_create)
+    topic = await find_metadata_topic(client, settings, timeout_ms, saved, refusal_to_create)
     if topic is None:
-        await _create(client, metadata, settings, timeout_ms)
+        await _create(client, settings, timeout_ms)
         topic = await _wait_until_shown(client, settings, timeout_ms)
     return topic
 
@@ -105,27 +104,17 @@ async def find_metadata_topic(
     It returns why the topic must not be created, or None. A topic without any record is as good as a missing one:
     another program may have created it in the place of a lost one. Raises `MetadataTopicLostError` when the topic of
     the saved state is gone, `MetadataTopicUnfitError` when an operator must act, and `BrokerError`."""
-    return (await _find(client, settings, timeout_ms, saved, refusal_to_create))[1]
-
-
-async def _find(
-    client: BrokerClient,
-    settings: MetadataTopicSettings,
-    timeout_ms: int,
-    saved: StateIdentity | None,
-    refusal_to_create: RefusalToCreate | None,
-) -> tuple[ClusterMetadata, MetadataTopic | None]:
     metadata = await client.topic_named(settings.name, timeout_ms)
     await _refuse_to_share(client, settings, timeout_ms)
     if saved is not None and saved.cluster_id == metadata.cluster_id:
         await _refuse_to_replace(client, settings, saved, timeout_ms)
     if settings.name not in metadata.topics:
         await _refuse(refusal_to_create)
-        return metadata, None
+        return None
     topic = await _wait_until_shown(client, settings, timeout_ms)
     if not (saved or refusal_to_create is None or await _has_records(client, topic, timeout_ms)):
         await _refuse(refusal_to_create)
-    return metadata, topic
+    return topic
 
 
 async def _refuse(refusal_to_create: RefusalToCreate | None) -> None:
@@ -203,7 +192,7 @@ async def check_metadata_topic(client: BrokerClient, settings: MetadataTopicSett
             f"topic {settings.name} has {len(topic.partitions)} partitions and {settings.partition_count} are"
             " configured (remote.log.metadata.topic.num.partitions): the records of most user partitions would be"
             " looked for in the wrong place. Set the number that the topic was created with. If the topic was grown"
-            f" later, rebuild the metadata into a new topic: {_STEPS}. If no tier has used the topic yet, delete it and"
+            f" later, rebuild the metadata into a new topic: {STEPS}. If no tier has used the topic yet, delete it and"
             " the folder state.path: the proxy creates both again"
         )
     configs = await _describe(client, None, _TOPIC_RESOURCE, settings.name, [*_REQUIRED, _DELETE_RETENTION], timeout_ms)
@@ -251,9 +240,8 @@ async def _refuse_to_share(client: BrokerClient, settings: MetadataTopicSettings
         )
 
 
-async def _create(
-    client: BrokerClient, metadata: ClusterMetadata, settings: MetadataTopicSettings, timeout_ms: int
-) -> None:
+async def _create(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> None:
+    metadata = await client.brokers(timeout_ms=timeout_ms)
     replicas = settings.replication_factor or min(_REPLICAS, len(metadata.brokers))
     configs = {**_REQUIRED, "min.insync.replicas": "2" if replicas >= _REPLICAS else "1"}
     topic = CreateTopicsRequest.CreatableTopic(

@@ -9,7 +9,6 @@ from pathlib import Path
 from tiers.fitness import Fitness
 from tiers.metadata.record_log import RefusalToCreate
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
 
 DEFAULT_PREFIX = "tidegate"
 MAX_AGE_MS = 5_000
@@ -33,7 +32,6 @@ class TopicBasedSettings:
     is_member: bool = True
     claims: frozenset[int] | None = None
     writer: str | None = None
-    partitioner: TopicPartitioner = by_topic_id
     open_timeout_ms: int = 30_000
     write_timeout_ms: int = 8_000
     """The timeout of a write. It is below the transaction timeout, after which the coordinator would fence us."""

@@ -20,7 +20,7 @@ from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.metadata.topic.metadata_topic import DEFAULT_TOPIC_NAME, MetadataTopic
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.topic_log import TopicLog
-from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
+from tiers.metadata.topic_partitioner import by_topic_id
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
 
@@ -76,10 +76,9 @@ class SharedMetadataLog(TopicLog):
         name: str,
         *,
         topic_name: str = DEFAULT_TOPIC_NAME,
-        partitioner: TopicPartitioner = by_topic_id,
         clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
-        super().__init__(client, metadata_group_id(topic_name), partitioner, _WRITE_TIMEOUT_MS, clock_ms)
+        super().__init__(client, metadata_group_id(topic_name), _WRITE_TIMEOUT_MS, clock_ms)
         self.state = SharedState(state_folder)
         self._name = name
         self._topic_name = topic_name
@@ -124,7 +123,7 @@ class SharedMetadataLog(TopicLog):
         identity = self.state.reopen_if_replaced()
         if identity is None:
             return False
-        fresh_at_ms = self.state.fresh_at_ms(self._partitioner(partition, identity.partition_count))
+        fresh_at_ms = self.state.fresh_at_ms(by_topic_id(partition, identity.partition_count))
         return fresh_at_ms is not None and fresh_at_ms >= not_before_ms
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:

@@ -26,6 +26,7 @@ from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.group.membership import MembershipSettings
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.metadata_topic import (
+    STEPS,
     MetadataTopic,
     MetadataTopicLostError,
     MetadataTopicUnfitError,
@@ -55,9 +56,7 @@ class TopicBasedMetadataLog(TopicLog):
         clock_ms: Callable[[], int] = monotonic_ms,
         wall_clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        super().__init__(
-            client, settings.group_id, settings.partitioner, settings.write_timeout_ms, clock_ms, wall_clock_ms
-        )
+        super().__init__(client, settings.group_id, settings.write_timeout_ms, clock_ms, wall_clock_ms)
         self._settings = settings
         self._wall_clock_ms = wall_clock_ms
         self._writer = settings.writer or ""
@@ -238,29 +237,29 @@ class TopicBasedMetadataLog(TopicLog):
             soon = is_missing or self._topic_alarm is not None
             await asyncio.sleep((min(interval_ms, _CHECK_AGAIN_MS) if soon else interval_ms) / 1000)
             was_missing, is_missing = is_missing, False
+            alarm: str | None = None
             try:
                 topic = await check_metadata_topic(self._client, self._settings.topic, self._settings.open_timeout_ms)
-                is_ours = topic.topic_id == self.topic.topic_id
-                self._mark_final(not is_ours)
-                if not is_ours:
-                    raise MetadataTopicUnfitError(
-                        f"topic {topic.name} was deleted and created again: see 'The metadata topic is lost' in"
-                        " docs/operations.md"
-                    )
             except MetadataTopicUnfitError as error:
-                self._set_alarm(str(error))
+                alarm = str(error)
             except BrokerError as error:
                 unchecked.found(error=str(error))
                 is_missing = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if is_missing and was_missing:  # a single broker may not know the topic yet
-                    self._mark_final(True)
-                    self._set_alarm(
-                        f"topic {self.topic.name} was deleted: the saved state still has what this process read of it,"
-                        " also after a restart: see 'The metadata topic is lost' in docs/operations.md"
-                    )
+                if not (is_missing and was_missing):  # a single broker may not know the topic yet
+                    continue
+                self._mark_final(True)
+                alarm = (
+                    f"topic {self.topic.name} was deleted: the saved state still has what this process read of it,"
+                    f" also after a restart: {STEPS}"
+                )
             else:
-                unchecked.ended()
-                self._set_alarm(None)
+                is_ours = topic.topic_id == self.topic.topic_id
+                self._mark_final(not is_ours)
+                if is_ours:
+                    unchecked.ended()
+                else:
+                    alarm = f"topic {topic.name} was deleted and created again: {STEPS}"
+            self._set_alarm(alarm)
 
     def _mark_final(self, is_final: bool) -> None:
         if self._state is not None and self._state.is_final() != is_final:

@@ -26,7 +26,7 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition
 from tiers.metadata.topic.metadata_producer import ClockSkew, MetadataProducer, TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.metadata.topic_partitioner import TopicPartitioner
+from tiers.metadata.topic_partitioner import by_topic_id
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
 
@@ -45,14 +45,12 @@ class TopicLog(ABC):
         self,
         client: BrokerClient,
         group_id: str,
-        partitioner: TopicPartitioner,
         write_timeout_ms: int,
         clock_ms: Callable[[], int],
         wall_clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._client = client
         self._group_id = group_id
-        self._partitioner = partitioner
         self._write_timeout_ms = write_timeout_ms
         self._clock_ms = clock_ms
         self._clock_skew = ClockSkew(clock_ms, wall_clock_ms)
@@ -70,7 +68,7 @@ class TopicLog(ABC):
         return self.topic.topic_id
 
     def metadata_partition(self, partition: TopicIdPartition) -> int:
-        return self._partitioner(partition, self.topic.partition_count)
+        return by_topic_id(partition, self.topic.partition_count)
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         position = self._read_to(self.metadata_partition(partition))

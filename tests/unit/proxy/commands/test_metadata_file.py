@@ -45,9 +45,7 @@ def test_every_state_is_what_it_was(tmp_path: Path) -> None:
     for offset, (key, value) in enumerate(records):
         assert value is not None
         events.append(MetadataEvent(offset, 1, decode_key(key), decode_value(value)))
-    state = RemoteLogMetadataStateWriter.open(
-        tmp_path, StateIdentity("c", UUID(int=1), 1), map_size_bytes=1 << 20
-    )
+    state = RemoteLogMetadataStateWriter.open(tmp_path, StateIdentity("c", UUID(int=1), 1), map_size_bytes=1 << 20)
     try:
         state.apply([PartitionRead(0, events, len(events))])
         found = {each.start_offset: each for each in state.list_remote_log_segments(PARTITION)}

@@ -11,7 +11,7 @@ import pytest
 from kafka.protocol.consumer import ListOffsetsRequest
 
 from tests.support.tiers.following import Cluster, Following, finished
-from tests.support.tiers.metadata_state import IDENTITY, NOW_MS, PARTITION, open_state, segment
+from tests.support.tiers.metadata_state import IDENTITY, PARTITION, open_state, segment
 from tests.support.tiers.waiting import until
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter

@@ -315,9 +315,7 @@ def replayed(plan: PartitionPlan, folder: Path) -> RemoteLogMetadataStateWriter:
     for offset, (key, value) in enumerate(records_of(plan, "writer", 1)):
         assert value is not None
         events.append(MetadataEvent(offset, 1, decode_key(key), decode_value(value)))
-    state = RemoteLogMetadataStateWriter.open(
-        folder, StateIdentity("c", UUID(int=1), 1), map_size_bytes=1 << 20
-    )
+    state = RemoteLogMetadataStateWriter.open(folder, StateIdentity("c", UUID(int=1), 1), map_size_bytes=1 << 20)
     state.apply([PartitionRead(0, events, len(events))])
     return state
 

@@ -7,7 +7,6 @@ from uuid import UUID
 import pytest
 
 from tests.support.tiers.metadata_state import Topic, segment, to
-from tiers.metadata.state import writer
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
