@@ -20,6 +20,7 @@ from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus
 from tiers.metadata.records.serde import (
     LOCAL_LOG_START_API_KEY,
+    TIER_MARKER_API_KEY,
     TOPIC_DELETION_API_KEY,
     TOPIC_MISSING_API_KEY,
     TOPIC_TIER_CONFIG_API_KEY,
@@ -216,6 +217,8 @@ class InMemoryLog:
             known.skew_ms = known.skew_ms if known.true_skew_ms is None else known.true_skew_ms
         elif key.api_key == TOPIC_TIER_CONFIG_API_KEY:
             known.tier_configs.pop(partition, None)
+        elif key.api_key == TIER_MARKER_API_KEY:
+            known.markers.pop(key.name.decode(), None)
         elif key.api_key == TOPIC_DELETION_API_KEY:
             known.topic_deletion_records.pop(partition.topic_id, None)
         elif key.api_key == TOPIC_MISSING_API_KEY:

@@ -1,112 +1,281 @@
-"""The start of the log of both tiers, with gaps, and the leader epoch of each offset."""
+"""`RemoteLog` compared with sets of offsets, and its attempts and trims by examples."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import NamedTuple
+from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from proxy.handlers.base import FetchSettings
+from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager as Metadata
 from tests.support.fakes.log_starts import user_log_start
-from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.tiers.segment_metadata import copied, segment
-from tiers.config.settings import RemoteLogConfig
-from tiers.metadata.remote_log import RemoteLog
+from tiers.metadata.remote_log import RemoteLog, is_measured
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 
-P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
+PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
+MINUTE_MS = 60_000
+LAST = 34
+
+
+class Made(NamedTuple):
+    log: RemoteLog
+    epochs: dict[int, int]
+    """The leader epoch of each readable offset."""
+    gaps: set[int]
+    log_start: int
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Made:
+    """Segments, gaps and holes follow each other. A gap may be recorded in pieces."""
+    metadata, epochs, gaps, epoch, offset = Metadata(lambda: 0, lambda: 0), dict[int, int](), set[int](), 0, 0
+    kinds = st.tuples(st.sampled_from(["segment", "segment", "gap", "hole"]), st.integers(1, 6), st.integers(0, 2))
+    log_start = draw(st.integers(0, 20))
+
+    async def make() -> None:
+        nonlocal epoch, offset
+        for kind, length, more_epochs in draw(st.lists(kinds, max_size=6)):
+            end = offset + length
+            if kind == "segment":
+                first = LeaderEpochEntry(epoch, offset)
+                epoch += more_epochs
+                entries = (first, LeaderEpochEntry(epoch, end - 1)) if more_epochs and length > 1 else (first,)
+                await copied(metadata, replace(segment(PARTITION, offset, end - 1), segment_leader_epochs=entries))
+                epochs.update(dict.fromkeys(range(offset, end), entries[0].epoch))
+                epochs[end - 1] = entries[-1].epoch
+            elif kind == "gap":
+                gaps.update(range(offset, end))
+                await metadata.put_log_gap(PARTITION, LogGap(offset, end), epoch)
+            offset = end
+        if log_start:
+            await metadata.put_log_start(PARTITION, user_log_start(log_start, leader_epoch=99))
+
+    asyncio.run(make())
+    return Made(RemoteLog(metadata.state, PARTITION), epochs, gaps, log_start)
+
+
+def runs(offsets: Iterator[int]) -> list[LogGap]:
+    found: list[LogGap] = []
+    for each in offsets:
+        if found and found[-1].next_offset == each:
+            found[-1] = LogGap(found[-1].first_offset, each + 1)
+        else:
+            found.append(LogGap(each, each + 1))
+    return found
+
+
+@given(logs(), st.integers(0, LAST))
+def test_an_offset_is_in_a_segment_in_a_gap_or_in_neither(made: Made, offset: int) -> None:
+    log, epochs, gaps, log_start = made
+    explained = epochs.keys() | gaps
+    assert log.has(offset) is (offset in epochs)
+    assert log.epoch_at(offset) == epochs.get(offset, -1)
+    assert log.epoch_below(offset) == max((epoch for at, epoch in epochs.items() if at < offset), default=-1)
+    assert log.end() == max(epochs, default=None)
+    assert log.end(offset) == max((each for each in epochs if max(epochs) >= offset), default=None)
+    assert log.last_epoch() == (epochs[max(epochs)] if epochs else None)
+    assert log.next_uncopied(offset) == next(each for each in count(offset) if each not in explained)
+    behind_gap = next(each for each in count(offset) if each not in gaps)
+    following = min((each for each in epochs if each > offset), default=None)
+    gap = log.gap_exit(offset)
+    assert (gap is None) is (offset not in gaps)
+    if gap is not None:
+        assert (gap.end, gap.segment_start) == (behind_gap, following)
+        pieces = [each for each in log.metadata.gaps(PARTITION) if each.holds(offset)]
+        assert log.epoch_before_gap(offset) == epochs.get(pieces[0].first_offset - 1, -1)
+    else:
+        assert log.epoch_before_gap(offset) == -1
+    is_below = offset < (log_start or min(epochs, default=LAST + 1))
+    reached = offset if offset in epochs else behind_gap if offset in gaps and behind_gap in epochs else None
+    assert log.remote_position(offset) == (None if is_below else reached)
+    assert log.has_gap_behind() is any(each > max(epochs, default=-1) for each in gaps)
+
+
+@given(logs(), st.integers(0, LAST), st.integers(0, LAST), st.integers(0, 9))
+def test_the_bounds_are_those_of_the_offsets(made: Made, start: int, local_start: int, length: int) -> None:
+    log, epochs, gaps, log_start = made
+    above = [each for each in epochs if each >= start]
+    explained = None
+    if above:
+        explained = next(each for each in count(min(above)) if each not in epochs.keys() | gaps)
+    assert asyncio.run(log.explained_to(start)) == explained
+    limited = asyncio.run(log.explained_to(start, local_start))
+    assert limited == explained or (
+        explained is not None and limited is not None and local_start <= limited <= explained
+    )
+    lost = (each for each in range(min(above, default=LAST), local_start) if each not in epochs.keys() | gaps)
+    assert asyncio.run(log.holes(start, local_start)) == (runs(lost) if above else [])
+    assert log.is_at_head(start, log_start) is (start < min((each for each in epochs if each >= log_start), default=99))
+    bounds = LocalLogBounds(local_start, local_start + length, local_start + length, 5)
+    assert log.next_local(bounds) == min(max(local_start, max(epochs, default=-1) + 1), bounds.last_stable_offset)
+    confirmed = log_start if log_start <= local_start else 0
+    readable = [each for each in epochs if each >= confirmed]
+    is_known = bool(epochs or gaps or log_start)
+    earliest = min([local_start, *readable])
+    assert log.earliest(local_start) == (earliest if is_known else None)
+    assert log.log_start(local_start) == confirmed
+    first = max(local_start, log_start)
+    uncopied = next(each for each in count(first) if each not in epochs.keys() | gaps)
+    assert log.first_uncopied(bounds) == min(uncopied, bounds.high_watermark)
 
 
 @pytest.fixture
-async def tier(tmp_path: Path) -> RemoteTier:
-    """Remote: 10 to 19 in epoch 1, 20 to 29 in epochs 1 and 4."""
-    tier = RemoteTier(tmp_path)
-    await tier.add(P0, [batch_of(10, 10, leader_epoch=1)], 10)
-    await tier.add(P0, [batch_of(20, 5, leader_epoch=1), batch_of(25, 5, leader_epoch=4)], 20)
-    return tier
+async def metadata() -> Metadata:
+    """The segments 20-29 and 40-49 are readable."""
+    metadata = Metadata(lambda: 0, lambda: MINUTE_MS)
+    for start in (20, 40):
+        await copied(metadata, segment(PARTITION, start, start + 9))
+    return metadata
 
 
-async def test_the_first_offset_that_can_be_read(tier: RemoteTier) -> None:
-    log = RemoteLog(tier.state, P0)
-    assert RemoteLog(tier.state, TopicIdPartition(TOPIC_ID, 7)).earliest(30) is None
-    assert log.earliest(30) == 10
-    await tier.rlmm.put_log_start(P0, user_log_start(3))
-    assert log.earliest(30) == 10  # 3 to 9 are in neither tier
-    assert log.earliest(5) == 5
-    await tier.rlmm.put_log_start(P0, user_log_start(15))
-    assert log.earliest(30) == 15
-    assert [log.remote_position(offset) for offset in (14, 15, 29, 30)] == [None, 15, 29, None]
-    await tier.rlmm.put_log_start(P0, user_log_start(30))
-    assert log.earliest(40) == 40
-    assert log.earliest(20) == 10  # the broker does not confirm the log start
+@pytest.fixture
+def log(metadata: Metadata) -> RemoteLog:
+    return RemoteLog(metadata.state, PARTITION)
 
 
-async def test_a_partition_without_copies_begins_at_the_local_log_start(tier: RemoteTier) -> None:
-    seen = TopicIdPartition(TOPIC_ID, 3)
-    log = RemoteLog(tier.state, seen)
-    await tier.rlmm.put_log_start(seen, LogStart(5, 5, LogStartReason.SEEN))
-    assert (log.log_start(), log.earliest(30)) == (0, 30)
-    assert log.is_at_head(7, 0)
-    assert log.lost_trim(0) is None
+async def begun(metadata: Metadata, start: int, end: int) -> RemoteLogSegmentMetadata:
+    attempt = segment(PARTITION, start, end)
+    await metadata.add_remote_log_segment_metadata(attempt)
+    return replace(attempt, event_timestamp_ms=MINUTE_MS)
 
 
-async def test_a_trim_tells_that_there_were_segments(tier: RemoteTier) -> None:
-    log = RemoteLog(tier.state, P0)
-    lost, trim = TopicIdPartition(TOPIC_ID, 3), OffsetAndEpoch(9, 5)
-    await tier.rlmm.put_local_log_start(P0, OffsetAndEpoch(20, 5))
-    await tier.rlmm.put_local_log_start(lost, trim)
-    assert [RemoteLog(tier.state, lost).lost_trim(log_start) for log_start in (0, 8, 9)] == [trim, trim, None]
-    assert log.lost_trim(0) is None
-    await copied(tier.rlmm, segment(lost, 12, 19))
-    assert RemoteLog(tier.state, lost).lost_trim(0) == trim, "the records of the trim are not in a later segment"
-    assert [log.is_at_head(offset, 0) for offset in (9, 10, 30)] == [True, False, False]
-    assert [log.is_at_head(offset, 30) for offset in (30, 40)] == [True, True]
-    await tier.rlmm.put_local_log_start(lost, OffsetAndEpoch(0, 5))
-    assert RemoteLog(tier.state, lost).lost_trim(0) is None
-
-
-async def test_the_way_out_of_a_gap(tier: RemoteTier) -> None:
-    """Lost: 30 to 39, then 40 to 49, and 60 to 69."""
-    log = RemoteLog(tier.state, P0)
-    assert not log.has_gap_behind()
-    for gap in (LogGap(30, 40), LogGap(40, 50), LogGap(60, 70)):
-        await tier.rlmm.put_log_gap(P0, gap, 4)
-    assert log.gap_exit(29) is None
-    assert log.gap_exit(35) == log.gap_exit(49) == (50, None)
-    assert log.remote_position(35) is None
-    assert log.has_gap_behind()
-    await tier.add(P0, [batch_of(50, 10, leader_epoch=6)], 50)
-    assert log.gap_exit(35) == (50, 50)
-    assert [log.remote_position(offset) for offset in (9, 29, 30, 49, 50, 60)] == [None, 29, 50, 50, 50, None]
-    assert [log.epoch_before_gap(offset) for offset in (29, 30, 45, 65)] == [-1, 4, -1, 6]
-    await tier.rlmm.end_log_gap(P0, LogGap(40, 50))
-    exit_ = log.gap_exit(35)
-    assert exit_ is not None
-    assert not exit_.is_remote  # no record explains the offsets 40 to 49
-    assert log.remote_position(35) is None
-
-
-async def test_the_epoch_that_wrote_an_offset(tier: RemoteTier) -> None:
-    log = RemoteLog(tier.state, P0)
-    assert [log.epoch_at(offset) for offset in (9, 10, 24, 25, 29, 30)] == [-1, 1, 1, 4, 4, -1]
-    assert log.last_epoch() == 4
-    assert RemoteLog(tier.state, TopicIdPartition(TOPIC_ID, 7)).last_epoch() is None
-
-
-@pytest.mark.parametrize(("owners_ms", "ours_ms"), [(10_000, 10_000), (10_000, 60_000), (60_000, 10_000), (900, 900)])
-def test_no_metadata_is_fresh_for_longer_than_other_owners_wait(owners_ms: int, ours_ms: int) -> None:
-    ours = FetchSettings(RemoteLogConfig(visible_after_ms=ours_ms))
-    assert ours.metadata_max_age_ms <= owners_ms // 2
-
-
-@pytest.mark.parametrize(("deleted_to", "is_explained"), [((9, 5), True), ((8, 5), False), ((20, 4), False)])
-async def test_a_deletion_after_a_trim_explains_that_there_are_no_segments(
-    tier: RemoteTier, deleted_to: tuple[int, int], is_explained: bool
+async def test_the_search_ends_where_its_caller_needs_no_more(
+    metadata: Metadata, log: RemoteLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader denies the deletion, since an unclean election replaced the history of the leader that made it."""
-    lost, trim = TopicIdPartition(TOPIC_ID, 3), OffsetAndEpoch(9, 5)
-    await tier.rlmm.put_local_log_start(lost, trim)
-    await tier.rlmm.put_log_start(lost, LogStart(*deleted_to, LogStartReason.USER))
-    assert RemoteLog(tier.state, lost).lost_trim(0) == (None if is_explained else trim)
+    answered, looked_at = metadata.state.answered_offsets, []
+
+    def counted(partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
+        for run in answered(partition, offset):
+            looked_at.append(run)
+            yield run
+
+    for start in range(50, 99, 10):
+        await copied(metadata, segment(PARTITION, start, start + 9))
+    monkeypatch.setattr(metadata.state, "answered_offsets", counted)
+    assert await log.explained_to(40, 60) == 100, "the sums show that no offset is missing"
+    looked_at.clear()
+    await metadata.put_log_gap(PARTITION, LogGap(30, 40), 0)
+    assert await log.explained_to(20, 30) == 30
+    assert len(looked_at) <= 2
+
+
+async def test_attempts_are_the_segments_without_an_end(metadata: Metadata, log: RemoteLog) -> None:
+    last, first = await begun(metadata, 50, 59), await begun(metadata, 0, 9)
+    assert (list(log.attempts()), list(log.attempts(10))) == ([first, last], [last])
+
+
+async def test_an_attempt_of_a_plan_is_not_measured(metadata: Metadata, log: RemoteLog) -> None:
+    await metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, 0, (60, 70)))
+    assert [is_measured(each) for each in log.attempts()] == [False]
+    assert log.last_attempt() is None
+    assert is_measured(await begun(metadata, 60, 69))
+
+
+@pytest.mark.parametrize(
+    ("attempt", "log_start", "local_log_start", "first"),
+    [
+        ((0, 9), 0, 100, 0),
+        ((0, 9), 9, 100, 9),
+        ((0, 9), 10, 100, None),
+        ((0, 9), 0, 0, None),
+        ((10, 19), 0, 10, None),
+        ((10, 19), 0, 11, 10),
+        ((30, 39), 0, 100, None),
+    ],
+)
+async def test_the_head_ends_at_the_first_segment_or_at_the_local_log(
+    metadata: Metadata,
+    log: RemoteLog,
+    attempt: tuple[int, int],
+    log_start: int,
+    local_log_start: int,
+    first: int | None,
+) -> None:
+    await begun(metadata, *attempt)
+    assert log.attempt_at_head(log_start, local_log_start) == first
+    in_head = [LogGap(first, min(local_log_start, 20))] if first is not None else []
+    assert (await log.holes(log_start, local_log_start))[: len(in_head)] == in_head
+
+
+@pytest.mark.parametrize(
+    ("gap_end", "cut_at", "first"), [(0, 10, 0), (5, 10, 5), (10, 10, None), (0, 5, 0), (5, 5, None)]
+)
+async def test_no_attempt_at_the_head_has_offsets_of_a_gap_or_behind_a_cut(
+    metadata: Metadata, log: RemoteLog, gap_end: int, cut_at: int, first: int | None
+) -> None:
+    await begun(metadata, 0, 9)
+    await metadata.put_cut(PARTITION, 1, cut_at)
+    if gap_end:
+        await metadata.put_log_gap(PARTITION, LogGap(0, gap_end), 0)
+    assert log.attempt_at_head(0, 100) == first
+
+
+async def test_the_last_attempt_ends_above_the_segments(metadata: Metadata, log: RemoteLog) -> None:
+    assert RemoteLog(metadata.state, TopicIdPartition(UUID(int=1), 7)).begun_end() is None
+    await begun(metadata, 30, 39)
+    assert (log.last_attempt(), log.begun_end()) == (None, 49)
+    await begun(metadata, 50, 59)
+    last = await begun(metadata, 60, 69)
+    assert (log.last_attempt(), log.begun_end()) == (last, 69)
+    await metadata.put_cut(PARTITION, 1, 55)
+    assert log.begun_end() == 54
+
+
+@pytest.mark.parametrize(
+    ("attempt", "offset", "unread"),
+    [
+        ((0, 9), 0, 0),
+        ((0, 9), 5, 5),
+        ((0, 9), 10, None),
+        ((22, 27), 0, None),
+        ((20, 39), 0, 30),
+        ((20, 39), 35, 35),
+        ((15, 45), 20, 30),
+        ((40, 59), 0, 50),
+    ],
+)
+def test_an_offset_of_an_attempt_is_unread_if_no_readable_segment_has_it(
+    log: RemoteLog, attempt: tuple[int, int], offset: int, unread: int | None
+) -> None:
+    assert log.unread_from(segment(PARTITION, *attempt), offset) == unread
+
+
+async def test_copying_fails_since_the_oldest_attempt_at_the_next_segment(metadata: Metadata, log: RemoteLog) -> None:
+    await begun(metadata, 30, 39)
+    assert log.copy_failing_since_ms(9 * MINUTE_MS) is None
+    await begun(metadata, 50, 59)
+    assert log.copy_failing_since_ms(2 * MINUTE_MS - 1) is None
+    assert log.copy_failing_since_ms(2 * MINUTE_MS) == MINUTE_MS
+
+
+async def test_a_trim_shows_that_there_were_segments(metadata: Metadata, log: RemoteLog) -> None:
+    trim = OffsetAndEpoch(19, 5)
+    assert log.lost_trim(0) is None
+    await metadata.put_local_log_start(PARTITION, trim)
+    assert [log.lost_trim(log_start) for log_start in (0, 18, 19)] == [trim, trim, None]
+    assert await log.unknown_offsets(0, 50) == [LogGap(0, 20), LogGap(30, 40)]
+    await metadata.put_log_gap(PARTITION, LogGap(0, 19), 5)
+    assert log.lost_trim(0) is None
+    await metadata.end_log_gap(PARTITION, LogGap(0, 19))
+    await metadata.put_local_log_start(PARTITION, OffsetAndEpoch(21, 5))
+    assert log.lost_trim(0) is None, "a segment begins below its end"
+
+
+@pytest.mark.parametrize(("deleted_to", "is_explained"), [((19, 5), True), ((18, 5), False), ((20, 4), False)])
+async def test_a_deletion_after_a_trim_explains_that_there_are_no_segments(
+    metadata: Metadata, log: RemoteLog, deleted_to: tuple[int, int], is_explained: bool
+) -> None:
+    await metadata.put_local_log_start(PARTITION, OffsetAndEpoch(19, 5))
+    await metadata.put_log_start(PARTITION, LogStart(*deleted_to, LogStartReason.USER))
+    assert (log.last_trim() is None) is is_explained
