@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 from tests.support.tiers.waiting import until
-from tiers.errors import OwnershipLostError
-from tiers.metadata.records.serde import KeyAndValue, known_record_types
+from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
+from tiers.metadata.records.serde import KeyAndValue, RecordType, known_record_types
 from tiers.metadata.topic.group import ownership as ownership_module
 from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
@@ -20,7 +20,7 @@ from tiers.metadata.topic.metadata_producer import GroupMember
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.model.log_start import OffsetAndEpoch
 
-TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 4, 86_400_000)
+TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20, 86_400_000)
 
 
 class Group:
@@ -30,6 +30,17 @@ class Group:
         self.now_ms = 1_000
         self.committed: list[int] = []
         self.refused_generations: set[int] = set()
+        self.initialized: list[str] = []
+        """The transactional ids, in the order in which they were initialized."""
+        self.aborted: list[str] = []
+        self.go_on = asyncio.Event()
+        """Until it is set, no producer is initialized."""
+        self.go_on.set()
+        self.held_back_by: str | None = None
+        """Nothing is read to its end until this transactional id is initialized."""
+        self.forgotten: str | None = None
+        """Nothing is read to its end until this transactional id has ended what its coordinator has forgotten."""
+        self.fresh_at_ms: int | None = 0
         self.owner: MetadataPartitionOwnership | None = None
         self._generation = 0
 
@@ -38,14 +49,19 @@ class Group:
         assert self.owner is not None
         return self.owner
 
-    def assign(self, partitions: Collection[int], generation: int | None = None, member: str = "me") -> None:
-        """A generation begins. By default it is the next one."""
+    def assign(
+        self,
+        partitions: Collection[int],
+        generation: int | None = None,
+        member: str = "me",
+        record_types: frozenset[RecordType] | None = None,
+    ) -> None:
+        """A generation begins. By default it is the next one, and all members read all records."""
         self._generation = self._generation + 1 if generation is None else generation
-        membership = self.owning._membership
+        membership, known = self.owning._membership, known_record_types() if record_types is None else record_types
         membership._confirmed_at_ms = self.now_ms
-        membership._on_assigned(
-            Assignment(GroupMember("group", self._generation, member), frozenset(partitions), known_record_types())
-        )
+        member_of = GroupMember("group", self._generation, member)
+        membership._on_assigned(Assignment(member_of, frozenset(partitions), known))
 
     def revoke(self) -> None:
         self.owning._membership._confirmed_at_ms = None
@@ -59,8 +75,11 @@ class Group:
 
 
 class _Follower:
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
     def fresh_at_ms(self, number: int) -> int | None:
-        return 0
+        return self._group.fresh_at_ms
 
     def known(self, number: int) -> OffsetAndEpoch:
         return OffsetAndEpoch(0, 0)
@@ -69,7 +88,10 @@ class _Follower:
         return
 
     async def ensure_fresh(self, number: int, max_age_ms: int, timeout_ms: int) -> None:
-        return
+        group = self._group
+        is_open = group.held_back_by not in (None, *group.initialized) or group.forgotten not in (None, *group.aborted)
+        if is_open:
+            raise RemoteLogMetadataNotReadyError("a transaction is open")
 
 
 @asynccontextmanager
@@ -77,11 +99,16 @@ async def group_of_one(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
     group = Group()
 
     class Producer:
-        def __init__(self, *arguments: object, **options: object) -> None:
-            return
+        def __init__(self, client: object, topic: object, number: int, name: str, **_: object) -> None:
+            self.name = name
 
         async def initialize(self, timeout_ms: int) -> None:
-            return
+            group.initialized.append(self.name)
+            await group.go_on.wait()
+
+        async def abort_forgotten(self, timeout_ms: int) -> None:
+            assert self.name in group.initialized
+            group.aborted.append(self.name)
 
         async def commit(self, records: Sequence[KeyAndValue], member: GroupMember, timeout_ms: int) -> int:
             if member.generation_id in group.refused_generations:
@@ -95,7 +122,7 @@ async def group_of_one(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
     monkeypatch.setattr(GroupMembership, "run", stay)
     monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
     nothing: Any = None
-    follower: Any = _Follower()
+    follower: Any = _Follower(group)
     group.owner = MetadataPartitionOwnership(
         nothing,
         TOPIC,

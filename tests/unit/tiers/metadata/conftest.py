@@ -1,8 +1,8 @@
-"""An empty state, and a follower of a scripted cluster, for the tests that take one."""
+"""An empty state, a follower of a scripted cluster, and an owner, for the tests that take one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.tiers.following import Cluster, Following
 from tests.support.tiers.metadata_state import open_state
+from tests.support.tiers.owning import Group, group_of_one
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic import follower as follower_module
 
@@ -35,3 +36,9 @@ def state(tmp_path: Path) -> Iterator[RemoteLogMetadataStateWriter]:
     writer = open_state(tmp_path)
     yield writer
     writer.close()
+
+
+@pytest.fixture
+async def group(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
+    async with group_of_one(monkeypatch) as group:
+        yield group

@@ -1,315 +1,189 @@
-"""`MetadataPartitionOwnership`: the members that may not begin to write, and their requests before that."""
+"""`MetadataPartitionOwnership`: which members may write, and which work goes on over a rebalance."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-from uuid import UUID
+from collections.abc import Callable
+from contextvars import copy_context
 
 import pytest
 
 from tests.support.tiers.metadata_state import gap, segment
-from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.records.serde import LOG_GAP_API_KEY, RecordType, key_and_value, known_record_types
-from tiers.metadata.topic.group import ownership as ownership_module
-from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
-from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
-from tiers.metadata.topic.metadata_producer import GroupMember
-from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.model.log_start import OffsetAndEpoch
+from tests.support.tiers.owning import Group
+from tests.support.tiers.waiting import until
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError
+from tiers.metadata.records.serde import LOG_GAP_API_KEY, KeyAndValue, RecordType, key_and_value, known_record_types
+from tiers.metadata.tenure import Tenure, begin_in
+from tiers.metadata.topic.group.ownership import _TAKEOVERS_AT_ONCE, CONFIRMATION_MAX_AGE_MS
+from tiers.metadata.topic.group.tenures import AWAIT_MS
 
-TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20, 86_400_000)
-
-
-class Producer:
-    """Counts the initialized producers. The first ones wait until the test releases them."""
-
-    initialized: list[int]
-    go_on: asyncio.Event
-
-    names: list[str]
-    aborted: list[str]
-
-    def __init__(self, client: object, topic: object, metadata_partition: int, name: str, **_: object) -> None:
-        self.metadata_partition = metadata_partition
-        self.name = name
-
-    async def initialize(self, timeout_ms: int) -> None:
-        Producer.initialized.append(self.metadata_partition)
-        Producer.names.append(self.name)
-        await Producer.go_on.wait()
-
-    async def abort_forgotten(self, timeout_ms: int) -> None:
-        assert self.name in Producer.names
-        Producer.aborted.append(self.name)
-
-
-class Follower:
-    """With `held_back_by`, nothing is read to its end until that transactional id is initialized; with `forgotten`,
-    until it has ended what its coordinator has forgotten."""
-
-    held_back_by: str | None = None
-    forgotten: str | None = None
-    read_at_ms: int | None = 0
-
-    def fresh_at_ms(self, metadata_partition: int) -> int | None:
-        return self.read_at_ms
-
-    def known(self, metadata_partition: int) -> OffsetAndEpoch:
-        return OffsetAndEpoch(0, 0)
-
-    async def read_past(self, metadata_partition: int, offset: int, before: OffsetAndEpoch, timeout_ms: int) -> None:
-        return
-
-    async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
-        if self.held_back_by is not None and self.held_back_by not in Producer.names:
-            raise RemoteLogMetadataNotReadyError("a transaction is open")
-        if self.forgotten is not None and self.forgotten not in Producer.aborted:
-            raise RemoteLogMetadataNotReadyError("a transaction is open")
-
-
-async def test_a_member_that_waited_too_long_fences_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ms = 1_000
-    joined = asyncio.Event()
-
-    async def stay(self: GroupMembership) -> None:
-        self._confirmed_at_ms = now_ms
-        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset(range(20)), frozenset()))
-        joined.set()
-        await asyncio.Event().wait()
-
-    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
-    monkeypatch.setattr(GroupMembership, "run", stay)
-    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
-    nobody: Any = None
-    follower: Any = Follower()
-    owner = MetadataPartitionOwnership(
-        nobody,
-        TOPIC,
-        follower,
-        MembershipSettings("group"),
-        transactional_id_prefix="tidegate",
-        clock_ms=lambda: now_ms,
-        jitter=lambda: 0.0,
-    )
-    running = asyncio.create_task(owner.run())
-    try:
-        await joined.wait()
-        async with asyncio.timeout(60):
-            while len(Producer.initialized) < ownership_module._TAKEOVERS_AT_ONCE:  # noqa: ASYNC110  # no event says so
-                await asyncio.sleep(0.001)
-        now_ms += ownership_module.CONFIRMATION_MAX_AGE_MS + 1
-        Producer.go_on.set()
-        async with asyncio.timeout(60):
-            while len(owner._owned) < len(Producer.initialized):  # noqa: ASYNC110  # no event says so
-                await asyncio.sleep(0.001)
-        await asyncio.sleep(0)
-        assert len(Producer.initialized) == ownership_module._TAKEOVERS_AT_ONCE
-        assert owner.owned() == frozenset()
-        with pytest.raises(OwnershipLostError):
-            await owner.write(Producer.initialized[0], list, 20)
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
-
-
+RECORD, GAP = key_and_value(segment(1, 0, 9)), key_and_value(gap(10, 20))
 OWN, TIER_CONFIGS = "tidegate-0", "tidegate-tier-configs-0"
 
 
+def write_in(group: Group, tenure: Tenure | None) -> asyncio.Task[None]:
+    """Writes as a task that was begun in the tenure."""
+    context = copy_context()
+    context.run(begin_in, tenure)
+    records: Callable[[], list[KeyAndValue]] = lambda: [RECORD]  # noqa: E731  # the type of a lambda
+    return asyncio.create_task(group.owning.write(0, records, 1_000), context=context)
+
+
+async def begun(group: Group) -> Tenure | None:
+    group.assign({0})
+    await group.owns(0)
+    return group.owning.tenure(0)
+
+
+async def test_a_member_that_waited_too_long_fences_no_owner(group: Group) -> None:
+    group.go_on.clear()
+    group.assign(range(20))
+    await until(lambda: len(group.initialized) == _TAKEOVERS_AT_ONCE)
+    group.now_ms += CONFIRMATION_MAX_AGE_MS + 1
+    group.go_on.set()
+    await until(lambda: len(group.owning._owned) == _TAKEOVERS_AT_ONCE)
+    await asyncio.sleep(0)
+    assert len(group.initialized) == _TAKEOVERS_AT_ONCE
+    assert group.owning.owned() == frozenset()
+    with pytest.raises(OwnershipLostError):
+        await group.owning.write(0, list, 20)
+
+
 @pytest.mark.parametrize(
-    ("held_back_by", "forgotten", "aborted"),
-    [
-        (None, None, []),
-        (TIER_CONFIGS, None, [OWN, TIER_CONFIGS]),
-        (None, OWN, [OWN, TIER_CONFIGS]),
-        (None, TIER_CONFIGS, [OWN, TIER_CONFIGS]),
-    ],
+    ("held_back_by", "forgotten"), [(None, None), (TIER_CONFIGS, None), (None, OWN), (None, TIER_CONFIGS)]
 )
 async def test_a_transaction_that_holds_back_the_reading_is_ended_and_no_other(
-    monkeypatch: pytest.MonkeyPatch, held_back_by: str | None, forgotten: str | None, aborted: list[str]
+    group: Group, held_back_by: str | None, forgotten: str | None
 ) -> None:
-    joined = asyncio.Event()
-
-    async def stay(self: GroupMembership) -> None:
-        self._confirmed_at_ms = 0
-        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0}), frozenset()))
-        joined.set()
-        await asyncio.Event().wait()
-
-    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
-    Producer.go_on.set()
-    monkeypatch.setattr(GroupMembership, "run", stay)
-    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
-    nobody: Any = None
-    follower: Any = Follower()
-    follower.held_back_by, follower.forgotten = held_back_by, forgotten
-    owner = MetadataPartitionOwnership(
-        nobody,
-        TOPIC,
-        follower,
-        MembershipSettings("group"),
-        transactional_id_prefix="tidegate",
-        clock_ms=lambda: 0,
-        jitter=lambda: 0.0,
-    )
-    running = asyncio.create_task(owner.run())
-    try:
-        await joined.wait()
-        async with asyncio.timeout(60):
-            while not owner.owned():  # noqa: ASYNC110  # no event says so
-                await asyncio.sleep(0.001)
-        assert Producer.names == ([OWN, TIER_CONFIGS] if aborted else [OWN])
-        assert Producer.aborted == aborted
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
+    group.held_back_by, group.forgotten = held_back_by, forgotten
+    await begun(group)
+    others = [OWN, TIER_CONFIGS] if held_back_by or forgotten else []
+    assert (group.initialized, group.aborted) == (others or [OWN], others)
 
 
-async def test_nothing_is_owned_while_the_state_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def stay(self: GroupMembership) -> None:
-        self._confirmed_at_ms = 0
-        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0}), frozenset()))
-        await asyncio.Event().wait()
-
-    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
-    Producer.go_on.set()
-    monkeypatch.setattr(GroupMembership, "run", stay)
-    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
-    nobody: Any = None
-    follower: Any = Follower()
-    owner = MetadataPartitionOwnership(
-        nobody,
-        TOPIC,
-        follower,
-        MembershipSettings("group"),
-        transactional_id_prefix="tidegate",
-        clock_ms=lambda: 0,
-        jitter=lambda: 0.0,
-    )
-    running = asyncio.create_task(owner.run())
-    try:
-        async with asyncio.timeout(60):
-            while not owner.owned():  # noqa: ASYNC110  # no event says so
-                await asyncio.sleep(0.001)
-        follower.read_at_ms = None
-        assert not owner.owns(0)
-        with pytest.raises(OwnershipLostError):
-            await owner.write(0, list, 1_000)
-        follower.read_at_ms = 1
-        assert owner.owns(0)
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
+async def test_nothing_is_owned_while_the_state_is_read_again(group: Group) -> None:
+    await begun(group)
+    group.fresh_at_ms = None
+    assert not group.owning.owns(0)
+    with pytest.raises(OwnershipLostError):
+        await group.owning.write(0, list, 1_000)
+    group.fresh_at_ms = 1
+    assert group.owning.owns(0)
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-async def test_an_owner_that_was_paused_writes_after_its_next_heartbeat(
-    monkeypatch: pytest.MonkeyPatch, is_over: bool
-) -> None:
-    now_ms, beat = 1_000, asyncio.Event()
-    written: list[int] = []
-
-    async def stay(self: GroupMembership) -> None:
-        self._confirmed_at_ms = now_ms
-        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0}), frozenset()))
-        await beat.wait()
-        if is_over:
-            self._on_revoked()
-        self._confirmed_at_ms = now_ms
-        await asyncio.Event().wait()
-
-    async def commit(self: Producer, *_: object) -> int:
-        written.append(now_ms)
-        return 7
-
-    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
-    Producer.go_on.set()
-    monkeypatch.setattr(GroupMembership, "run", stay)
-    monkeypatch.setattr(Producer, "commit", commit, raising=False)
-    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
-    monkeypatch.setattr(ownership_module, "CONFIRMATION_MAX_AGE_MS", 60_000)
-    nobody: Any = None
-    follower: Any = Follower()
-    owner = MetadataPartitionOwnership(
-        nobody,
-        TOPIC,
-        follower,
-        MembershipSettings("group"),
-        transactional_id_prefix="tidegate",
-        clock_ms=lambda: now_ms,
-        jitter=lambda: 0.0,
-    )
-    running = asyncio.create_task(owner.run())
-    try:
-        async with asyncio.timeout(60):
-            while not owner.owned():  # noqa: ASYNC110  # no event says so
-                await asyncio.sleep(0.001)
-        now_ms += 60_001
-        writing = asyncio.create_task(owner.write(0, list, 60_000))
-        await asyncio.sleep(0)
-        assert not owner.owns(0)
-        assert (writing.done(), written) == (False, [])
-        beat.set()
-        if is_over:
-            with pytest.raises(OwnershipLostError):
-                await writing
-        else:
+async def test_an_owner_that_was_paused_writes_after_its_next_heartbeat(group: Group, is_over: bool) -> None:
+    await begun(group)
+    group.now_ms += CONFIRMATION_MAX_AGE_MS + 1
+    writing = write_in(group, None)
+    await asyncio.sleep(0)
+    assert (group.owning.owns(0), writing.done(), group.committed) == (False, False, [])
+    if is_over:
+        group.revoke()
+    group.beat()
+    if is_over:
+        with pytest.raises(OwnershipLostError):
             await writing
-        assert written == ([] if is_over else [now_ms])
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
+    else:
+        await writing
+    assert group.committed == ([] if is_over else [1])
 
 
-@pytest.mark.parametrize(
-    ("read_by_all", "is_written"),
-    [(known_record_types(), True), (known_record_types() - {RecordType(LOG_GAP_API_KEY, 0)}, False)],
-)
-async def test_an_owner_writes_no_required_record_that_a_member_cannot_read(
-    monkeypatch: pytest.MonkeyPatch, read_by_all: frozenset[RecordType], is_written: bool
-) -> None:
-    committed: list[int] = []
+async def test_an_owner_writes_no_required_record_that_a_member_cannot_read(group: Group) -> None:
+    group.assign({0}, record_types=known_record_types() - {RecordType(LOG_GAP_API_KEY, 0)})
+    await group.owns(0)
+    with pytest.raises(RemoteLogMetadataError, match="records of api key 1006 yet"):
+        await group.owning.write(0, lambda: [RECORD, GAP], 1_000)
+    assert group.owning.owns(0)
+    await group.owning.write(0, lambda: [RECORD], 1_000)
+    group.revoke()
+    group.assign({0})
+    await group.owns(0)
+    await group.owning.write(0, lambda: [RECORD, GAP], 1_000)
+    assert group.committed == [1, 2]
 
-    async def stay(self: GroupMembership) -> None:
-        self._confirmed_at_ms = 0
-        member = GroupMember("group", 1, "me")
-        self._on_assigned(Assignment(member, frozenset({0}), read_by_all))
-        await asyncio.Event().wait()
 
-    async def commit(self: Producer, records: list[object], *_: object) -> int:
-        committed.append(len(records))
-        return 7
+async def test_a_rebalance_that_moves_nothing_ends_no_tenure(group: Group) -> None:
+    group.assign({0, 1})
+    await group.owns(0)
+    tenure = group.owning.tenure(0)
+    group.revoke()
+    assert not group.owning.owns(0)
+    assert group.owning.tenure(0) == tenure, "it is awaited"
+    writing = write_in(group, tenure)
+    with pytest.raises(OwnershipLostError):
+        await write_in(group, None)
+    assert (writing.done(), group.committed) == (False, [])
+    group.assign({0})
+    assert group.owning.tenure(0) == tenure
+    assert group.owning.tenure(1) is None, "another member has it"
+    await group.owns(0)
+    assert group.owning.tenure(0) == tenure
+    await writing
+    assert group.committed == [2]
 
-    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
-    Producer.go_on.set()
-    monkeypatch.setattr(GroupMembership, "run", stay)
-    monkeypatch.setattr(Producer, "commit", commit, raising=False)
-    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
-    nobody: Any = None
-    follower: Any = Follower()
-    owner = MetadataPartitionOwnership(
-        nobody,
-        TOPIC,
-        follower,
-        MembershipSettings("group"),
-        transactional_id_prefix="tidegate",
-        clock_ms=lambda: 0,
-        jitter=lambda: 0.0,
-    )
-    running = asyncio.create_task(owner.run())
-    try:
-        async with asyncio.timeout(60):
-            while not owner.owned():  # noqa: ASYNC110  # no event says so
-                await asyncio.sleep(0.001)
-        added, lost = key_and_value(segment(1, 0, 9)), key_and_value(gap(10, 20))
-        if is_written:
-            await owner.write(0, lambda: [added, lost], 1_000)
-        else:
-            with pytest.raises(RemoteLogMetadataError, match="records of api key 1006 yet"):
-                await owner.write(0, lambda: [added, lost], 1_000)
-        assert owner.owns(0)
-        await owner.write(0, lambda: [added], 1_000)
-        assert committed == ([2, 1] if is_written else [1])
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
+
+@pytest.mark.parametrize(("generation", "member"), [(3, "me"), (0, "me"), (2, "another id")])
+async def test_a_missed_generation_ends_every_tenure(group: Group, generation: int, member: str) -> None:
+    tenure = await begun(group)
+    group.revoke()
+    writing = write_in(group, tenure)
+    await asyncio.sleep(0)
+    group.assign({0}, generation, member)
+    await group.owns(0)
+    assert group.owning.tenure(0) not in (None, tenure)
+    for late in (writing, write_in(group, tenure)):
+        with pytest.raises(OwnershipLostError):
+            await late
+    assert group.committed == []
+    await write_in(group, group.owning.tenure(0))
+    assert group.committed == [generation]
+
+
+async def test_a_commit_that_the_rebalance_overtook_is_repeated(group: Group) -> None:
+    tenure = await begun(group)
+    group.refused_generations.add(1)
+    writing = write_in(group, tenure)
+    await until(lambda: not group.owning.owns(0))
+    group.revoke()
+    group.assign({0})
+    await writing
+    assert group.committed == [2]
+
+
+async def test_a_partition_that_another_member_got_is_not_written(group: Group) -> None:
+    tenure = await begun(group)
+    group.revoke()
+    writing = write_in(group, tenure)
+    group.assign({1})
+    with pytest.raises(OwnershipLostError):
+        await writing
+    assert group.owning.tenure(0) is None
+
+
+async def test_the_wait_for_the_ownership_has_an_end(group: Group) -> None:
+    tenure = await begun(group)
+    group.revoke()
+    writing = write_in(group, tenure)
+    await asyncio.sleep(0)
+    group.now_ms += AWAIT_MS + 1
+    with pytest.raises(OwnershipLostError):
+        await writing
+    assert group.owning.tenure(0) is None
+    assert await begun(group) not in (None, tenure)
+
+
+async def test_late_heartbeats_end_no_tenure(group: Group) -> None:
+    """The manager asked for it last before a slow answer of a broker."""
+    tenure = await begun(group)
+    group.now_ms += 5_000
+    assert not group.owning.owns(0)
+    assert group.owning.tenure(0) == tenure
+    writing = write_in(group, tenure)
+    await asyncio.sleep(0)
+    group.beat()
+    await writing
+    group.now_ms += AWAIT_MS + 1
+    group.beat()
+    assert group.owning.tenure(0) == tenure
+    assert group.committed == [1]
