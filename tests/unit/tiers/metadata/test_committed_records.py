@@ -36,11 +36,6 @@ def offsets(records: bytes, aborted: tuple[AbortedTransaction, ...] = (), positi
     return [event.offset for event in read_committed(fetched(records, aborted), position).events]
 
 
-def test_times_are_the_brokers() -> None:
-    [event] = read_committed(fetched(data(0, 1)), 0).events
-    assert event.timestamp_ms == NOW_MS
-
-
 def test_an_aborted_transaction_is_left_out_and_the_next_one_is_not() -> None:
     log = data(0, 2, producer_id=7) + marker(2, 7, commit=False) + data(3, 1, producer_id=7) + marker(4, 7, commit=True)
     read = read_committed(fetched(log, (AbortedTransaction(7, 0),)), 0)
@@ -82,21 +77,10 @@ def test_a_marker_that_compaction_emptied_is_read_past() -> None:
     assert ([event.offset for event in read.events], read.next_offset) == ([0, 2], 3)
 
 
-def test_reading_goes_on_inside_a_batch() -> None:
-    assert offsets(data(0, 4), position=2) == [2, 3]
-
-
 def test_a_batch_cut_short_waits_for_the_next_read() -> None:
     log = data(0, 2) + data(2, 2)
     read = read_committed(fetched(log[:-1]), 0)
     assert ([event.offset for event in read.events], read.next_offset) == ([0, 1], 2)
-
-
-def test_a_tombstone_names_what_is_gone() -> None:
-    first = segment(1, 0, 9)
-    key = segment_keys(first.segment_id)[1]
-    [event] = read_committed(fetched(batch(0, [(encode_key(key), None)])), 0).events
-    assert (event.key, event.record) == (key, None)
 
 
 def test_records_of_others_are_left_out_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -195,6 +179,9 @@ def test_records_of_owners_count_only_in_a_transaction() -> None:
     ]
     read = read_committed(fetched(batch(0, records, -1, 0)), 0)
     assert [(event.offset, event.record) for event in read.events] == [(2, raised), (3, None), (4, None)]
+    assert [event.timestamp_ms for event in read.events] == [NOW_MS] * 3
+    assert [event.key for event in read.events] == [*[key_of(raised)] * 2, nothing_key(added.topic_id_partition)]
+    assert offsets(batch(0, records), position=2) == [2, 3, 4]
     assert read.foreign_records == 2
     assert len(read_committed(fetched(batch(0, records)), 0).events) == 5
 
@@ -205,17 +192,10 @@ def test_an_unreadable_batch_counts_only_in_a_transaction() -> None:
     read = read_committed(fetched(stranger + data(1, 1)), 0)
     assert [event.offset for event in read.events] == [1]
     assert read.foreign_records == 1
-    with pytest.raises(CorruptBatchError):
-        read_committed(fetched(batch(0, records, OWNER, TRANSACTIONAL | GZIP)), 0)
-
-
-def test_damaged_bytes_are_never_replayed() -> None:
-    log = bytearray(data(0, 1))
-    log[-1] ^= 1
-    with pytest.raises(CorruptBatchError):
-        read_committed(fetched(bytes(log)), 0)
-
-
-def test_an_error_of_the_partition_is_raised() -> None:
+    damaged = bytearray(data(0, 1))
+    damaged[-1] ^= 1
+    for corrupt in (batch(0, records, OWNER, TRANSACTIONAL | GZIP), bytes(damaged)):
+        with pytest.raises(CorruptBatchError):
+            read_committed(fetched(corrupt), 0)
     with pytest.raises(BrokerError):
         read_committed(fetched(b"", error=ErrorCode.NOT_LEADER_OR_FOLLOWER), 0)

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from uuid import uuid4
@@ -26,6 +26,7 @@ from tiers.config.managers import create_record_log
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.single_writer_log import SingleWriterLog
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
 
 PARTITION = TopicIdPartition(uuid4(), 0, "orders")
@@ -94,6 +95,47 @@ async def test_segments_survive_a_restart_and_the_loss_of_the_state(tmp_path: Pa
         assert await manager.log.confirms(PARTITION, before, 1000)
 
 
+async def test_a_file_that_is_not_the_expected_one_is_refused(tmp_path: Path) -> None:
+    """A lost file is not replaced by an empty one."""
+    await refused(manager_over(tmp_path, refusal="the store holds segments"), "the store holds segments")
+    await refused(manager_over(tmp_path, name=f"nowhere/{NAME}"), "nowhere")
+    path = tmp_path / NAME
+    assert not path.exists()
+    async with opened(manager_over(tmp_path)) as manager:
+        await copied(manager, segment(PARTITION, 0, 99))
+    await refused(manager_over(tmp_path, state="another", cluster_id="d"), "of the Kafka cluster c, and not of d")
+    path.unlink()
+    await refused(manager_over(tmp_path), "is missing, but")
+    with closing(importlib.import_module("sqlite_metadata").SqliteRecordLog(path)) as log:
+        log.open("c", may_create=True)
+    await refused(manager_over(tmp_path), "is another log, but")
+
+
+@pytest.mark.parametrize(("passed_ms", "is_kept"), [(302_400_000, True), (302_400_001, False), (-3_600_000, False)])
+async def test_a_state_that_may_lack_tombstones_is_read_again(tmp_path: Path, passed_ms: int, is_kept: bool) -> None:
+    """Tombstones are kept for seven days, and half of it counts. A clock that was set back measures no age."""
+    now_ms = 1_700_000_000_000
+
+    def manager() -> RemoteLogMetadataManager:
+        log = create_record_log("sqlite", {"path": str(tmp_path / NAME)})
+        return RemoteLogMetadataManager(SingleWriterLog(log, tmp_path / "s", "c", None, wall_clock_ms=lambda: now_ms))
+
+    async with opened(manager()) as first:
+        await copied(first, segment(PARTITION, 0, 99))
+        await until(lambda: 0 in first.state.read_at_ms())
+    now_ms += passed_ms
+    with pytest.MonkeyPatch.context() as patch:
+        cleared: list[object] = []
+        start_over = RemoteLogMetadataStateWriter.start_over_partitions
+        patch.setattr(
+            RemoteLogMetadataStateWriter,
+            "start_over_partitions",
+            lambda *asked: (cleared.append(asked[1]), start_over(*asked)),
+        )
+        async with opened(manager()) as second:
+            assert (ends(second), cleared) == ([99], [] if is_kept else [[0]])
+
+
 async def test_a_second_proxy_is_refused_until_the_first_ends(tmp_path: Path) -> None:
     async with opened(manager_over(tmp_path)) as first:
         await refused(manager_over(tmp_path, state="another"), "held by another proxy .* Stop the other proxy first")
@@ -155,26 +197,6 @@ def test_an_append_is_refused_after_a_later_opening(tmp_path: Path) -> None:
             first.append([(b"one", b"value")], 0)
         second.append([(b"two", b"value")], 0)
         assert [record.key for record in second.read(0, 10)] == [b"two"]
-
-
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-def replace_by_another(path: Path) -> None:
-    path.unlink()
-    with closing(importlib.import_module("sqlite_metadata").SqliteRecordLog(path)) as log:
-        log.open("c", may_create=True)
-
-
-@pytest.mark.parametrize(("damage", "said"), [(remove, "is missing, but"), (replace_by_another, "is another log, but")])
-async def test_a_lost_file_is_not_replaced_by_an_empty_one(
-    tmp_path: Path, damage: Callable[[Path], None], said: str
-) -> None:
-    async with opened(manager_over(tmp_path)) as manager:
-        await copied(manager, segment(PARTITION, 0, 99))
-    damage(tmp_path / "metadata.sqlite")
-    await refused(manager_over(tmp_path), said)
 
 
 async def test_a_file_that_was_restored_from_an_old_copy_is_refused(tmp_path: Path) -> None:
@@ -251,21 +273,6 @@ async def test_a_cancelled_write_ends_before_the_next_begins(tmp_path: Path) -> 
         await second
         assert ends(manager) == [99, 199]
         assert first.cancelled()
-
-
-async def test_a_file_of_another_cluster_is_refused(tmp_path: Path) -> None:
-    async with opened(manager_over(tmp_path)):
-        pass
-    await refused(manager_over(tmp_path, state="another", cluster_id="d"), "of the Kafka cluster c, and not of d")
-
-
-async def test_no_file_is_created_when_the_store_holds_segments(tmp_path: Path) -> None:
-    await refused(manager_over(tmp_path, refusal="the store holds segments"), "the store holds segments")
-    assert not (tmp_path / "metadata.sqlite").exists()
-
-
-async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    await refused(manager_over(tmp_path, name=f"nowhere/{NAME}"), "nowhere")
 
 
 async def test_records_of_a_later_release_stop_the_manager(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from uuid import UUID
 
@@ -101,21 +102,20 @@ _READER = """
 import sys
 from pathlib import Path
 from uuid import UUID
-from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
+from tiers.broker.client import BrokerClient
+from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.ids import TopicIdPartition
 
-state = RemoteLogMetadataState(StateFiles.open_shared(Path(sys.argv[1])))
-partition = TopicIdPartition(UUID(int=7), 3)
+client = BrokerClient([("broker", 9092)], client_id="test")
+state = SharedMetadataLog(client, Path(sys.argv[1]), "remote-reader").state
 for _ in sys.stdin:
-    print(state.remote_end_offset(partition), state.fresh_at_ms(0), flush=True)
+    assert state.reopen_if_replaced()
+    print(state.remote_end_offset(TopicIdPartition(UUID(int=7), 3)), state.fresh_at_ms(0), flush=True)
 """
 
 
-def test_other_processes_see_each_transaction(tmp_path: Path) -> None:
+def test_other_processes_see_each_transaction_and_each_new_state(tmp_path: Path) -> None:
     fill(tmp_path)
-    state = open_state(tmp_path)
-    topic = Topic(state)
-    topic.next_offset = state.next_offset(0)
     command = [sys.executable, "-c", _READER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
 
@@ -125,53 +125,18 @@ def test_other_processes_see_each_transaction(tmp_path: Path) -> None:
             print(file=reader.stdin, flush=True)
             return reader.stdout.readline().strip()
 
-        assert ask() == "99 None"
-        second = segment(2, 100, 199)
-        topic.put(second, to(second, State.COPY_SEGMENT_FINISHED))
-        assert ask() == "199 None"
-        state.mark_fresh({0: 4711})
-        assert ask() == "199 4711"
-    state.close()
-
-
-_REMOTE_READER = """
-import sys
-from pathlib import Path
-from uuid import UUID
-from tiers.broker.client import BrokerClient
-from tiers.metadata.topic.shared_log import SharedMetadataLog
-from tiers.model.ids import TopicIdPartition
-
-client = BrokerClient([("broker", 9092)], client_id="test")
-reader = SharedMetadataLog(client, Path(sys.argv[1]), "remote-reader")
-for line in sys.stdin:
-    assert reader.state.reopen_if_replaced()
-    print(reader.state.remote_end_offset(TopicIdPartition(UUID(int=7), 3)), flush=True)
-"""
-
-
-def test_the_remote_reader_sees_a_state_that_replaced_the_old_one(tmp_path: Path) -> None:
-    """It asks for no freshness. The old file would still answer, and would know nothing new."""
-    fill(tmp_path)
-    command = [sys.executable, "-c", _REMOTE_READER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
-
-        def ask() -> str:
-            assert reader.stdin is not None
-            assert reader.stdout is not None
-            print(file=reader.stdin, flush=True)
-            return reader.stdout.readline().strip()
-
-        assert ask() == "99"
-        (tmp_path / STATE_FILE).unlink()
-        fill(tmp_path)
-        state = open_state(tmp_path)
-        topic = Topic(state)
-        topic.next_offset = state.next_offset(0)
-        second = segment(2, 100, 199)
-        topic.put(second, to(second, State.COPY_SEGMENT_FINISHED))
-        state.close()
-        assert ask() == "199"
+        for is_replaced in (False, True):
+            if is_replaced:
+                (tmp_path / STATE_FILE).unlink()
+                fill(tmp_path)
+            with closing(open_state(tmp_path)) as state:
+                topic = Topic(state)
+                topic.next_offset = state.next_offset(0)
+                assert ask().split()[0] == "99"
+                second = segment(2, 100, 199)
+                topic.put(second, to(second, State.COPY_SEGMENT_FINISHED))
+                state.mark_fresh({0: 4711})
+                assert ask() == "199 4711"
 
 
 @pytest.mark.parametrize(
