@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
 from tests.support.tiers.metadata_batches import batch
-from tests.support.tiers.metadata_state import IDENTITY, NOW_MS, Record, segment, to
+from tests.support.tiers.metadata_state import IDENTITY, NOW_MS, Record, open_state, segment, to
 from tiers.broker.client import Leader
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata
 from tiers.broker.fetch import FetchedPartition
@@ -186,6 +188,25 @@ class Following:
     async def poll(self) -> bool:
         await self.follower._leadership.confirm(1_000)
         return await self.follower._poll(NODE, [each for each in (0, 1) if self.follower._stopped(each) is None])
+
+
+@contextmanager
+def opened(
+    cluster: Cluster,
+    folder: Path,
+    home_of: Callable[[TopicIdPartition], int] | None = None,
+    *,
+    is_kept: bool = True,
+    later_ms: int = 0,
+) -> Iterator[Following]:
+    """A process that follows the topic with the state in a folder. It starts `later_ms` after `NOW_MS`."""
+    with closing(open_state(folder, is_kept=is_kept)) as state:
+        following = Following(cluster, state, home_of)
+        following.wall_ms += later_ms
+        try:
+            yield following
+        finally:
+            following.follower.close()
 
 
 def finished(number: int, start: int) -> list[Record | KeyAndValue]:

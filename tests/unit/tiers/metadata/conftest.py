@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.tiers.following import Cluster, Following
+from tests.support.tiers.following import Cluster, Following, opened
 from tests.support.tiers.metadata_state import open_state
 from tests.support.tiers.owning import Group, group_of_one
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
@@ -23,12 +22,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.fixture
-def following(cluster: Cluster, tmp_path: Path) -> Any:
-    state = open_state(tmp_path)
-    following = Following(cluster, state)
-    yield following
-    following.follower.close()
-    state.close()
+def following(cluster: Cluster, tmp_path: Path) -> Iterator[Following]:
+    with opened(cluster, tmp_path) as following:
+        yield following
 
 
 @pytest.fixture

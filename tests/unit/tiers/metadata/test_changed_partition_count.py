@@ -6,14 +6,14 @@ segments answers, and whether a tombstone comes after its record. So nothing tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
-from tests.support.tiers.following import TOPIC, Cluster, Following, finished
-from tests.support.tiers.metadata_state import NOW_MS, PARTITION, cut, open_state
+from tests.support.tiers.following import TOPIC, Cluster, Following, finished, opened
+from tests.support.tiers.metadata_state import NOW_MS, PARTITION, cut
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import RemoteLogMetadataNotReadyError
@@ -27,13 +27,10 @@ HOME = 1
 
 
 @pytest.fixture
-async def settled(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Following]:
+def settled(cluster: Cluster, tmp_path: Path) -> Iterator[Following]:
     """Every user partition belongs to the second metadata partition."""
-    state = open_state(tmp_path)
-    following = Following(cluster, state, lambda partition: HOME)
-    yield following
-    following.follower.close()
-    state.close()
+    with opened(cluster, tmp_path, lambda partition: HOME) as following:
+        yield following
 
 
 async def test_records_in_their_places_are_believed(cluster: Cluster, settled: Following) -> None:

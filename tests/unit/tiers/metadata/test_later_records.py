@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiers.following import Cluster, Following, finished
+from tests.support.tiers.following import Cluster, Following, finished, opened
 from tests.support.tiers.metadata_state import NOW_MS, PARTITION, Topic, gap, log_start, open_state, segment, user
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records import serde
@@ -16,14 +16,11 @@ from tiers.metadata.records.record_types import check_writable
 from tiers.metadata.records.serde import (
     LOG_GAP_API_KEY,
     RecordType,
-    encode_key,
-    encode_value,
     key_and_value,
     key_of,
     known_record_types,
     log_gap_key,
     nothing_key,
-    read_record_type,
     tombstone,
 )
 from tiers.model.ids import TopicIdPartition
@@ -40,18 +37,6 @@ def an_earlier_release(api_key: int = LOG_GAP_API_KEY) -> Iterator[None]:
         patch.setattr(serde, "_READ", {known: read for known, read in serde._READ.items() if known != api_key})
         assert RecordType(api_key, 0) not in known_record_types()
         yield
-
-
-@contextmanager
-def opened(cluster: Cluster, folder: Path, *, is_kept: bool = False) -> Iterator[Following]:
-    state = open_state(folder, is_kept=is_kept)
-    following = Following(cluster, state)
-    try:
-        yield following
-    finally:
-        following.follower.close()
-        state.mark_read_to_end({0: NOW_MS, 1: NOW_MS})
-        state.close()
 
 
 async def is_stopped(following: Following) -> None:
@@ -75,7 +60,7 @@ async def test_an_upgraded_process_sees_what_it_had_not_understood(
     cluster.logs = {0: [*finished(1, 0), gap(10, 20), *finished(2, 20)], 1: [log_start("a", user(5))]}
     with an_earlier_release():
         for _ in range(2):
-            with opened(cluster, tmp_path) as before:
+            with opened(cluster, tmp_path, is_kept=False) as before:
                 await is_stopped(before)
                 assert before.follower.is_fresh(1, 60_000)
                 assert before.state.gaps(PARTITION) == []
@@ -109,10 +94,10 @@ async def test_a_tombstone_of_what_is_not_known_counts_too(cluster: Cluster, fol
 async def test_when_compaction_has_removed_it_there_is_nothing_to_understand(cluster: Cluster, tmp_path: Path) -> None:
     with an_earlier_release():
         cluster.logs[0] = [*finished(1, 0), gap(10, 20), *finished(2, 20)]
-        with opened(cluster, tmp_path) as before:
+        with opened(cluster, tmp_path, is_kept=False) as before:
             await is_stopped(before)
         cluster.logs[0][2] = tombstone(nothing_key(PARTITION))
-        with opened(cluster, tmp_path) as again:
+        with opened(cluster, tmp_path, is_kept=False) as again:
             assert await again.poll()
             assert again.follower.trouble is None
             assert again.follower.is_fresh(0, 60_000)
@@ -123,11 +108,11 @@ async def test_ignorable_records_stop_no_member_and_are_read_after_the_upgrade(
 ) -> None:
     deletion = TopicDeletionUpdate(TopicIdPartition(PARTITION.topic_id, 0, "orders"), "a", NOW_MS, False)
     cluster.logs[0] = [*finished(1, 0), deletion, *finished(2, 20)]
-    with an_earlier_release(serde.TOPIC_DELETION_API_KEY), opened(cluster, tmp_path) as before:
+    with an_earlier_release(serde.TOPIC_DELETION_API_KEY), opened(cluster, tmp_path, is_kept=False) as before:
         assert await before.poll()
         assert before.follower.is_fresh(0, 60_000)
         assert before.follower.position(0) == 5
-    with opened(cluster, tmp_path) as after:
+    with opened(cluster, tmp_path, is_kept=False) as after:
         assert await after.poll()
         assert after.state.topic_deletions()
 
@@ -157,10 +142,3 @@ def test_records_that_not_all_members_read_are_not_written() -> None:
     for refused, api_key in ((written, 1006), (raised, 1000), (tombstone(log_gap_key(PARTITION, 10)), 1006)):
         with pytest.raises(RemoteLogMetadataError, match=f"api key {api_key} yet: upgrade all proxies"):
             check_writable([deleted, refused], others)
-
-
-def test_the_type_of_a_record_is_in_its_bytes() -> None:
-    for record in (gap(1, 2), log_start("a", user(5)), *finished(1, 0)):
-        assert not isinstance(record, tuple)
-        assert read_record_type(encode_value(record)) in known_record_types()
-        assert encode_key(key_of(record))

@@ -10,11 +10,10 @@ import lmdb
 import pytest
 from kafka.protocol.consumer import ListOffsetsRequest
 
-from tests.support.tiers.following import Cluster, Following, finished
-from tests.support.tiers.metadata_state import IDENTITY, PARTITION, open_state, segment
+from tests.support.tiers.following import Cluster, Following, finished, opened
+from tests.support.tiers.metadata_state import PARTITION, segment
 from tests.support.tiers.waiting import until
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.log_start import OffsetAndEpoch
 
 OTHER_RECORDS = "metadata partition 0 was read to 4 in leader epoch 0, and now has other records from 3 on"
@@ -49,24 +48,19 @@ async def is_never_believed(following: Following) -> None:
     assert known == [1, 2, 3], "what was read before is kept, and nothing is replayed"
 
 
-async def test_a_topic_that_lost_records_and_grew_again_is_noticed(cluster: Cluster, following: Following) -> None:
+@pytest.mark.parametrize("is_elected", [True, False])
+async def test_a_topic_that_lost_records_and_grew_again_is_noticed(
+    cluster: Cluster, following: Following, is_elected: bool
+) -> None:
     await read_four(cluster, following)
+    leaders = cluster.leaders
     grown_again(cluster)
+    if not is_elected:  # as far as the metadata says
+        cluster.leaders = leaders
     cluster.logs[1] += [segment(3, 100, 109)]
     await is_never_believed(following)
     assert following.follower.is_fresh(1, 60_000), "the other partition is whole"
     assert following.follower.position(1) == 3
-
-
-async def test_a_fetch_alone_notices_it(
-    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No election, as far as the metadata says."""
-    await read_four(cluster, following)
-    leaders = cluster.leaders
-    grown_again(cluster)
-    cluster.leaders = leaders
-    await is_never_believed(following)
 
 
 async def test_a_look_at_the_end_alone_notices_it(cluster: Cluster, following: Following) -> None:
@@ -81,65 +75,37 @@ async def test_a_look_at_the_end_alone_notices_it(cluster: Cluster, following: F
     await asyncio.wait([looking])
 
 
-async def test_it_is_never_forgotten_not_even_when_all_records_are_there_again(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    state = open_state(tmp_path)
-    before = Following(cluster, state)
-    await read_four(cluster, before)
-    records = list(cluster.logs[0])
-    grown_again(cluster)
-    await before.poll()
-    before.follower.close()
-    state.close()
+async def test_a_loss_counts_also_when_all_records_are_there_again(cluster: Cluster, tmp_path: Path) -> None:
+    with opened(cluster, tmp_path) as before:
+        await read_four(cluster, before)
+        records = list(cluster.logs[0])
+        grown_again(cluster)
+        await before.poll()
     cluster.logs[0], cluster.epoch_starts[0] = records, {0: 0}
     cluster.lead(7)
     assert cluster.epoch_end(0, 0).end_offset == 4
-    for reopened in ("as it is", "after a contradiction"):
-        state = RemoteLogMetadataStateWriter.open(
-            tmp_path,
-            IDENTITY,
-            map_size_bytes=1 << 24,
-        )
-        following = Following(cluster, state)
-        await is_never_believed(following)
-        following.follower.close()
-        if reopened == "after a contradiction":
-            state.start_over("the saved state contradicts itself")
-            assert list(state.diverged()) == [0]
-        state.close()
+    with opened(cluster, tmp_path, is_kept=False) as again:
+        await is_never_believed(again)
+        again.state.start_over("the saved state contradicts itself")
+        assert list(again.state.diverged()) == [0]
 
 
-async def test_a_saved_state_is_compared_with_the_topic_before_it_is_believed(cluster: Cluster, tmp_path: Path) -> None:
-    state = open_state(tmp_path)
-    before = Following(cluster, state)
-    await read_four(cluster, before)
-    before.follower.close()
+@pytest.mark.parametrize("starts_over", [False, True])
+async def test_a_saved_state_is_compared_with_the_topic(cluster: Cluster, tmp_path: Path, starts_over: bool) -> None:
+    """After a new start every Fetch is whole, from offset 0."""
+    with opened(cluster, tmp_path) as before:
+        await read_four(cluster, before)
+        if starts_over:
+            before.state.start_over("it is old")
     grown_again(cluster)
-    after = Following(cluster, state)
-    with pytest.raises(RemoteLogMetadataNotReadyError):
-        await after.follower.ensure_fresh(0, 60_000, 50)
-    await is_never_believed(after)
-    after.follower.close()
-    state.close()
-
-
-async def test_records_read_before_a_new_start_count_too(cluster: Cluster, tmp_path: Path) -> None:
-    """From offset 0 every Fetch is whole."""
-    state = open_state(tmp_path)
-    before = Following(cluster, state)
-    await read_four(cluster, before)
-    before.follower.close()
-    state.start_over("it is old")
-    assert state.reached(0) == OffsetAndEpoch(4, 0)
-    grown_again(cluster)
-    after = Following(cluster, state)
-    await after.poll()
-    assert OTHER_RECORDS in str(after.follower.trouble)
-    assert after.follower.position(0) == 0
-    assert not after.follower.is_fresh(0, 60_000)
-    after.follower.close()
-    state.close()
+    with opened(cluster, tmp_path) as after:
+        assert after.state.reached(0) == OffsetAndEpoch(4, 0)
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await after.follower.ensure_fresh(0, 60_000, 50)
+        assert OTHER_RECORDS in str(after.follower.trouble)
+        assert after.follower.position(0) == (0 if starts_over else 4)
+        if not starts_over:
+            await is_never_believed(after)
 
 
 async def test_a_log_that_only_ends_early_may_be_whole_again(cluster: Cluster, following: Following) -> None:
@@ -169,33 +135,25 @@ async def test_a_log_that_ended_early_and_grows_past_it_is_not_whole_again(
     await is_never_believed(following)
 
 
-async def test_an_emptied_log_that_grew_again_is_noticed(cluster: Cluster, following: Following) -> None:
-    """Its leader knows no epoch as early as that of what was read."""
-    await read_four(cluster, following)
-    cluster.logs[0], cluster.epoch_starts[0] = [], {}
-    cluster.lead(5)
-    cluster.logs[0] += finished(8, 20) + finished(9, 30) + finished(10, 40)
-    await following.poll()
-    assert "now has other records from 0 on" in str(following.follower.trouble)
-    assert list(following.state.diverged()) == [0]
-
-
-async def test_a_cluster_whose_leader_epochs_went_back_is_noticed(cluster: Cluster, following: Following) -> None:
-    """It was restored from an older copy: no leader knows the epoch that was read in."""
+@pytest.mark.parametrize("is_emptied", [True, False])
+async def test_a_log_that_lacks_the_epoch_is_noticed(cluster: Cluster, following: Following, is_emptied: bool) -> None:
+    """It was emptied and grew again, or the cluster was restored from an older copy, with lower leader epochs."""
     cluster.lead(9)
-    await read_four_in(9, cluster, following)
-    cluster.leaders, cluster.epoch_starts = dict.fromkeys(cluster.leaders, cluster.leaders[1]), {0: {2: 0}, 1: {9: 0}}
+    cluster.logs = {0: finished(1, 0) + finished(2, 10), 1: []}
+    cluster.epoch_starts = {0: {9: 0}, 1: {9: 0}}
+    assert await following.poll()
+    assert following.follower.read_to(0) == (4, 9)
+    if is_emptied:
+        cluster.logs[0], cluster.epoch_starts[0] = [], {}
+        cluster.lead(15)
+        cluster.logs[0] += finished(8, 20) + finished(9, 30) + finished(10, 40)
+    else:
+        cluster.epoch_starts[0] = {2: 0}
     for _ in range(3):
         await following.poll()
     assert "metadata partition 0 was read to 4 in leader epoch 9" in str(following.follower.trouble)
+    assert f"now has other records from {0 if is_emptied else 3} on" in str(following.follower.trouble)
     assert list(following.state.diverged()) == [0]
-
-
-async def read_four_in(leader_epoch: int, cluster: Cluster, following: Following) -> None:
-    cluster.logs = {0: finished(1, 0) + finished(2, 10), 1: []}
-    cluster.epoch_starts = {0: {leader_epoch: 0}, 1: {leader_epoch: 0}}
-    assert await following.poll()
-    assert following.follower.read_to(0) == (4, leader_epoch)
 
 
 async def test_elections_that_lose_nothing_are_no_loss(cluster: Cluster, following: Following) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import closing
 from pathlib import Path
 
 import lmdb
 import pytest
 
-from tests.support.tiers.following import Cluster, Following, finished
-from tests.support.tiers.metadata_state import IDENTITY, NEIGHBOUR, NOW_MS, PARTITION, open_state, segment, to
+from tests.support.tiers.following import Cluster, Following, finished, opened
+from tests.support.tiers.metadata_state import NEIGHBOUR, NOW_MS, PARTITION, open_state, segment, to
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import encode_key, nothing_key
-from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.metadata_topic import MIN_DELETE_RETENTION_MS
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
@@ -72,25 +70,19 @@ async def test_a_follower_cut_off_for_long_reads_that_partition_again(cluster: C
     assert fresh_after_ms > fresh_before_ms
 
 
-async def test_a_follower_cut_off_for_less_goes_on(cluster: Cluster, following: Following) -> None:
+@pytest.mark.parametrize(
+    ("monotonic_ms", "wall_ms", "is_again"),
+    [(HALF_MS - 60_000, 0, False), (HALF_MS, 0, True), (0, HALF_MS + 1, True), (0, -AN_HOUR_MS, True)],
+    ids=["for less", "for long", "a machine stood still", "a clock was set back"],
+)
+async def test_each_clock_measures_how_long_a_follower_was_cut_off(
+    cluster: Cluster, following: Following, monotonic_ms: int, wall_ms: int, is_again: bool
+) -> None:
     await read_to_the_end(cluster, following)
-    following.now_ms += HALF_MS - 60_000
+    following.now_ms += monotonic_ms
+    following.wall_ms += wall_ms
     expire(cluster)
-    await goes_on(following)
-
-
-async def test_a_machine_that_stood_still_tells_it_by_its_wall_clock(cluster: Cluster, following: Following) -> None:
-    await read_to_the_end(cluster, following)
-    following.wall_ms += HALF_MS + 1
-    expire(cluster)
-    await is_read_again(following)
-
-
-async def test_a_wall_clock_that_was_set_back_hides_no_time(cluster: Cluster, following: Following) -> None:
-    await read_to_the_end(cluster, following)
-    following.wall_ms -= AN_HOUR_MS
-    expire(cluster)
-    await is_read_again(following)
+    await (is_read_again if is_again else goes_on)(following)
 
 
 async def test_a_clock_set_while_the_answer_was_on_its_way_makes_older(
@@ -128,31 +120,21 @@ async def test_a_partition_without_new_records_is_not_read_again(cluster: Cluste
     await goes_on(following)
 
 
-@asynccontextmanager
-async def reopened(cluster: Cluster, folder: Path, after_ms: int) -> AsyncIterator[Following]:
-    """A process that starts with the state of an earlier one, after some time."""
-    before = Following(cluster, open_state(folder))
-    await read_to_the_end(cluster, before)
-    before.follower.close()
-    before.state.close()
-    state = RemoteLogMetadataStateWriter.open(folder, IDENTITY, map_size_bytes=1 << 24)
-    after = Following(cluster, state)
-    after.wall_ms += after_ms
-    try:
-        yield after
-    finally:
-        after.follower.close()
-        state.close()
+async def save(cluster: Cluster, folder: Path) -> None:
+    with opened(cluster, folder) as before:
+        await read_to_the_end(cluster, before)
 
 
 async def test_a_saved_state_that_is_too_old_is_read_again(cluster: Cluster, tmp_path: Path) -> None:
-    async with reopened(cluster, tmp_path, HALF_MS + 1) as after:
+    await save(cluster, tmp_path)
+    with opened(cluster, tmp_path, later_ms=HALF_MS + 1) as after:
         expire(cluster)
         await is_read_again(after)
 
 
 async def test_the_last_copy_of_lost_records_is_kept_however_old_it_is(cluster: Cluster, tmp_path: Path) -> None:
-    async with reopened(cluster, tmp_path, 10 * HALF_MS) as after:
+    await save(cluster, tmp_path)
+    with opened(cluster, tmp_path, later_ms=10 * HALF_MS) as after:
         cluster.logs[0] = []
         assert not await after.poll()
         assert starts(after) == [0]
@@ -160,33 +142,30 @@ async def test_the_last_copy_of_lost_records_is_kept_however_old_it_is(cluster: 
 
 
 async def test_a_restart_goes_on_with_the_read_from_the_start(cluster: Cluster, tmp_path: Path) -> None:
-    async with reopened(cluster, tmp_path, HALF_MS + 1) as after:
+    await save(cluster, tmp_path)
+    with opened(cluster, tmp_path, later_ms=HALF_MS + 1) as after:
         expire(cluster)
         assert not await after.poll()
-    state = open_state(tmp_path)
-    assert (state.next_offset(0), state.next_offset(1)) == (0, 2)
-    assert state.reached(0).offset == 2, "a log that ends below has lost records"
-    assert state.read_at_ms()[0] == NOW_MS + HALF_MS + 1
-    state.close()
+    with closing(open_state(tmp_path)) as state:
+        assert (state.next_offset(0), state.next_offset(1)) == (0, 2)
+        assert state.reached(0).offset == 2, "a log that ends below has lost records"
+        assert state.read_at_ms()[0] == NOW_MS + HALF_MS + 1
 
 
 async def test_a_state_that_could_not_be_cleared_is_not_saved_as_read(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The map has no room to clear the records, but room for the times. The process ends meanwhile."""
-    async with reopened(cluster, tmp_path, HALF_MS + 1) as after:
+    await save(cluster, tmp_path)
+
+    def full(*cleared: object) -> None:
+        raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
+
+    with opened(cluster, tmp_path, later_ms=HALF_MS + 1) as after:
         expire(cluster)
-
-        def full(*cleared: object) -> None:
-            raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
-
         monkeypatch.setattr(after.state, "start_over_partitions", full)
         for _ in range(2):
             with pytest.raises(lmdb.MapFullError):
                 await after.poll()
-    state = RemoteLogMetadataStateWriter.open(tmp_path, IDENTITY, map_size_bytes=1 << 24)
-    again = Following(cluster, state)
-    again.wall_ms += HALF_MS + 2
-    await is_read_again(again)
-    again.follower.close()
-    state.close()
+    with opened(cluster, tmp_path, later_ms=HALF_MS + 2) as again:
+        await is_read_again(again)

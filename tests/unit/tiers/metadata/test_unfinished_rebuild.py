@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiers.following import TOPIC, Cluster, Following, finished
-from tests.support.tiers.metadata_state import NEIGHBOUR, NOW_MS, PARTITION, open_state, segment, to
+from tests.support.tiers.following import TOPIC, Cluster, Following, finished, opened
+from tests.support.tiers.metadata_state import NEIGHBOUR, NOW_MS, PARTITION, segment, to
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import KeyAndValue, key_and_value
 from tiers.model.segment_state import RemoteLogSegmentState as State
@@ -43,12 +43,9 @@ async def test_a_rebuild_that_ended_early_is_believed_by_no_process(
     for number, pair in writes()[:count]:
         cluster.logs[number].append(pair)
     for _ in range(2):
-        state = open_state(tmp_path)
-        following = Following(cluster, state)
-        assert await following.poll()
-        await is_not_believed(following)
-        following.follower.close()
-        state.close()
+        with opened(cluster, tmp_path) as following:
+            assert await following.poll()
+            await is_not_believed(following)
 
 
 async def test_a_rebuild_is_believed_from_its_end_on(cluster: Cluster, following: Following) -> None:
