@@ -60,6 +60,7 @@ SEGMENT_HEX = (
     "00000000000000000000000000000009" + "0000000000000001" + "0000000000000002" + "00000006"
     "0000000000000003" + "0000000000000004" + "00000001" + "000000060000000000000001" + "00000007" + "01"
 )
+DELETION_HEX = "0100" + "00000008" + "0000000000000009" + "01"
 
 
 @given(files)
@@ -99,8 +100,7 @@ def test_the_entries_have_kafkas_bytes_for_snapshots() -> None:
 def test_a_deletion_has_the_founding_bytes() -> None:
     deletion = PartitionDeleteEntry(8, 9, RemotePartitionDeleteState.DELETE_PARTITION_STARTED)
     file = FlatFile(PARTITION.topic_id, 10, (), deletion)
-    deletion_hex = "0f" + "0100" + "00000008" + "0000000000000009" + "01"
-    assert encode_flat_file(file).hex() == HEADER_HEX + deletion_hex
+    assert encode_flat_file(file).hex() == HEADER_HEX + "0f" + DELETION_HEX
 
 
 def test_a_founding_segment_is_read() -> None:
@@ -114,11 +114,13 @@ def test_a_torn_file_is_not_used() -> None:
     for length in set(range(len(whole))) - boundaries:
         with pytest.raises(RemoteLogMetadataError):
             decode_flat_file(whole[:length], PARTITION)
-
-
-def test_another_topics_file_is_not_used() -> None:
-    with pytest.raises(RemoteLogMetadataError):
-        decode_flat_file(encode_flat_file(FlatFile(UUID(int=6), 0, ())), PARTITION)
+    unknown_entry, more_bytes = (
+        bytes.fromhex(HEADER_HEX + "020201"),
+        bytes.fromhex(HEADER_HEX + "10" + DELETION_HEX + "00"),
+    )
+    for other in (encode_flat_file(FlatFile(UUID(int=6), 0, ())), unknown_entry, more_bytes):
+        with pytest.raises(RemoteLogMetadataError):
+            decode_flat_file(other, PARTITION)
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

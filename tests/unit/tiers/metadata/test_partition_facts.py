@@ -58,19 +58,14 @@ def test_facts_to_the_byte() -> None:
     assert (decoded, decoded.topic_id_partition.topic) == (FACTS, "orders")
 
 
-@given(st.data())
-def test_no_flipped_bit_goes_unnoticed(data: st.DataObject) -> None:
-    damaged = bytearray(encode_partition_facts(FACTS))
-    bit = data.draw(st.integers(0, len(damaged) * 8 - 1))
-    damaged[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(RemoteLogMetadataError):
-        decode_partition_facts(bytes(damaged))
-
-
-@pytest.mark.parametrize("data", [b"", b"facts 1", b"facts 2 00000000\n{}", encode_partition_facts(FACTS)[:-1]])
-def test_other_bytes_are_no_facts(data: bytes) -> None:
-    with pytest.raises(RemoteLogMetadataError):
-        decode_partition_facts(data)
+@given(st.integers(0, len(encode_partition_facts(FACTS)) * 8 - 1))
+def test_other_bytes_are_no_facts(flipped_bit: int) -> None:
+    whole = encode_partition_facts(FACTS)
+    damaged = bytearray(whole)
+    damaged[flipped_bit // 8] ^= 1 << flipped_bit % 8
+    for data in (bytes(damaged), b"", b"facts 1", b"facts 2 00000000\n{}", whole[:-1]):
+        with pytest.raises(RemoteLogMetadataError):
+            decode_partition_facts(data)
 
 
 def test_the_newest_facts_have_the_highest_position_of_the_topic() -> None:

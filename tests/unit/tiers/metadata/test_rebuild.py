@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -135,6 +136,8 @@ def test_facts_of_a_segment_that_cannot_be_read_are_refused(store: Store) -> Non
     assert isinstance(known.indexes, FoundIndexes)
     known.indexes = replace(known.indexes, facts="a later release wrote them")
     assert store.plan().refused == ["facts in the store cannot be read: a later release wrote them"]
+    store.found.facts.append("a wrong checksum")
+    assert "facts in the store cannot be read: a wrong checksum" in refused(store)
 
 
 def test_the_last_segment_and_those_that_overlap_are_read_back(store: Store) -> None:
@@ -178,16 +181,6 @@ def test_a_merged_segment_with_a_lost_part_counts(store: Store) -> None:
     assert store.plan().segments == [whole]
 
 
-def test_without_facts_all_whole_segments_are_live(store: Store) -> None:
-    store.holds(20, 29)
-    store.holds(10, 19)
-    store.holds(30, 34, indexes=False)
-    plan = store.plan()
-    assert live(plan) == [(10, 19), (20, 29)]
-    assert (plan.log_starts, plan.topic_id_partition.topic) == ([], "orders")
-    assert "its copy did not end" in plan.dropped[0]
-
-
 def test_a_recorded_gap_is_recorded_again_where_no_segment_is(store: Store) -> None:
     """An attempt that ended later has filled a part of one."""
     store.holds(0, 9)
@@ -208,44 +201,37 @@ def test_a_hole_is_left_to_the_owner_and_the_front_is_the_start(store: Store) ->
     assert plan.notes == ["no segment has the offsets 20 to 29: their owner finds out what they were"]
 
 
-def test_a_leftover_below_the_log_start_is_not_read_again(store: Store) -> None:
-    store.holds(0, 9)
-    store.holds(10, 19)
-    store.facts(log_start=10)
-    assert live(store.plan()) == [(10, 19)]
-
-
-def test_a_copy_that_ended_after_its_records_were_deleted_is_left_out(store: Store) -> None:
+def test_a_copy_below_the_log_start_or_without_an_end_is_left_out(store: Store) -> None:
     """A user deleted the records of a copy in progress, and then the copy ended."""
-    store.facts(log_start=17)
+    store.holds(20, 29)
     store.holds(10, 15)
+    store.holds(30, 34, indexes=False)
     plan = store.plan()
-    assert live(plan) == []
-    assert "(10 to 15): it lies below the log start" in plan.dropped[0]
-
-
-def test_a_log_start_that_a_later_segment_denies_is_left_out(store: Store) -> None:
-    """An unclean election cut the log below that log start, and the facts are older than the next copy."""
-    store.holds(0, 89)
-    later = [store.holds(90, 94, epoch=8), store.holds(95, 120, epoch=8)]
-    store.facts(log_start=100)
-    plan = plan_partition(store.found)
-    assert (live(plan), plan.refused, plan.dropped) == ([(0, 89), (90, 94), (95, 120)], [], [])
-    assert plan.unsure == later[1:]
-    assert plan.log_starts == []
-    assert "log start 100 of leader epoch" in plan.notes[0]
+    assert (live(plan), plan.log_starts, plan.topic_id_partition.topic) == ([(10, 15), (20, 29)], [], "orders")
+    assert "its copy did not end" in plan.dropped[0]
+    store.facts(log_start=17)
+    plan = store.plan()
+    assert live(plan) == [(20, 29)]
+    assert any("(10 to 15): it lies below the log start" in each for each in plan.dropped)
 
 
 @pytest.mark.parametrize("later", [[(90, 120)], [(90, 94), (95, 120)]], ids=["one segment", "two segments"])
-def test_a_log_start_that_an_uncommitted_end_denies_is_left_out(store: Store, later: list[tuple[int, int]]) -> None:
-    """The next copies have records of an old epoch below the log start, and none of the epoch that was deleted."""
-    store.holds(0, 89, epoch=4)
-    store.facts(log_start=LogStart(100, 5, LogStartReason.USER, last_epoch=5))
-    for start, end in later:
-        store.holds(start, end, epoch=4)
-    plan = plan_partition(store.found)
+@pytest.mark.parametrize(
+    ("log_start", "epochs"),
+    [(LogStart(100, 5, LogStartReason.USER, last_epoch=5), (4, 4)), (user_log_start(100), (0, 8))],
+    ids=["an uncommitted end", "an unclean election"],
+)
+def test_a_log_start_that_a_later_segment_disproves_is_left_out(
+    store: Store, later: list[tuple[int, int]], log_start: LogStart, epochs: tuple[int, int]
+) -> None:
+    """The next copies have no record of the epoch that was deleted."""
+    store.holds(0, 89, epoch=epochs[0])
+    store.facts(log_start=log_start)
+    copies = [store.holds(start, end, epoch=epochs[1]) for start, end in later]
+    plan = store.plan()
     assert (live(plan), plan.refused, plan.dropped) == ([(0, 89), *later], [], [])
-    assert plan.log_starts == []
+    assert (plan.log_starts, plan.unsure) == ([], copies[-1:])
+    assert "log start 100 of leader epoch" in plan.notes[0]
 
 
 def refused(store: Store) -> str:
@@ -298,12 +284,6 @@ def test_damaged_objects_are_refused(store: Store) -> None:
     assert live(store.plan()) == []
 
 
-def test_unreadable_facts_are_refused(store: Store) -> None:
-    store.holds(0, 9)
-    store.found.facts.append("a wrong checksum")
-    assert "facts in the store cannot be read: a wrong checksum" in refused(store)
-
-
 def test_epochs_that_fall_are_refused(store: Store) -> None:
     store.holds(0, 9, epoch=4)
     store.holds(10, 19, epoch=3)
@@ -320,29 +300,14 @@ def replayed(plan: PartitionPlan, folder: Path) -> RemoteLogMetadataStateWriter:
     return state
 
 
-def test_another_history_stays_cut_off(store: Store, tmp_path: Path) -> None:
-    old, new = store.holds(0, 19), store.holds(0, 9, epoch=1)
-    store.facts(cuts=(Cut(1, 0, 5, is_proved=False),))
-    plan = store.plan()
-    assert len(live(plan)) == 2
-    state = replayed(plan, tmp_path)
-    try:
-        assert [each.is_proved for each in state.cuts(PARTITION)] == [False]
-        found = {each.segment_id.id: each.cut_at for each in state.list_remote_log_segments(PARTITION)}
-        assert found == {old.segment_id.id: 0, new.segment_id.id: None}
-        assert state.remote_end_offset(PARTITION) == 9
-    finally:
-        state.close()
-
-
 def test_replay_makes_of_the_records_what_was_planned(store: Store, tmp_path: Path) -> None:
     cut, deeper, last = store.holds(0, 19), store.holds(20, 39), store.holds(16, 29, epoch=1)
-    store.facts(log_start=4, cuts=(Cut(1, 16, 5),))
+    store.facts(log_start=4, cuts=(Cut(1, 16, 5, is_proved=False),))
     plan = store.plan()
     assert len(live(plan)) == 3
-    state = replayed(plan, tmp_path)
-    try:
+    with closing(replayed(plan, tmp_path)) as state:
         assert state.log_start_offset(PARTITION) == 4
+        assert [each.is_proved for each in state.cuts(PARTITION)] == [False]
         found = {each.segment_id.id: each for each in state.list_remote_log_segments(PARTITION)}
         assert {uuid: each.cut_at for uuid, each in found.items()} == {
             cut.segment_id.id: 16,
@@ -355,8 +320,6 @@ def test_replay_makes_of_the_records_what_was_planned(store: Store, tmp_path: Pa
             assert holder is not None
             assert holder.segment_id == wanted.segment_id
         assert state.remote_log_segment_metadata(PARTITION, 30) is None
-    finally:
-        state.close()
     [config] = tier_configs_of([plan, plan], "writer", 1)
     assert (config.topic_id_partition.partition, config.config) == (0, {"local.retention.ms": "5"})
 

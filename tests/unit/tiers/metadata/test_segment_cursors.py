@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.fakes.stored_segments import stored
 from tests.support.tiers.metadata_state import (
     NEIGHBOUR,
     PARTITION,
@@ -33,7 +32,7 @@ from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState as State
-from tiers.model.stored_segment import stored_segment
+from tiers.model.stored_segment import StoredSegment, stored_segment
 
 LAST = 45
 
@@ -62,6 +61,18 @@ def one_by_one(
 
 def offsets_from(offset: int, runs: Sequence[tuple[int, int]]) -> set[int]:
     return {each for first, following in runs for each in range(max(first, offset), following)}
+
+
+def check_fields(one: StoredSegment) -> None:
+    value = one.metadata
+    for name in (
+        *("start_offset", "end_offset", "valid_end_offset", "broker_id", "max_timestamp_ms"),
+        *("event_timestamp_ms", "segment_size_bytes", "state", "txn_index_empty", "retained_bytes"),
+    ):
+        assert getattr(one, name) == getattr(value, name)
+    assert one.id == value.segment_id.id.bytes
+    assert one.is_finished == (value.state is State.COPY_SEGMENT_FINISHED)
+    assert stored_segment(one.partition_key, one.answer) == one
 
 
 def replay(topic: Topic, taken: list[tuple[str, object, object]]) -> list[RemoteLogSegmentMetadata]:
@@ -94,6 +105,8 @@ def test_they_are_what_single_look_ups_find(taken: list[tuple[str, object, objec
     ):
         added = replay(Topic(state), taken)
         for partition in (PARTITION, NEIGHBOUR):
+            for one in [*state.stored_segments(partition), *state.answering_segments(partition)]:
+                check_fields(one)
             for offset in range(-1, LAST, 2):
                 found = [each.metadata for each in state.answering_segments(partition, offset)]
                 assert found == list(one_by_one(state, partition, offset))
@@ -131,24 +144,6 @@ def test_a_segment_is_whole_in_one_run_or_it_is_listed_apart(taken: list[tuple[s
                 sum(each.segment_size_bytes for each in whole),
                 sum(following - first for first, following in runs),
             )
-
-
-@settings(max_examples=25, deadline=None)
-@given(taken=steps)
-def test_the_fields_are_those_of_the_value(taken: list[tuple[str, object, object]]) -> None:
-    with tempfile.TemporaryDirectory() as folder, closing(open_state(Path(folder))) as state:
-        replay(Topic(state), taken)
-        for one in [*state.stored_segments(PARTITION), *state.answering_segments(PARTITION)]:
-            value = one.metadata
-            for name in (
-                *("start_offset", "end_offset", "valid_end_offset", "broker_id", "max_timestamp_ms"),
-                *("event_timestamp_ms", "segment_size_bytes", "state", "txn_index_empty", "retained_bytes"),
-            ):
-                assert getattr(one, name) == getattr(value, name)
-            assert one.id == value.segment_id.id.bytes
-            assert one.is_finished == (value.state is State.COPY_SEGMENT_FINISHED)
-            assert stored_segment(one.partition_key, one.answer) == one
-            assert stored(value).metadata == value
 
 
 def test_a_change_during_a_listing_is_seen_from_the_next_piece_on(state: RemoteLogMetadataStateWriter) -> None:

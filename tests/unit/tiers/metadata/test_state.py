@@ -394,7 +394,7 @@ def test_long_lists_are_read_in_pieces(state: RemoteLogMetadataStateWriter) -> N
 
 
 def test_a_segment_is_seen_before_it_can_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Safety rule 1: T_vis counts from then. A segment that was forgotten is never seen earlier."""
+    """T_vis counts from then (docs/design.md, safety rule 1). A segment that was forgotten is never seen earlier."""
     monkeypatch.setattr(writer, "_SEEN_KEPT", 2)
     now_ms, readable = 1_000, []
 
