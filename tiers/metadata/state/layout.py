@@ -178,7 +178,7 @@ def recorded(txn: lmdb.Transaction, db: Databases, kind: type[_R], prefix: bytes
     return cast("list[_R]", found)
 
 
-_decode = lru_cache(maxsize=4096)(decode_value)
+_decode = lru_cache(maxsize=16_384)(decode_value)
 """Cached, since the same few records are asked for again and again."""
 
 

@@ -59,6 +59,7 @@ from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment, decode_answer, decode_stored_segment, stored_fields
 
 MAX_READERS = 1024
+_BEHIND_ALL = 1 << 64
 _R = TypeVar("_R", bound=OwnRecord)
 
 
@@ -344,13 +345,9 @@ class RemoteLogMetadataState:
 
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         """Returns the inclusive end of the last readable segment (Ry); None when there is none."""
-        key = partition_key(partition)
         with self._env.begin() as txn:
-            cursor = txn.cursor(db=self._db.cover)
-            found = cursor.prev() if cursor.set_range(key + b"\xff" * 8) else cursor.last()
-            if not found or cursor.key()[:PARTITION_KEY_BYTES] != key:
-                return None
-            return int(U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0])
+            last = self._last_below(txn, partition_key(partition), _BEHIND_ALL)
+        return None if last is None else last.offset
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         """Returns the highest offset of `log_starts`, or `earliest_offset` without any."""

@@ -15,7 +15,6 @@ from protocol.errors import ErrorCode
 from tests.support.simulation.loop import VirtualLoop
 from tests.support.tiers.following import NODE, TOPIC, Cluster, Following, finished
 from tests.support.tiers.metadata_state import open_state, segment, to
-from tests.support.tiers.waiting import until
 from tiers.broker.client import Leader
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
@@ -54,18 +53,6 @@ async def test_after_a_loss_of_records_the_state_is_kept_and_is_not_fresh(
     assert following.follower.is_fresh(1, 60_000)
 
 
-async def test_a_loss_of_records_is_seen_by_a_look_at_the_end_alone(cluster: Cluster, following: Following) -> None:
-    cluster.logs[0] = finished(1, 0)
-    assert await following.poll()
-    cluster.logs[0] = []
-    looking = asyncio.create_task(following.follower.ensure_fresh(0, 0, 60_000))
-    await until(lambda: following.follower.trouble is not None)
-    assert "was read to 2" in str(following.follower.trouble)
-    assert not looking.done()
-    looking.cancel()
-    await asyncio.wait([looking])
-
-
 async def test_records_read_while_the_end_is_asked_for_are_no_loss(
     cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,30 +81,6 @@ async def test_a_new_leaders_first_answers_are_no_loss_of_records(cluster: Clust
     cluster.high_watermark = 1
     assert not await following.poll()
     assert following.follower.trouble is None
-
-
-async def test_how_far_a_topic_was_read_outlives_the_state_that_read_it(cluster: Cluster, tmp_path: Path) -> None:
-    """It was too old, say, and what it held is to be read again; from a topic that was emptied meanwhile."""
-    state = open_state(tmp_path)
-    cluster.logs[0] = finished(1, 0)
-    before = Following(cluster, state)
-    assert await before.poll()
-    before.follower.close()
-    state.start_over("it is old")
-    state.start_over("it is old again")
-    assert state.next_offset(0) == 0
-    cluster.logs[0] = []
-    again = Following(cluster, state)
-    assert not await again.poll()
-    assert not again.follower.is_fresh(0, 60_000)
-    assert "ends at 0 and was read to 2" in str(again.follower.trouble)
-    cluster.logs[0] = finished(1, 0)
-    assert await again.poll()
-    assert again.follower.is_fresh(0, 60_000)
-    again.follower.close()
-    state.start_over("another topic", is_same_topic=False)
-    assert state.reached(0) == OffsetAndEpoch(0, -1)
-    state.close()
 
 
 async def test_records_that_were_deleted_unread_are_never_taken_for_read(
@@ -202,12 +165,13 @@ async def test_a_leader_that_is_cut_off_makes_nothing_fresh(cluster: Cluster, fo
     assert fresh_ms > known_ms
 
 
+@pytest.mark.parametrize("hanging", [2, 3])
 async def test_a_broker_that_hangs_holds_up_no_proof_that_another_one_leads(
-    cluster: Cluster, following: Following
+    cluster: Cluster, following: Following, hanging: int
 ) -> None:
     cluster.isr = [NODE, 2, 3]
     cluster.leaders = dict.fromkeys((NODE, 2, 3), Leader(NODE, 4))
-    cluster.hanging[3] = asyncio.Event()
+    cluster.hanging[hanging] = asyncio.Event()
     leadership = following.follower._leadership
     before_ms = following.now_ms
     async with asyncio.timeout(60):
@@ -217,25 +181,21 @@ async def test_a_broker_that_hangs_holds_up_no_proof_that_another_one_leads(
     assert as_of_ms > before_ms
 
 
-async def test_one_that_answers_a_moment_later_is_heard(
-    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("named", [NODE, 3])
+async def test_a_broker_that_answers_a_moment_later_counts(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch, named: int
 ) -> None:
+    """The follower also waits until another broker names the leader."""
     monkeypatch.setattr("tiers.metadata.topic.leadership._NEWER_WITHIN_MS", 60_000)
-    cluster.isr = [NODE, 2, 3]
-    cluster.leaders = {NODE: Leader(NODE, 4), 2: Leader(NODE, 4), 3: Leader(3, 5)}
+    cluster.isr = [NODE, 3]
+    cluster.leaders = {NODE: Leader(NODE, 4), 3: Leader(named, 4 if named == NODE else 5)}
+    if named != NODE:
+        cluster.leaders[2] = Leader(NODE, 4)
     cluster.hanging[3] = asyncio.Event()
     asyncio.get_running_loop().call_later(0.01, cluster.hanging[3].set)
     await following.follower._leadership.confirm(1_000, 0)
-    assert following.follower._leadership.led_by(3) == [0, 1]
-
-
-async def test_the_follower_waits_until_another_broker_names_the_leader(cluster: Cluster, following: Following) -> None:
-    cluster.isr = [NODE, 2]
-    cluster.leaders = dict.fromkeys((NODE, 2), Leader(NODE, 4))
-    cluster.hanging[2] = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.01, cluster.hanging[2].set)
-    await following.follower._leadership.confirm(1_000, 0)
-    assert following.follower._leadership.holds_as_of(0, Leader(NODE, 4), 1) == 1
+    assert following.follower._leadership.led_by(named) == [0, 1]
+    assert following.follower._leadership.holds_as_of(0, Leader(NODE, 4), 1) == (1 if named == NODE else None)
 
 
 async def test_an_answer_counts_no_more_once_another_leader_is_known(cluster: Cluster, following: Following) -> None:
@@ -287,11 +247,12 @@ async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, fo
     assert following.follower.is_fresh(0, 60_000)
 
 
-async def test_records_that_cannot_be_read_stop_their_metadata_partition_alone(
-    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("broken", ["the bytes", "the replay"])
+async def test_unreadable_records_stop_their_metadata_partition_alone(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     cluster.logs = {0: finished(1, 0), 1: finished(2, 100)}
-    fetched = cluster._fetched
+    fetched, apply = cluster._fetched, following.state.apply
 
     def damaged(number: int, *asked: int) -> FetchedPartition:
         answer = fetched(number, *asked)
@@ -301,41 +262,27 @@ async def test_records_that_cannot_be_read_stop_their_metadata_partition_alone(
             answer = replace(answer, records=memoryview(records))
         return answer
 
-    with monkeypatch.context() as patch:
-        patch.setattr(cluster, "_fetched", damaged)
-        for _ in range(2):
-            assert not await following.poll()
-            assert following.follower.fresh_at_ms(0) is not None
-            assert following.follower.fresh_at_ms(1) is None
-            assert following.follower.position(0) == 2
-            assert "records of metadata partition 1 cannot be read" in str(following.follower.trouble)
-            assert following.follower.trouble_of_all is None
-    assert await following.poll()
-    assert following.follower.trouble is None
-    assert following.follower.fresh_at_ms(1) is not None
-
-
-async def test_unreplayable_records_stop_their_metadata_partition_alone(
-    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster.logs = {0: finished(1, 0), 1: finished(2, 100)}
-    apply = following.state.apply
-
     def breaks(reads: list[PartitionRead]) -> list[RemoteLogSegmentId]:
         if any(read.metadata_partition == 1 for read in reads):
             raise ZeroDivisionError
         return apply(reads)
 
     with monkeypatch.context() as patch:
-        patch.setattr(following.state, "apply", breaks)
-        assert not await following.poll()
-        assert (following.follower.position(0), following.follower.position(1)) == (2, 0)
-        assert following.follower.fresh_at_ms(1) is None
-        assert following.follower.trouble_of_all is None
-        assert "metadata partition 1" in str(following.follower.trouble)
+        if broken == "the bytes":
+            patch.setattr(cluster, "_fetched", damaged)
+        else:
+            patch.setattr(following.state, "apply", breaks)
+        for _ in range(2):
+            assert not await following.poll()
+            assert following.follower.fresh_at_ms(0) is not None
+            assert following.follower.fresh_at_ms(1) is None
+            assert (following.follower.position(0), following.follower.position(1)) == (2, 0)
+            assert "records of metadata partition 1 cannot be read" in str(following.follower.trouble)
+            assert following.follower.trouble_of_all is None
     assert await following.poll()
     assert following.follower.position(1) == 2
     assert following.follower.trouble is None
+    assert following.follower.fresh_at_ms(1) is not None
 
 
 async def test_a_write_below_the_position_is_no_write_that_was_read_back(
