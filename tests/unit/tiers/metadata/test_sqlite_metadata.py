@@ -112,7 +112,9 @@ async def test_a_file_that_is_not_the_expected_one_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("passed_ms", "is_kept"), [(302_400_000, True), (302_400_001, False), (-3_600_000, False)])
-async def test_a_state_that_may_lack_tombstones_is_read_again(tmp_path: Path, passed_ms: int, is_kept: bool) -> None:
+async def test_a_state_that_may_lack_tombstones_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_ms: int, is_kept: bool
+) -> None:
     """Tombstones are kept for seven days, and half of it counts. A clock that was set back measures no age."""
     now_ms = 1_700_000_000_000
 
@@ -124,16 +126,16 @@ async def test_a_state_that_may_lack_tombstones_is_read_again(tmp_path: Path, pa
         await copied(first, segment(PARTITION, 0, 99))
         await until(lambda: 0 in first.state.read_at_ms())
     now_ms += passed_ms
-    with pytest.MonkeyPatch.context() as patch:
-        cleared: list[object] = []
-        start_over = RemoteLogMetadataStateWriter.start_over_partitions
-        patch.setattr(
-            RemoteLogMetadataStateWriter,
-            "start_over_partitions",
-            lambda *asked: (cleared.append(asked[1]), start_over(*asked)),
-        )
-        async with opened(manager()) as second:
-            assert (ends(second), cleared) == ([99], [] if is_kept else [[0]])
+    cleared: list[object] = []
+    start_over = RemoteLogMetadataStateWriter.start_over_partitions
+
+    def noted(writer: RemoteLogMetadataStateWriter, numbers: list[int], reason: str, at_ms: int) -> None:
+        cleared.append(numbers)
+        start_over(writer, numbers, reason, at_ms)
+
+    monkeypatch.setattr(RemoteLogMetadataStateWriter, "start_over_partitions", noted)
+    async with opened(manager()) as second:
+        assert (ends(second), cleared) == ([99], [] if is_kept else [[0]])
 
 
 async def test_a_second_proxy_is_refused_until_the_first_ends(tmp_path: Path) -> None:

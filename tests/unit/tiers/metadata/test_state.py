@@ -236,7 +236,8 @@ def test_compaction_loses_no_log_start(starts: list[LogStart], data: st.DataObje
 def test_a_segment_answers_only_while_it_is_finished(state: RemoteLogMetadataStateWriter) -> None:
     topic, first = Topic(state), replace(segment(1, 0, 99), event_timestamp_ms=1)
     found = []
-    for record in (first, *(to(first, each) for each in list(State)[1:])):
+    records: list[MetadataRecord] = [first, *(to(first, each) for each in list(State)[1:])]
+    for record in records:
         finished = topic.put(record)
         listed = [(each.state, each.event_timestamp_ms) for each in state.list_remote_log_segments(PARTITION)]
         answer = state.remote_log_segment_metadata(PARTITION, 99)
