@@ -21,6 +21,7 @@ from tests.support.tiers.waiting import until
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.child_calls import ChildCalls
 from tiers.storage.hdfs import HdfsRemoteStorageManager
 from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
 
@@ -110,12 +111,14 @@ async def test_a_connection_that_went_silent_for_good_is_given_up(
         settings |= {"url": f"hdfs://127.0.0.1:{relay.port}", "timeout.ms": "2000"}
         async with opened("hdfs", settings) as storage:
             assert isinstance(storage, HdfsRemoteStorageManager)
+            assert isinstance(storage.calls, ChildCalls)
+            children = storage.calls
             await until_it_works(lambda: storage.put_object("manifest.json", b"{}"))
             relay.silence_open()
             with pytest.raises(RetriableRemoteStorageError, match="no progress"):
                 await storage.get_object("manifest.json")
             await until_it_works(lambda: storage.get_object("manifest.json"))
-            await until(lambda: len(storage.processes) == 1 and relay.connections == 1)
+            await until(lambda: len(children.processes) == 1 and relay.connections == 1)
 
 
 async def test_a_data_node_that_dies_and_comes_back(

@@ -8,13 +8,9 @@ would fail for ever. So a call ends when it made no progress for the time of its
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import TypeVar
-
-T = TypeVar("T")
 
 PIECE_BYTES = 512 << 10
 """The bytes of a body that count as progress, and of an upload that are sent at once. The last ones may be fewer.
@@ -24,23 +20,11 @@ Uploads in pieces of 256 KiB take half as much CPU time more (`python -m bench.m
 _enclosing: ContextVar[Activity | None] = ContextVar("enclosing_activity", default=None)
 
 
-_this_thread = threading.local()
-
-
 def note_progress() -> None:
-    """Notes progress of the activity that this thread works for, if there is one."""
-    activity: Activity | None = getattr(_this_thread, "activity", None)
+    """Notes progress of the innermost call that the context of this code is in, from any thread."""
+    activity = _enclosing.get()
     if activity is not None:
         activity.moved_elsewhere()
-
-
-def working_for(activity: Activity, work: Callable[[], T]) -> T:
-    """Does `work` in this thread. Its calls of `note_progress` count for `activity`."""
-    _this_thread.activity = activity
-    try:
-        return work()
-    finally:
-        _this_thread.activity = None
 
 
 class Activity:
@@ -71,19 +55,10 @@ class Activity:
         """
         self._extend(self._loop.time() - self._began_s)
 
-    def moved_elsewhere(self) -> None:
-        """As `moved`, from any thread."""
-        self._call(self.moved)
-
-    def handed_over_elsewhere(self) -> None:
-        """As `handed_over`, from any thread."""
-        self._call(self.handed_over)
-
-    def _call(self, note: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(note)
-        except RuntimeError:  # the loop is closed
-            return
+    def moved_elsewhere(self, *, is_last: bool = False) -> None:
+        """As `moved`, from any thread; `is_last`: as `handed_over`."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.handed_over if is_last else self.moved)
 
     def _extend(self, more_s: float) -> None:
         if self._is_over:

@@ -1,26 +1,30 @@
-"""`ArrowRemoteStorageManager`: a remote tier on any store that `pyarrow.fs` supports.
+"""`ArrowRemoteStorageManager`: a remote tier on any object store that `pyarrow.fs` supports, or on a folder.
 
-These are Google Cloud Storage, Azure Blob Storage and Data Lake, and the other file systems that pyarrow opens by URI.
+These are Google Cloud Storage, Azure Blob Storage and Data Lake, and others that pyarrow opens by URI. A folder
+(`file:///PATH`) is stored as `local.py` does, because pyarrow syncs no file.
 
 * A range costs two requests: opening an object asks for its size, which is needed to clamp the range.
 * An object also appears when its stream is dropped before its end. So a failed write closes its stream and deletes the
   object, and a replacement is written under another name, and then copied by the store.
 * A GCS file holds the interpreter's lock while it begins its download, even for `NativeFile.closed`, and gives up only
-  after minutes. So the library runs in a child process (`child_storage.py`).
+  after minutes. So the library runs in a child process (`child_calls.py`).
 * S3 and HDFS have their own managers, which are faster and abort the writes that they give up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from tiers.errors import CredentialsRefusedError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.activity import note_progress
-from tiers.storage.child_storage import ChildStorageManager
-from tiers.storage.file_system import DEFAULTS, PIECE_BYTES, FileSystemRemoteStorageManager
+from tiers.storage.child_calls import ChildCalls
+from tiers.storage.file_system import DEFAULTS, PIECE_BYTES, FileSystemRemoteStorageManager, ThreadCalls, refusal
+from tiers.storage.local import LocalFiles
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.settings import read_duration_ms, read_flag, read_settings
 
@@ -57,7 +61,7 @@ _REFUSALS = {
 }
 
 
-class ArrowRemoteStorageManager(ChildStorageManager):
+class ArrowRemoteStorageManager(FileSystemRemoteStorageManager):
     """The storage manager `arrow`.
 
     The required settings are `cluster.id` and `uri`: gs://bucket/prefix,
@@ -67,18 +71,24 @@ class ArrowRemoteStorageManager(ChildStorageManager):
     key or a token, the credentials come from the environment."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        super().__init__(in_this_process, settings)
+        super().__init__(ChildCalls(in_this_process, settings))
 
 
-def in_this_process(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
-    """Returns the manager that the child process runs, not yet open. Raises `ValueError`."""
+def in_this_process(settings: Mapping[str, str]) -> ThreadCalls:
+    """Returns what the child process runs, not yet open. Raises `ValueError`."""
     values = read_settings("arrow", settings, _DEFAULTS)
-    return FileSystemRemoteStorageManager(ArrowFiles(values), values)
+    uri = urlsplit(values["uri"])
+    if uri.scheme != "file":
+        return ThreadCalls(ArrowFiles(values), values)
+    if uri.netloc or not uri.path:
+        raise ValueError("setting 'uri': expected file:///PATH for a folder")
+    return ThreadCalls(LocalFiles(Path(unquote(uri.path)), "uri"), values)
 
 
 class ArrowFiles:
-    """The `BlockingFileSystem` on `pyarrow.fs`."""
+    """The `BlockingFileSystem` on an object store of `pyarrow.fs`. No object store needs folders."""
 
+    shows_on_close = True
     moves_once = False
 
     def __init__(self, values: Mapping[str, str]) -> None:
@@ -91,17 +101,12 @@ class ArrowFiles:
             _azure_account(uri, values)
         self._uri = uri
         self.name = f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}{uri.path}"
-        self.shows_on_close = uri.scheme in (*_GCS, *_AZURE, "s3")
         self._files: Any
         self._root: str
 
     def connect(self) -> None:
         self._files, root = self._file_system()
-        self._root = root.strip("/") if self._files.type_name in _OBJECT_STORES else root.rstrip("/")
-        self.shows_on_close = self._files.type_name in _OBJECT_STORES
-        if not self.shows_on_close and self.size_or_folder("") is None:
-            # The folder is not created, because a file system that is not mounted must not look like an empty store.
-            raise RemoteStorageError(f"{self.name} does not exist: create it, or change `uri`")
+        self._root = root.strip("/")
 
     def disconnect(self) -> None:
         vars(self).pop("_files", None)
@@ -137,35 +142,24 @@ class ArrowFiles:
         except (ValueError, TypeError, NotImplementedError) as error:
             # The message omits pyarrow's own one, which quotes the URI and may so show a secret.
             raise RemoteStorageError(f"{self.name}: pyarrow does not support this URI: change `uri`") from error
+        if files.type_name not in _OBJECT_STORES:
+            raise RemoteStorageError(f"{self.name} is no object store: change `uri`")
         return files, root
-
-    def size_or_folder(self, path: str) -> int | None:
-        """Returns the size of a file, 0 for a folder, and None when there is neither."""
-        info = self._files.get_file_info(self._path(path))
-        return None if info.type == fs.FileType.NotFound else int(info.size or 0)
 
     def size(self, path: str) -> int | None:
         info = self._files.get_file_info(self._path(path))
         return int(info.size) if info.type == fs.FileType.File else None
 
     def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
-        if not self.shows_on_close:
-            self._make_parent(path)
         with self._files.open_output_stream(self._path(path), compression=None) as stream:
             for piece in pieces:
                 stream.write(piece)
 
     def move(self, source: str, target: str, check: Callable[[], None], *, replace: bool) -> None:
         check()
-        if self.shows_on_close:
-            # Not every object store has a move, but each one copies an object as a whole.
-            self._files.copy_file(self._path(source), self._path(target))
-            self.delete(source)
-            return
-        if not replace and self.size(target) is not None:
-            raise FileExistsError(target)
-        self._make_parent(target)
-        self._files.move(self._path(source), self._path(target))
+        # Not every object store has a move, but each one copies an object as a whole.
+        self._files.copy_file(self._path(source), self._path(target))
+        self.delete(source)
 
     def read(self, path: str, start: int, end: int | None) -> memoryview:
         with self._files.open_input_file(self._path(path)) as file:
@@ -185,51 +179,23 @@ class ArrowFiles:
             return view
 
     def delete(self, path: str) -> None:
-        try:
+        with suppress(FileNotFoundError):
             self._files.delete_file(self._path(path))
-        except FileNotFoundError:
-            return
 
     def walk(self, prefix: str) -> Iterator[StoredObject]:
-        """Yields the files. Does not enter folders that cannot hold the prefix.
-
-        Object stores need not have folders, so they are listed recursively.
-        """
-        folder, _, begin = prefix.rpartition("/")
-        base = self._path(folder) if folder else self._root
-        is_whole = not begin or self.shows_on_close
-        for info in self._infos(base, recursive=is_whole):
+        """Yields the objects below the last slash of the prefix."""
+        base = self._path(prefix.rpartition("/")[0])
+        for info in self._files.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=True)):
             if info.type == fs.FileType.File:
-                yield self._stored(info)
-            elif not is_whole and info.base_name.startswith(begin):
-                yield from (self._stored(each) for each in self._infos(info.path) if each.type == fs.FileType.File)
-
-    def _infos(self, folder: str, *, recursive: bool = True) -> Sequence[fs.FileInfo]:
-        found: Sequence[fs.FileInfo] = self._files.get_file_info(
-            fs.FileSelector(folder, allow_not_found=True, recursive=recursive)
-        )
-        return found
-
-    def _stored(self, info: fs.FileInfo) -> StoredObject:
-        modified_ms = None if info.mtime_ns is None else info.mtime_ns // 1_000_000
-        return StoredObject(info.path.removeprefix(f"{self._root}/"), int(info.size), modified_ms=modified_ms)
+                modified_ms = None if info.mtime_ns is None else info.mtime_ns // 1_000_000
+                yield StoredObject(info.path.removeprefix(f"{self._root}/"), int(info.size), modified_ms=modified_ms)
 
     def error_of(self, error: Exception) -> RemoteStorageError:
         text = str(error).partition("\n")[0]
-        for name, change in _REFUSALS.items():
-            if name in text and change is _CREDENTIALS:
-                given = [f"`{key}`" for key in ("account.key", "sas.token") if self._values[key]]
-                source = given[0] if given else "this process"
-                return CredentialsRefusedError(f"{self.name}: {text}: {change}; the credentials come from {source}")
-            if name in text:
-                return RemoteStorageError(f"{self.name}: {text}: {change}")
-        if isinstance(error, OSError):
-            return RetriableRemoteStorageError(f"{self.name}: {text}")
-        return RemoteStorageError(f"{self.name}: {text}")
-
-    def _make_parent(self, path: str) -> None:
-        parent = self._path(path).rpartition("/")[0]
-        self._files.create_dir(parent, recursive=True)
+        given = [f"`{key}`" for key in ("account.key", "sas.token") if self._values[key]]
+        kind = RetriableRemoteStorageError if isinstance(error, OSError) else RemoteStorageError
+        known = refusal(self.name, text, _REFUSALS, _CREDENTIALS, given[0] if given else "this process")
+        return known or kind(f"{self.name}: {text}")
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root

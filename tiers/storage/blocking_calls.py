@@ -17,10 +17,10 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from functools import partial
+from contextvars import copy_context
 from typing import Generic, TypeVar
 
-from tiers.storage.activity import Activity, while_active, working_for
+from tiers.storage.activity import Activity, while_active
 
 T = TypeVar("T")
 
@@ -38,11 +38,10 @@ class CallsClosedError(RuntimeError):
 class Call(Generic[T]):
     """One call. The work receives it, to ask whether the caller still waits."""
 
-    def __init__(self, work: Callable[[Call[T]], T], loop: asyncio.AbstractEventLoop, activity: Activity) -> None:
+    def __init__(self, work: Callable[[Call[T]], T]) -> None:
         self.work = work
-        self.activity = activity
-        self.loop = loop
-        self.future: asyncio.Future[T] = loop.create_future()
+        self.context = copy_context()
+        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.is_abandoned = False
 
     def check(self) -> None:
@@ -91,7 +90,7 @@ class BlockingCalls:
             if self._is_closed:
                 self._free.release()
                 raise CallsClosedError(f"{self._name} is closed")
-            call = Call(work, asyncio.get_running_loop(), activity)
+            call = Call(work)
             inbox = self._idle.pop() if self._idle else self._start()
             inbox.put(call)  # type: ignore[arg-type]  # a queue of calls of every kind
             try:
@@ -116,7 +115,7 @@ class BlockingCalls:
         self._abandoned += 1
         if self._abandoned <= self._may_abandon:
             self._free.release()
-        call.future.add_done_callback(_forget)
+        call.future.add_done_callback(lambda future: future.cancelled() or future.exception())  # no caller asks for it
 
     def _start(self) -> queue.SimpleQueue[Call[object] | None]:
         inbox: queue.SimpleQueue[Call[object] | None] = queue.SimpleQueue()
@@ -128,11 +127,11 @@ class BlockingCalls:
             result, error = None, None
             try:
                 call.check()
-                result = working_for(call.activity, partial(call.work, call))
+                result = call.context.run(call.work, call)
             except BaseException as raised:  # a panic of a Rust library is a BaseException and must not end the thread
                 error = raised
             try:
-                call.loop.call_soon_threadsafe(self._ended, call, inbox, result, error)
+                call.future.get_loop().call_soon_threadsafe(self._ended, call, inbox, result, error)
             except RuntimeError:  # the loop is closed: `_ended`, which would end this thread, cannot run any more
                 return
             # Without this, an idle thread would keep its last result alive.
@@ -159,16 +158,10 @@ class BlockingCalls:
                 self._idle.append(inbox)
         if error is None:
             call.future.set_result(result)
-        elif isinstance(error, Exception):
-            call.future.set_exception(error)
         else:
-            call.future.set_exception(_Panic(error))
+            # A BaseException of a library would end the event loop if it were raised there.
+            call.future.set_exception(error if isinstance(error, Exception) else _Panic(error))
 
 
 class _Panic(RuntimeError):
-    """Wraps a BaseException of a library, which would end the event loop if it were raised there."""
-
-
-def _forget(future: asyncio.Future[T]) -> None:
-    if not future.cancelled():
-        future.exception()
+    """Wraps a BaseException of a library."""

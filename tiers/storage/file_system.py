@@ -1,5 +1,8 @@
 """`FileSystemRemoteStorageManager`: a `RemoteStorageManager` on a `BlockingFileSystem`: a folder, HDFS or `pyarrow.fs`.
 
+Its operations are methods of `_Objects`. `ThreadCalls` runs them in threads of this process. `ChildCalls`
+(`child_calls.py`) lets a child process do that.
+
 * An object appears whole or not at all. If a file becomes visible only when it is closed (object stores), the manager
   writes a new object in place. Otherwise the manager writes it to `.tmp/<segment uuid>.<random>` and then moves it. So
   a delete finds the files that a crash left without searching the partition's folder.
@@ -8,7 +11,6 @@
   writes a replacement to a temporary file, and then moves it.
 * All calls of the library block, so they run in `BlockingCalls` with a deadline. Between pieces of 1 MiB, a copy notes
   its progress, and checks whether it was abandoned. In that case it removes what it has written.
-* Copies, deletions and all other calls have threads of their own, so those that hang do not hold up the others.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ import contextlib
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol
 
-from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import (
+    CredentialsRefusedError,
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+)
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.activity import note_progress
 from tiers.storage.blocking_calls import BlockingCalls, Call, CallsClosedError
@@ -30,11 +36,10 @@ from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
     StoreFeatures,
+    check_by_an_object,
     check_range,
 )
 from tiers.storage.settings import read_duration_ms, read_number
-
-T = TypeVar("T")
 
 PIECE_BYTES = 1024 * 1024
 DEADLINES_OF_A_LISTING = 20
@@ -43,6 +48,9 @@ TEMPORARY = ".tmp"
 """The folder of files that are not whole yet. Their names begin with the segment's uuid, or with `SMALL_OBJECT`."""
 SMALL_OBJECT = "object"
 _NOTED_EVERY = 100
+_LANES = ("copy", "delete_attempt")
+"""The operations that have threads of their own, so those that hang do not hold up the others."""
+_Pieces = Callable[[], Iterator[bytes]]
 
 
 class BlockingFileSystem(Protocol):
@@ -101,155 +109,169 @@ DEFAULTS: Mapping[str, str | None] = {
 """The settings that all stores on a `BlockingFileSystem` have."""
 
 
-class _Lane(Enum):
-    """The calls that have threads of their own."""
+class FileCalls(Protocol):
+    """Runs the operations of `_Objects`."""
 
-    COPIES = "copies"
-    DELETIONS = "deletions"
-    OTHERS = "others"
+    cluster_id: str
+    files: BlockingFileSystem
+    """The file system, which another process may be connected to."""
+
+    async def open(self) -> None:
+        """Connects. Raises `RemoteStorageError`."""
+
+    async def run(self, operation: str, *arguments: object, deadlines: int = 1) -> Any:
+        """Runs the method of `_Objects` with these arguments. `deadlines` is how long it may make no progress.
+
+        Raises `RemoteStorageError`, and `RuntimeError` if it is not open."""
+
+    async def close(self) -> None: ...
 
 
 class FileSystemRemoteStorageManager:
     """The common part of the stores whose library blocks. It is no entry point itself."""
 
-    def __init__(self, files: BlockingFileSystem, values: Mapping[str, str]) -> None:
-        """`values` has the settings of `DEFAULTS`. Raises `ValueError`."""
-        self._files = files
-        self._cluster_id = check_cluster_id(values["cluster.id"])
-        self._threads = read_number(values, "threads", 1)
-        """The number of copies at a time, of deletions, and of all other calls."""
-        self.timeout_s: float | None = read_duration_ms(values, "timeout.ms", 1) / 1000
-        self._calls: dict[_Lane, BlockingCalls] = {}
-
-    @property
-    def name(self) -> str:
-        return self._files.name
-
-    def without_deadlines(self) -> Self:
-        """Returns this manager without deadlines, for a caller that enforces the same deadlines and cancels."""
-        self.timeout_s = None
-        return self
-
-    @property
-    def abandoned_calls(self) -> int:
-        """The number of threads that hang in abandoned calls of the library."""
-        return sum(calls.abandoned for calls in self._calls.values())
+    def __init__(self, calls: FileCalls) -> None:
+        self.calls = calls
 
     async def open(self) -> None:
-        if not self._calls:
-            self._calls = {lane: BlockingCalls(self._files.name, self._threads) for lane in _Lane}
-        await self._run(lambda _: self._files.connect())
+        await self.calls.open()
 
     async def check(self) -> None:
-        path = f".check-{uuid.uuid4()}"
-        await self.put_object(path, path.encode())
-        found = await self.get_object(path)
-        await self.delete_object(path)
-        if found != path.encode():
-            raise RemoteStorageError(f"{self._files.name}: an object reads back with other bytes than were written")
+        await check_by_an_object(self, self.calls.files.name)
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        log, indexes = self._paths(metadata)
         attempt = str(metadata.segment_id.id)
-
-        def copy(call: Call[None]) -> None:
-            source = data.log_segment
-            try:
-                size_bytes = source.stat().st_size
-            except OSError as error:
-                raise RemoteStorageError(f"{source}: the segment to copy cannot be read: {error.strerror}") from error
-            self._delete_leftovers(attempt)
-            self._create(call, log, size_bytes, attempt, lambda: _pieces_of(call, source, size_bytes))
-            self._create(call, indexes, len(data.indexes), attempt, lambda: _one_piece(call, data.indexes))
-
-        await self._run(copy, writes=True, lane=_Lane.COPIES)
+        await self.calls.run("copy", attempt, *self._paths(metadata), data.log_segment, data.indexes)
         return None
 
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         check_range(start_position, end_position)
-        log, _ = self._paths(metadata)
-        return await self._run(lambda _: self._files.read(log, start_position, end_position))
+        return memoryview(await self.calls.run("read", self._paths(metadata)[0], start_position, end_position))
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
-        _, indexes = self._paths(metadata)
-        return await self.get_object(indexes)
+        return await self.get_object(self._paths(metadata)[1])
 
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        log, indexes = self._paths(metadata)
-
-        def delete(_: Call[bool]) -> bool:
-            self._delete_leftovers(str(metadata.segment_id.id))  # first, so that no copy moves one later
-            self._files.delete(indexes)
-            self._files.delete(log)
-            return True
-
-        return await self._run(delete, lane=_Lane.DELETIONS)
+        await self.calls.run("delete_attempt", str(metadata.segment_id.id), *self._paths(metadata))
+        return True
 
     async def probe(self) -> Sequence[StoreFeatures]:
         """Returns a constant: the libraries offer no other condition than a move that replaces nothing."""
-        if self._files.moves_once:
+        if self.calls.files.moves_once:
             return [StoreFeatures(True, "when several processes create one file, one of them succeeds")]
         return [StoreFeatures(False, "the library of this store has no conditional writes")]
 
     async def put_object(self, key: str, data: bytes) -> None:
-        path = _checked(key)
-
-        def put(call: Call[None]) -> None:
-            self._write(call, path, len(data), SMALL_OBJECT, lambda: _one_piece(call, data), replace=True)
-
-        await self._run(put, writes=True)
+        await self.calls.run("put", _checked(key), data)
 
     async def get_object(self, key: str) -> bytes:
-        path = _checked(key)
-        return bytes(await self._run(lambda _: self._files.read(path, 0, None)))
+        return bytes(await self.calls.run("read", _checked(key), 0, None))
 
     async def delete_object(self, key: str) -> None:
-        path = _checked(key)
-        await self._run(lambda _: self._files.delete(path))
+        await self.calls.run("delete", _checked(key))
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """Yields the objects in order. It holds the whole listing in memory, because the libraries promise no order."""
-
-        def collect(_: Call[list[StoredObject]]) -> list[StoredObject]:
-            found: list[StoredObject] = []
-            for number, stored in enumerate(self._files.walk(prefix)):
-                if number % _NOTED_EVERY == 0:
-                    note_progress()
-                if stored.key.startswith(prefix) and not stored.key.startswith(f"{TEMPORARY}/"):
-                    found.append(stored)
-            return sorted(found, key=lambda stored: stored.key)
-
-        for stored in await self._run(collect, deadlines=DEADLINES_OF_A_LISTING):
+        for stored in await self.calls.run("listing", prefix, deadlines=DEADLINES_OF_A_LISTING):
             yield stored
 
     async def close(self) -> None:
-        for calls in self._calls.values():
-            calls.close()
-        self._files.disconnect()
+        await self.calls.close()
 
     def _paths(self, metadata: RemoteLogSegmentMetadata) -> tuple[str, str]:
-        return log_key(self._cluster_id, metadata), indexes_key(self._cluster_id, metadata)
+        return log_key(self.calls.cluster_id, metadata), indexes_key(self.calls.cluster_id, metadata)
 
-    async def _run(
-        self, work: Callable[[Call[T]], T], *, writes: bool = False, lane: _Lane | None = None, deadlines: int = 1
-    ) -> T:
-        if not self._calls:
-            raise RuntimeError(f"{self._files.name} is not open")
+
+class ThreadCalls:
+    """Runs the operations in threads of this process. Copies, deletions and the others have threads of their own."""
+
+    def __init__(self, files: BlockingFileSystem, values: Mapping[str, str]) -> None:
+        """`values` has the settings of `DEFAULTS`. Raises `ValueError`."""
+        self.files = files
+        self.cluster_id = check_cluster_id(values["cluster.id"])
+        self.timeout_s: float | None = read_duration_ms(values, "timeout.ms", 1) / 1000
+        """None sets no deadlines, for a caller that enforces the same ones, and cancels."""
+        self._threads = read_number(values, "threads", 1)
+        self._objects = _Objects(files)
+        self._pools: dict[str, BlockingCalls] = {}
+
+    @property
+    def abandoned(self) -> int:
+        """The number of threads that hang in abandoned calls of the library."""
+        return sum(pool.abandoned for pool in self._pools.values())
+
+    async def open(self) -> None:
+        if not self._pools:
+            self._pools = {lane: BlockingCalls(self.files.name, self._threads) for lane in ("", *_LANES)}
+        await self.run("connect")
+
+    async def run(self, operation: str, *arguments: object, deadlines: int = 1) -> Any:
+        if not self._pools:
+            raise RuntimeError(f"{self.files.name} is not open")
+        work = getattr(self._objects, operation)
+        pool = self._pools[operation if operation in _LANES else ""]
         timeout_s = None if self.timeout_s is None else self.timeout_s * deadlines
         try:
-            return await self._calls[lane or _Lane.OTHERS].run(work, timeout_s)
+            return await pool.run(lambda call: work(call, *arguments), timeout_s)
         except (RemoteStorageError, CallsClosedError):
             raise
         except TimeoutError as error:
-            raise RetriableRemoteStorageError(f"{self._files.name}: no progress in {timeout_s} s") from error
+            raise RetriableRemoteStorageError(f"{self.files.name}: no progress in {timeout_s} s") from error
         except FileNotFoundError as error:
-            if writes:
-                raise RemoteStorageError(f"{self._files.name} does not exist: create it, or change `uri`") from error
-            raise RemoteResourceNotFoundError(f"{self._files.name}: no such object: {error}") from error
+            if operation in ("copy", "put"):
+                raise RemoteStorageError(f"{self.files.name} does not exist: create it, or change `uri`") from error
+            raise RemoteResourceNotFoundError(f"{self.files.name}: no such object: {error}") from error
         except Exception as error:
-            raise self._files.error_of(error) from error
+            raise self.files.error_of(error) from error
+
+    async def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+        self.files.disconnect()
+
+
+class _Objects:
+    """The operations of the store, which block. `call` may be abandoned by its caller. Paths are those of objects."""
+
+    def __init__(self, files: BlockingFileSystem) -> None:
+        self._files = files
+
+    def connect(self, call: Call[Any]) -> None:
+        self._files.connect()
+
+    def copy(self, call: Call[Any], attempt: str, log: str, indexes: str, source: Path, data: bytes) -> None:
+        try:
+            size_bytes = source.stat().st_size
+        except OSError as error:
+            raise RemoteStorageError(f"{source}: the segment to copy cannot be read: {error.strerror}") from error
+        self._delete_leftovers(attempt)
+        self._create(call, log, size_bytes, attempt, lambda: _pieces_of(call, source, size_bytes))
+        self._create(call, indexes, len(data), attempt, lambda: _one_piece(call, data))
+
+    def read(self, call: Call[Any], path: str, start: int, end: int | None) -> memoryview:
+        return self._files.read(path, start, end)
+
+    def delete_attempt(self, call: Call[Any], attempt: str, log: str, indexes: str) -> None:
+        self._delete_leftovers(attempt)  # first, so that no copy moves one later
+        self._files.delete(indexes)
+        self._files.delete(log)
+
+    def put(self, call: Call[Any], path: str, data: bytes) -> None:
+        self._replace(call, path, len(data), SMALL_OBJECT, lambda: _one_piece(call, data))
+
+    def delete(self, call: Call[Any], path: str) -> None:
+        self._files.delete(path)
+
+    def listing(self, call: Call[Any], prefix: str) -> list[StoredObject]:
+        found: list[StoredObject] = []
+        for number, stored in enumerate(self._files.walk(prefix)):
+            if number % _NOTED_EVERY == 0:
+                note_progress()
+            if stored.key.startswith(prefix) and not stored.key.startswith(f"{TEMPORARY}/"):
+                found.append(stored)
+        return sorted(found, key=lambda stored: stored.key)
 
     def _delete_leftovers(self, attempt: str) -> None:
         """Deletes the temporary files that earlier writers of an attempt left when they were killed."""
@@ -257,34 +279,22 @@ class FileSystemRemoteStorageManager:
             for leftover in list(self._files.walk(f"{TEMPORARY}/{attempt}.")):
                 self._files.delete(leftover.key)
 
-    def _create(
-        self, call: Call[Any], path: str, size_bytes: int, attempt: str, pieces: Callable[[], Iterator[bytes]]
-    ) -> None:
+    def _create(self, call: Call[Any], path: str, size_bytes: int, attempt: str, pieces: _Pieces) -> None:
         """Creates the object unless this attempt has created it before."""
         found = self._files.size(path)
-        if found is None:
-            self._write(call, path, size_bytes, attempt, pieces, replace=False)
-        elif found != size_bytes:
+        if found is not None and found != size_bytes:
             raise RemoteStorageError(
                 f"{self._files.name}/{path} exists with {found} bytes, not {size_bytes}: a uuid was used twice"
             )
+        if found is None and self._files.shows_on_close:
+            self._write(path, size_bytes, pieces)
+        elif found is None:
+            self._replace(call, path, size_bytes, attempt, pieces)
 
-    def _write(
-        self,
-        call: Call[Any],
-        path: str,
-        size_bytes: int,
-        attempt: str,
-        pieces: Callable[[], Iterator[bytes]],
-        *,
-        replace: bool,
-    ) -> None:
-        """Writes an object. `replace` says whether an object with other bytes may exist."""
-        if self._files.shows_on_close and not replace:
-            self._write_or_undo(path, size_bytes, pieces)
-            return
+    def _replace(self, call: Call[Any], path: str, size_bytes: int, attempt: str, pieces: _Pieces) -> None:
+        """Writes an object, which takes the place of another one at once."""
         temporary = f"{TEMPORARY}/{attempt}.{uuid.uuid4()}"
-        self._write_or_undo(temporary, size_bytes, pieces)
+        self._write(temporary, size_bytes, pieces)
         try:
             self._files.move(temporary, path, call.check, replace=True)
         except FileNotFoundError as error:
@@ -295,7 +305,7 @@ class FileSystemRemoteStorageManager:
             self._undo(temporary)
             raise
 
-    def _write_or_undo(self, path: str, size_bytes: int, pieces: Callable[[], Iterator[bytes]]) -> None:
+    def _write(self, path: str, size_bytes: int, pieces: _Pieces) -> None:
         try:
             self._files.write(path, size_bytes, pieces())
         except BaseException:
@@ -306,6 +316,20 @@ class FileSystemRemoteStorageManager:
         """Deletes a partial file. If that fails, `delete_log_segment_data` finds the file by its segment's uuid."""
         with contextlib.suppress(BaseException):  # a panic of a Rust library is a BaseException
             self._files.delete(path)
+
+
+def refusal(
+    name: str, text: str, advice: Mapping[str, str], of_credentials: str, source: str
+) -> RemoteStorageError | None:
+    """Returns the error of a library that is `text` and has a key of `advice`; None for any other.
+
+    `of_credentials` is the advice of a refusal of the credentials, which come from `source`."""
+    for said, change in advice.items():
+        if said in text and change == of_credentials:
+            return CredentialsRefusedError(f"{name}: {text}: {change}; the credentials come from {source}")
+        if said in text:
+            return RemoteStorageError(f"{name}: {text}: {change}")
+    return None
 
 
 def _checked(key: str) -> str:

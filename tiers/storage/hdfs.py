@@ -4,25 +4,34 @@
 * A read beyond the end panics as well, so every range is clamped to the file's length. Opening a file returns the
   length anyway.
 * A file is one block, so that one hsync before its end makes all of it durable. It does not count before as many
-  DataNodes have it as `min.replicas` says (`hdfs_replicas.py`).
+  DataNodes have it as `min.replicas` says. A client gets its acknowledgements from the DataNodes that it was given, or
+  that are left after failures. That may be a single one. So WebHDFS is asked, because hdfs-native does not tell. The
+  NameNode knows a replica when its DataNode has reported it, which takes a moment.
 * Closing a file takes about half a second, even for a small file, because the NameNode waits for the DataNode's report.
   A segment has two files, so each copy pays this twice.
 * The one connection to the NameNode has no deadline, and a call waits for it as long as the kernel keeps it. So the
-  library runs in a child process (`child_storage.py`), which is replaced when a call passes its deadline.
+  library runs in a child process (`child_calls.py`), which is replaced when a call passes its deadline.
 * The user comes from Kerberos, or from `$HADOOP_USER_NAME`, which the library reads whenever it connects.
 """
 
 from __future__ import annotations
 
+import getpass
+import json
+import os
 import posixpath
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
 
-from tiers.errors import CredentialsRefusedError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.activity import note_progress
-from tiers.storage.child_storage import ChildStorageManager
-from tiers.storage.file_system import DEFAULTS, FileSystemRemoteStorageManager
-from tiers.storage.hdfs_replicas import ReplicaCount, default_urls
+from tiers.storage.child_calls import ChildCalls
+from tiers.storage.file_system import DEFAULTS, FileSystemRemoteStorageManager, ThreadCalls, refusal
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.settings import read_duration_ms, read_number, read_settings
 
@@ -42,6 +51,9 @@ _DEFAULTS: Mapping[str, str | None] = {
     "min.replicas": "2",
     "web.url": "",
 }
+_WEB_PORT = 9870
+_FIRST_PAUSE_S = 0.02
+_PAUSE_S = 0.5
 _MIN_BLOCK_BYTES = 1 << 20
 """The smallest block that a NameNode accepts by default."""
 _CREDENTIALS = "renew or change the credentials, or their rights on `path`"
@@ -62,7 +74,7 @@ _REFUSALS = {
 }
 
 
-class HdfsRemoteStorageManager(ChildStorageManager):
+class HdfsRemoteStorageManager(FileSystemRemoteStorageManager):
     """The storage manager `hdfs`.
 
     The required settings are `url` (hdfs://host:port or hdfs://nameservice), `path` (absolute) and `cluster.id`.
@@ -72,13 +84,13 @@ class HdfsRemoteStorageManager(ChildStorageManager):
     progress after which a call ends."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        super().__init__(in_this_process, settings)
+        super().__init__(ChildCalls(in_this_process, settings))
 
 
-def in_this_process(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
-    """Returns the manager that the child process runs, not yet open. Raises `ValueError`."""
+def in_this_process(settings: Mapping[str, str]) -> ThreadCalls:
+    """Returns what the child process runs, not yet open. Raises `ValueError`."""
     values = settings_of(settings)
-    return FileSystemRemoteStorageManager(HdfsFiles(values), values)
+    return ThreadCalls(HdfsFiles(values), values)
 
 
 def settings_of(settings: Mapping[str, str]) -> dict[str, str]:
@@ -102,7 +114,7 @@ class HdfsFiles:
         self._principal = values["kerberos.principal"] or None
         self._keytab = values["kerberos.keytab"] or None
         self._replication = read_number(values, "replication", 1) if values["replication"] else None
-        minimum = read_number(values, "min.replicas", 1)
+        minimum = self._min_replicas = read_number(values, "min.replicas", 1)
         if self._replication is not None and self._replication < minimum:
             raise ValueError(f"`replication` is below `min.replicas`, {minimum}: raise it, or lower `min.replicas`")
         if minimum > 1 and self._principal is not None:
@@ -110,11 +122,15 @@ class HdfsFiles:
                 "`min.replicas` above 1 is counted by WebHDFS, which takes no Kerberos ticket from this process: set it"
                 " to 1, and dfs.namenode.replication.min to 2 on the NameNode"
             )
-        urls = [url.strip() for url in values["web.url"].split(",") if url.strip()] or default_urls(values["url"])
-        if minimum > 1 and not urls:
+        self._web_urls = [url.strip().rstrip("/") for url in values["web.url"].split(",") if url.strip()]
+        host = urlsplit(values["url"])
+        if not self._web_urls and host.hostname and host.port:
+            self._web_urls = [f"http://{host.hostname}:{_WEB_PORT}"]
+        if minimum > 1 and not self._web_urls:
             raise ValueError("setting 'web.url' of the hdfs storage manager is missing: `url` is a nameservice")
         timeout_ms = read_duration_ms(values, "timeout.ms", 1)
-        self._replicas = None if minimum == 1 else ReplicaCount(urls, minimum, timeout_ms / 2000)
+        self._report_s = timeout_ms / 2000
+        """The deadline of a request to WebHDFS, and the time in which DataNodes must report their replicas."""
         # The library's own timeouts are minutes. An abandoned call must end soon after its deadline.
         self._config = {
             "dfs.client.socket-timeout": str(timeout_ms),
@@ -157,8 +173,44 @@ class HdfsFiles:
         if size_bytes:
             writer.hsync()
         writer.close()
-        if self._replicas is not None:
-            self._replicas.require(self._path(path))
+        if self._min_replicas > 1:
+            self._require_replicas(self._path(path))
+
+    def _require_replicas(self, path: str) -> None:
+        """Returns when every block of the closed file has enough replicas.
+
+        Raises `RetriableRemoteStorageError`, which names the settings, if that takes too long."""
+        deadline_s, pause_s = time.monotonic() + self._report_s, _FIRST_PAUSE_S
+        while (found := self._fewest_replicas(path)) < self._min_replicas:
+            if time.monotonic() >= deadline_s:
+                raise RetriableRemoteStorageError(
+                    f"{path} has {found} of {self._min_replicas} replicas {self._report_s:g} s after it was closed:"
+                    " start another DataNode, raise `replication`, or lower `min.replicas`"
+                )
+            note_progress()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S)
+
+    def _fewest_replicas(self, path: str) -> int:
+        """Returns the number of replicas of the block that has the fewest. An empty file has no block to lose."""
+        user = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+        query = urlencode({"op": "GET_BLOCK_LOCATIONS", "user.name": user})
+        trouble = ""
+        for url in self._web_urls:
+            try:
+                request = f"{url}/webhdfs/v1{quote(path)}?{query}"
+                with urllib.request.urlopen(request, timeout=self._report_s) as answer:
+                    blocks: Any = json.load(answer)["LocatedBlocks"]["locatedBlocks"]
+            except urllib.error.HTTPError as error:  # a NameNode in standby refuses as well
+                trouble = f"{url}: {error.code} {error.read(500).decode(errors='replace')}"
+            except (OSError, ValueError) as error:
+                trouble = f"{url}: {error}"
+            else:
+                return min((len(block["locations"]) for block in blocks), default=self._min_replicas)
+        raise RetriableRemoteStorageError(
+            f"the replicas of {path} cannot be counted: {trouble}: change `web.url`, or set `min.replicas` to 1 and"
+            " dfs.namenode.replication.min to 2 on the NameNode"
+        )
 
     def move(self, source: str, target: str, check: Callable[[], None], *, replace: bool) -> None:
         moved = self._path(source), self._path(target)
@@ -205,13 +257,9 @@ class HdfsFiles:
 
     def error_of(self, error: Exception) -> RemoteStorageError:
         text = str(error).partition("\\n")[0].partition("\n")[0]
-        for name, change in _REFUSALS.items():
-            if name in text and change is _CREDENTIALS:
-                source = "`kerberos.keytab`" if self._keytab else "the Kerberos ticket cache or $HADOOP_USER_NAME"
-                return CredentialsRefusedError(f"{self.name}: {text}: {change}; the credentials come from {source}")
-            if name in text:
-                return RemoteStorageError(f"{self.name}: {text}: {change}")
-        return RetriableRemoteStorageError(f"{self.name}: {text}")
+        source = "`kerberos.keytab`" if self._keytab else "the Kerberos ticket cache or $HADOOP_USER_NAME"
+        known = refusal(self.name, text, _REFUSALS, _CREDENTIALS, source)
+        return known or RetriableRemoteStorageError(f"{self.name}: {text}")
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}"

@@ -6,8 +6,9 @@ A cancelled call counts in requests and seconds, but not in errors: its caller g
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -15,16 +16,11 @@ from prometheus_client.registry import Collector
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.metric_spec import CounterSpec, GaugeSpec, HistogramSpec
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.circuit_breaker import CircuitBreakers
-from tiers.storage.remote_storage_manager import (
-    Allocate,
-    LogSegmentData,
-    ReadsIntoMemory,
-    RemoteStorageManager,
-    StoredObject,
-    StoreFeatures,
-)
+from tiers.storage.remote_storage_manager import Allocate, ReadsIntoMemory, RemoteStorageManager, StoredObject
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -86,6 +82,23 @@ class WriteCircuitMetrics(Collector):
         yield is_open
 
 
+def _measured(
+    method: Callable[Concatenate[RemoteStorageManager, P], Coroutine[Any, Any, T]],
+    bytes_of: Callable[Concatenate[T, P], int] | None = None,
+) -> Callable[Concatenate[InstrumentedRemoteStorageManager, P], Coroutine[Any, Any, T]]:
+    """Returns the method with metrics. `bytes_of` takes its result and its arguments."""
+    operation = method.__name__
+
+    async def call(self: InstrumentedRemoteStorageManager, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.measured(operation):
+            result: T = await getattr(self.inner, operation)(*args, **kwargs)
+        if bytes_of is not None:
+            self.metrics.bytes.labels(self.store, operation).inc(bytes_of(result, *args, **kwargs))
+        return result
+
+    return call
+
+
 class InstrumentedRemoteStorageManager:
     """Adds metrics; results and errors of `inner` pass unchanged. `store` is the store's name in the settings."""
 
@@ -96,10 +109,10 @@ class InstrumentedRemoteStorageManager:
         metrics: RemoteStorageMetrics,
         write_breakers: CircuitBreakers | None = None,
     ) -> None:
-        self._inner = inner
+        self.inner = inner
+        self.store = store
+        self.metrics = metrics
         self._write_breakers = write_breakers
-        self._store = store
-        self._metrics = metrics
         metrics.add(store)
 
     @property
@@ -108,90 +121,46 @@ class InstrumentedRemoteStorageManager:
         locations = [] if self._write_breakers is None else self._write_breakers.open_locations
         return [location or "home" for location in locations]
 
-    async def open(self) -> None:
-        with self._measured("open"):
-            await self._inner.open()
-
     def use_memory(self, allocate: Allocate) -> None:
-        if isinstance(self._inner, ReadsIntoMemory):
-            self._inner.use_memory(allocate)
+        if isinstance(self.inner, ReadsIntoMemory):
+            self.inner.use_memory(allocate)
 
-    async def check(self) -> None:
-        with self._measured("check"):
-            await self._inner.check()
-
-    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        with self._measured("copy_log_segment_data"):
-            custom_metadata = await self._inner.copy_log_segment_data(metadata, data)
-        self._count_bytes("copy_log_segment_data", metadata.segment_size_bytes + len(data.indexes))
-        return custom_metadata
-
-    async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
-    ) -> memoryview:
-        with self._measured("fetch_log_segment"):
-            view = await self._inner.fetch_log_segment(metadata, start_position, end_position)
-        self._count_bytes("fetch_log_segment", len(view))
-        return view
-
-    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
-        with self._measured("fetch_indexes"):
-            data = await self._inner.fetch_indexes(metadata)
-        self._count_bytes("fetch_indexes", len(data))
-        return data
-
-    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        with self._measured("delete_log_segment_data"):
-            return await self._inner.delete_log_segment_data(metadata)
-
-    async def probe(self) -> Sequence[StoreFeatures]:
-        with self._measured("probe"):
-            return await self._inner.probe()
-
-    async def put_object(self, key: str, data: bytes) -> None:
-        with self._measured("put_object"):
-            await self._inner.put_object(key, data)
-        self._count_bytes("put_object", len(data))
-
-    async def get_object(self, key: str) -> bytes:
-        with self._measured("get_object"):
-            data = await self._inner.get_object(key)
-        self._count_bytes("get_object", len(data))
-        return data
-
-    async def delete_object(self, key: str) -> None:
-        with self._measured("delete_object"):
-            await self._inner.delete_object(key)
+    open = _measured(RemoteStorageManager.open)
+    check = _measured(RemoteStorageManager.check)
+    copy_log_segment_data = _measured(
+        RemoteStorageManager.copy_log_segment_data,
+        lambda _, metadata, data: metadata.segment_size_bytes + len(data.indexes),
+    )
+    fetch_log_segment = _measured(RemoteStorageManager.fetch_log_segment, lambda view, *_: len(view))
+    fetch_indexes = _measured(RemoteStorageManager.fetch_indexes, lambda indexes, *_: len(indexes))
+    delete_log_segment_data = _measured(RemoteStorageManager.delete_log_segment_data)
+    probe = _measured(RemoteStorageManager.probe)
+    put_object = _measured(RemoteStorageManager.put_object, lambda _, key, data: len(data))
+    get_object = _measured(RemoteStorageManager.get_object, lambda data, *_: len(data))
+    delete_object = _measured(RemoteStorageManager.delete_object)
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
-        with self._measured("list_objects"):
-            async for stored in self._inner.list_objects(prefix):
+        with self.measured("list_objects"):
+            async for stored in self.inner.list_objects(prefix):
                 yield stored
 
     async def close(self) -> None:
-        await self._inner.close()
+        await self.inner.close()
 
     @contextmanager
-    def _measured(self, operation: str) -> Iterator[None]:
-        labels = (self._store, operation)
-        self._metrics.requests.labels(*labels).inc()
-        in_flight = self._metrics.in_flight.labels(self._store)
+    def measured(self, operation: str) -> Iterator[None]:
+        labels = (self.store, operation)
+        self.metrics.requests.labels(*labels).inc()
+        in_flight = self.metrics.in_flight.labels(self.store)
         in_flight.inc()
         started = time.perf_counter()
         try:
             yield
         except RemoteStorageError as error:
-            self._metrics.errors.labels(*labels, _kind_of(error)).inc()
+            is_missing = isinstance(error, RemoteResourceNotFoundError)
+            kind = "not_found" if is_missing else "retriable" if error.retriable else "refused"
+            self.metrics.errors.labels(*labels, kind).inc()
             raise
         finally:
             in_flight.dec()
-            self._metrics.seconds.labels(*labels).observe(time.perf_counter() - started)
-
-    def _count_bytes(self, operation: str, count: int) -> None:
-        self._metrics.bytes.labels(self._store, operation).inc(count)
-
-
-def _kind_of(error: RemoteStorageError) -> str:
-    if isinstance(error, RemoteResourceNotFoundError):
-        return "not_found"
-    return "retriable" if error.retriable else "refused"
+            self.metrics.seconds.labels(*labels).observe(time.perf_counter() - started)

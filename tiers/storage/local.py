@@ -16,7 +16,13 @@ from pathlib import Path
 
 from tiers.durable_folders import create_folder, sync_folder
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.file_system import DEFAULTS, SMALL_OBJECT, TEMPORARY, FileSystemRemoteStorageManager
+from tiers.storage.file_system import (
+    DEFAULTS,
+    SMALL_OBJECT,
+    TEMPORARY,
+    FileSystemRemoteStorageManager,
+    ThreadCalls,
+)
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.settings import read_settings
 
@@ -41,7 +47,7 @@ class LocalRemoteStorageManager(FileSystemRemoteStorageManager):
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         values = read_settings("local", settings, {**DEFAULTS, "path": None})
-        super().__init__(LocalFiles(Path(values["path"])), values)
+        super().__init__(ThreadCalls(LocalFiles(Path(values["path"])), values))
 
 
 class LocalFiles:
@@ -54,8 +60,10 @@ class LocalFiles:
     shows_on_close = False
     moves_once = True
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, setting: str = "path") -> None:
+        """`setting` names the root, for error messages."""
         self._root = root
+        self._setting = setting
         self._inside = f"{str(root).rstrip('/')}/"
         self._temporaries = root / TEMPORARY
         self.name = str(root)
@@ -66,7 +74,8 @@ class LocalFiles:
         try:
             self._temporaries.mkdir(exist_ok=True)
         except FileNotFoundError as error:  # a file system that takes no new folder, such as /proc
-            raise RemoteStorageError(f"{self._root}: no folder can be created in it: change `path`") from error
+            said = f"{self._root}: no folder can be created in it: change `{self._setting}`"
+            raise RemoteStorageError(said) from error
         abandoned_before_s = time.time() - _ABANDONED_AFTER_S
         for leftover in self._temporaries.glob(f"{SMALL_OBJECT}.*"):
             with suppress(FileNotFoundError):
@@ -162,7 +171,7 @@ class LocalFiles:
             return RemoteStorageError(f"{self.name}: {error!r}")
         file = error.filename2 or error.filename or self.name  # the second name of a move is the new one
         if error.errno in _REFUSALS:
-            return RemoteStorageError(f"{file}: {error.strerror}; change `path` or its permissions")
+            return RemoteStorageError(f"{file}: {error.strerror}; change `{self._setting}` or its permissions")
         return RetriableRemoteStorageError(f"{file}: {error.strerror or repr(error)}")
 
     @contextmanager
@@ -176,7 +185,8 @@ class LocalFiles:
     def _require_root(self) -> None:
         if not self._root.is_dir():
             raise RemoteStorageError(
-                f"{self._root} is not a directory: mount it, or change `path`; create it only for a new store"
+                f"{self._root} is not a directory: mount it, or change `{self._setting}`; create it only for a new"
+                " store"
             )
 
     def _require_place(self) -> None:

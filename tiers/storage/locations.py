@@ -14,11 +14,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from tiers.errors import (
     RemoteResourceNotFoundError,
@@ -27,7 +30,6 @@ from tiers.errors import (
 )
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.circuit_breaker import CircuitBreakers, loop_ms
-from tiers.storage.late_opening import LateOpening
 from tiers.storage.object_key import marked_location, parse_segment_key
 from tiers.storage.remote_storage_manager import (
     Allocate,
@@ -41,10 +43,13 @@ from tiers.storage.remote_storage_manager import (
 )
 
 HOME = ""
+RETRY_MS = 1_000
+"""How long a store that was down at the start is left alone after an attempt to open it."""
 logger = logging.getLogger(__name__)
 _MAGIC = b"TGL\x01"
 _HAS_INNER = 1
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +62,6 @@ class StorageLocation:
     storage: RemoteStorageManager
     weight: int = 1
     topics: str = "*"
-
-
-def check_location_name(name: str) -> str:
-    """Returns the name. Raises `ValueError` when it is invalid."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"location {name!r}: expected up to 64 letters, digits, '.', '_' and '-'")
-    return name
 
 
 def encode_location(name: str, inner: bytes | None) -> bytes:
@@ -86,6 +84,59 @@ def decode_location(custom_metadata: bytes | None) -> tuple[str, bytes | None]:
     return custom_metadata[start:end].decode(errors="replace"), inner
 
 
+class _Place:
+    """A store, by the first of its names.
+
+    A store that was down at the start is opened by the first call that needs it. While it is closed, calls fail by the
+    error of the last attempt, at most one attempt in `RETRY_MS`."""
+
+    def __init__(
+        self, name: str, storage: RemoteStorageManager, breakers: CircuitBreakers, clock_ms: Callable[[], int]
+    ) -> None:
+        self.name = name
+        self.storage = storage
+        self._breakers = breakers
+        self._clock_ms = clock_ms
+        self._opening = asyncio.Lock()
+        self._error: RemoteStorageError | None = None
+        self._again_at_ms = 0
+
+    async def open(self) -> None:
+        try:
+            await self.storage.open()
+        except RemoteStorageError as error:
+            self._error, self._again_at_ms = error, self._clock_ms() + RETRY_MS
+            raise
+        self._error = None
+
+    async def open_or_later(self) -> None:
+        """Opens the store, or lets a later call do it. Raises the error of a store that refuses."""
+        try:
+            await self.open()
+        except RemoteStorageError as error:
+            if not error.retriable:
+                raise
+            logger.warning(
+                "a store is down: it is opened when it is needed",
+                extra={"location": self.name or "home", "error": str(error)},
+            )
+
+    async def opened(self) -> RemoteStorageManager:
+        """Returns the open store. Raises its error while it cannot be opened."""
+        async with self._opening:
+            if self._error is not None:
+                if self._clock_ms() < self._again_at_ms:
+                    raise self._error
+                await self.open()
+        return self.storage
+
+    @asynccontextmanager
+    async def to_write(self) -> AsyncIterator[RemoteStorageManager]:
+        """Yields the open store for one call, which the circuit breaker sees."""
+        with self._breakers.of(self.name):
+            yield await self.opened()
+
+
 class LocatedRemoteStorageManager:
     """The store with all its locations.
 
@@ -98,174 +149,144 @@ class LocatedRemoteStorageManager:
         clock_ms: Callable[[], int] = loop_ms,
     ) -> None:
         """Raises `ValueError` for invalid names and for names that occur twice."""
-        self._home = home
-        self._locations = locations
-        self._places: dict[str, RemoteStorageManager] = {HOME: home}
-        for location in locations:
-            if check_location_name(location.name) in self._places:
-                raise ValueError(f"two locations are called {location.name!r}")
-            self._places[location.name] = location.storage
-        self._late: dict[int, LateOpening] = {}
-        """The stores that were down when `open_or_later` was called, by their id."""
-        self._clock_ms = clock_ms
         self.write_breakers = CircuitBreakers(clock_ms, counts_cancelled=False)
+        self._locations = locations
+        self._home = _Place(HOME, home, self.write_breakers, clock_ms)
+        self._places = {HOME: self._home}
+        """By each of their names. Several may name one place."""
+        places = {id(home): self._home}
+        for location in locations:
+            if not _NAME.fullmatch(location.name):
+                raise ValueError(f"location {location.name!r}: expected up to 64 letters, digits, '.', '_' and '-'")
+            if location.name in self._places:
+                raise ValueError(f"two locations are called {location.name!r}")
+            place = _Place(location.name, location.storage, self.write_breakers, clock_ms)
+            self._places[location.name] = places.setdefault(id(location.storage), place)
+        self._different = list(places.values())
 
     async def open(self) -> None:
-        for name, place in self._different_places():
-            try:
-                await place.open()
-            except RemoteStorageError as error:
-                raise _named(name, error) from error
+        await self._at_all(_Place.open)
 
     async def open_or_later(self) -> None:
         """Opens the stores. A store that is down is opened by the first call that needs it.
 
         Raises `RemoteStorageError` only for a store that refuses, because an operator must change something."""
-        for name, place in self._different_places():
-            late = LateOpening(place, self._clock_ms)
-            try:
-                await late.opened()
-            except RemoteStorageError as error:
-                if not error.retriable:
-                    raise _named(name, error) from error
-                logger.warning(
-                    "a store is down: it is opened when it is needed",
-                    extra={"location": name or "home", "error": str(error)},
-                )
-                self._late[id(place)] = late
-
-    async def _ready(self, place: RemoteStorageManager) -> RemoteStorageManager:
-        """Returns the store, open. Raises its error while it is down."""
-        late = self._late.get(id(place))
-        return place if late is None else await late.opened()
+        await self._at_all(_Place.open_or_later)
 
     def use_memory(self, allocate: Allocate) -> None:
-        for _, place in self._different_places():
-            if isinstance(place, ReadsIntoMemory):
-                place.use_memory(allocate)
+        for place in self._different:
+            if isinstance(place.storage, ReadsIntoMemory):
+                place.storage.use_memory(allocate)
 
     async def check(self) -> None:
-        for name, place in self._different_places():
-            try:
-                await (await self._ready(place)).check()
-            except RemoteStorageError as error:
-                raise _named(name, error) from error
+        async def check(place: _Place) -> None:
+            await (await place.opened()).check()
+
+        await self._at_all(check)
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         name = self._choose(metadata)
-        with self.write_breakers.of(name):
-            inner = await (await self._ready(self._places[name])).copy_log_segment_data(metadata, data)
+        async with self._places[name].to_write() as storage:
+            inner = await storage.copy_log_segment_data(metadata, data)
         return encode_location(name, inner) if self._locations else inner
 
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
-        _, place, metadata = self._place_of(metadata)
-        return await (await self._ready(place)).fetch_log_segment(metadata, start_position, end_position)
+        place, metadata = self._place_of(metadata)
+        return await (await place.opened()).fetch_log_segment(metadata, start_position, end_position)
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
-        _, place, metadata = self._place_of(metadata)
-        return await (await self._ready(place)).fetch_indexes(metadata)
+        place, metadata = self._place_of(metadata)
+        return await (await place.opened()).fetch_indexes(metadata)
 
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        if metadata.custom_metadata is not None:
-            name, place, metadata = self._place_of(metadata)
-            with self.write_breakers.of(name):
-                return await (await self._ready(place)).delete_log_segment_data(metadata)
-        deleted: list[bool] = []
-        troubles: list[RemoteStorageError] = []
-        for name, place in self._different_places():
-            try:
-                with self.write_breakers.of(name):
-                    deleted.append(await (await self._ready(place)).delete_log_segment_data(metadata))
-            except RemoteStorageError as error:
-                troubles.append(_named(name, error))
-        if troubles:
-            raise troubles[0]
-        return all(deleted)
+        async def delete(place: _Place) -> bool:
+            async with place.to_write() as storage:
+                return await storage.delete_log_segment_data(metadata)
+
+        if metadata.custom_metadata is None:
+            return all(await self._at_all(delete))
+        place, metadata = self._place_of(metadata)
+        return await delete(place)
 
     def place_of(self, metadata: RemoteLogSegmentMetadata) -> RemoteStorageManager:
         """Returns the store that is recorded for the segment."""
-        return self._place_of(metadata)[1]
+        return self._place_of(metadata)[0].storage
 
     async def probe(self) -> Sequence[StoreFeatures]:
         """Probes every store, also after one failed. Raises the first error."""
-        found: list[StoreFeatures] = []
-        troubles: list[RemoteStorageError] = []
-        for name, place in self._different_places():
-            try:
-                found += [replace(each, location=name) for each in await (await self._ready(place)).probe()]
-            except RemoteStorageError as error:
-                troubles.append(_named(name, error))
-        if troubles:
-            raise troubles[0]
-        return found
 
-    def _named_place(self, key: str) -> tuple[str, RemoteStorageManager]:
+        async def probe(place: _Place) -> list[StoreFeatures]:
+            return [replace(each, location=place.name) for each in await (await place.opened()).probe()]
+
+        return [features for found in await self._at_all(probe) for features in found]
+
+    def _named_place(self, key: str) -> _Place:
         """Returns the location of a small object: that of a marker is in its key, and all others are at home."""
         name = marked_location(key)
-        place = self._places.get(name)
-        if place is None:
+        if name not in self._places:
             raise RemoteStorageError(f"location {name!r} is not configured: add [[storage.locations]] with that name")
-        return name, place
+        return self._places[name]
 
     async def put_object(self, key: str, data: bytes) -> None:
-        name, place = self._named_place(key)
-        with self.write_breakers.of(name):
-            await (await self._ready(place)).put_object(key, data)
+        async with self._named_place(key).to_write() as storage:
+            await storage.put_object(key, data)
 
     async def get_object(self, key: str) -> bytes:
         """Reads an object. Looks for a segment's object in every location, because its key does not name one."""
-        _, named = self._named_place(key)
-        try:
-            return await (await self._ready(named)).get_object(key)
-        except RemoteResourceNotFoundError:
-            if parse_segment_key(key) is None:
-                raise
-            for name, place in self._different_places():
-                if name != HOME:
-                    try:
-                        return await (await self._ready(place)).get_object(key)
-                    except RemoteResourceNotFoundError:
-                        continue
-            raise
+        named = self._named_place(key)
+        others = [] if parse_segment_key(key) is None else self._different[1:]
+        for place in (named, *others):
+            try:
+                return await (await place.opened()).get_object(key)
+            except RemoteResourceNotFoundError as error:
+                missing = error
+        raise missing
 
     async def delete_object(self, key: str) -> None:
-        with self.write_breakers.of(HOME):
-            await (await self._ready(self._home)).delete_object(key)
+        async with self._home.to_write() as storage:
+            await storage.delete_object(key)
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """Yields the objects, location by location. The `custom_metadata` of each object names its location."""
-        for name, place in self._different_places():
-            async for stored in (await self._ready(place)).list_objects(prefix):
+        for place in self._different:
+            async for stored in (await place.opened()).list_objects(prefix):
                 if self._locations:
-                    yield replace(stored, custom_metadata=encode_location(name, stored.custom_metadata))
+                    yield replace(stored, custom_metadata=encode_location(place.name, stored.custom_metadata))
                 else:
                     yield stored
 
     async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
         """Yields the unfinished uploads of all locations whose stores support them."""
-        for name, place in self._different_places():
-            store = await self._ready(place)
-            if isinstance(store, UnfinishedUploads):
-                async for upload in store.list_uploads():
-                    yield replace(upload, location=name)
+        for place in self._different:
+            storage = await place.opened()
+            if isinstance(storage, UnfinishedUploads):
+                async for upload in storage.list_uploads():
+                    yield replace(upload, location=place.name)
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
-        place = await self._ready(self._places[upload.location])
-        if isinstance(place, UnfinishedUploads):
-            await place.abort_upload(upload)
+        storage = await self._places[upload.location].opened()
+        if isinstance(storage, UnfinishedUploads):
+            await storage.abort_upload(upload)
 
     async def close(self) -> None:
-        for _, place in self._different_places():
-            await place.close()
+        for place in self._different:
+            await place.storage.close()
 
-    def _different_places(self) -> list[tuple[str, RemoteStorageManager]]:
-        """Returns the distinct stores; a store with two names occurs once."""
-        seen: dict[int, tuple[str, RemoteStorageManager]] = {}
-        for name, place in self._places.items():
-            seen.setdefault(id(place), (name, place))
-        return list(seen.values())
+    async def _at_all(self, call: Callable[[_Place], Awaitable[T]]) -> list[T]:
+        """Makes the call at every store, also after one failed. Raises the first error, which names the location."""
+        results: list[T] = []
+        troubles: list[RemoteStorageError] = []
+        for place in self._different:
+            try:
+                results.append(await call(place))
+            except RemoteStorageError as error:
+                kind = RetriableRemoteStorageError if error.retriable else RemoteStorageError
+                troubles.append(error if place.name == HOME else kind(f"location {place.name!r}: {error}"))
+        if troubles:
+            raise troubles[0]
+        return results
 
     def _choose(self, metadata: RemoteLogSegmentMetadata) -> str:
         topic = metadata.topic_id_partition.topic
@@ -278,21 +299,12 @@ class LocatedRemoteStorageManager:
                 return each.name
         return HOME
 
-    def _place_of(
-        self, metadata: RemoteLogSegmentMetadata
-    ) -> tuple[str, RemoteStorageManager, RemoteLogSegmentMetadata]:
+    def _place_of(self, metadata: RemoteLogSegmentMetadata) -> tuple[_Place, RemoteLogSegmentMetadata]:
         name, inner = decode_location(metadata.custom_metadata)
-        place = self._places.get(name)
-        if place is None:
+        if name not in self._places:
             known = ", ".join(repr(known) for known in self._places if known != HOME) or "none"
             raise RemoteStorageError(
                 f"segment {metadata.segment_id.id} is stored in location {name!r}, which is not configured: "
                 f"add [[storage.locations]] with that name (configured: {known})"
             )
-        return name, place, replace(metadata, custom_metadata=inner)
-
-
-def _named(name: str, error: RemoteStorageError) -> RemoteStorageError:
-    if name == HOME:
-        return error
-    return (RetriableRemoteStorageError if error.retriable else RemoteStorageError)(f"location {name!r}: {error}")
+        return self._places[name], replace(metadata, custom_metadata=inner)

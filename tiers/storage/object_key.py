@@ -30,15 +30,11 @@ INDEXES_SUFFIX = ".indexes"
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_PARTITION = rf"[0-9a-f]{{4}}/(?P<cluster>{_CLUSTER_ID.pattern})/(?P<topic>{_UUID})/(?P<partition>\d{{1,10}})/"
 _SEGMENT_KEY = re.compile(
-    rf"(?P<entropy>[0-9a-f]{{4}})/(?P<cluster>{_CLUSTER_ID.pattern})/(?P<topic>{_UUID})/(?P<partition>\d{{1,10}})/"
-    rf"(?P<base>\d{{20}})-(?P<end>\d{{20}})-(?P<segment>{_UUID})(?P<suffix>\.log|\.indexes)"
+    rf"{_PARTITION}(?P<base>\d{{20}})-(?P<end>\d{{20}})-(?P<segment>{_UUID})(?P<suffix>\.log|\.indexes)"
 )
-
-_FACTS_KEY = re.compile(
-    rf"(?P<entropy>[0-9a-f]{{4}})/(?P<cluster>{_CLUSTER_ID.pattern})/(?P<topic>{_UUID})/(?P<partition>\d{{1,10}})/"
-    rf"f(?P<epoch>\d{{10}})-(?P<offset>\d{{20}})-{_UUID}\.facts"
-)
+_FACTS_KEY = re.compile(rf"{_PARTITION}f\d{{10}}-\d{{20}}-{_UUID}\.facts")
 _MARKER_KEY = re.compile(rf"({_CLUSTER_ID.pattern})/tier(?:\.([A-Za-z0-9._-]{{1,64}}))?\.json")
 _PROBE_KEY = re.compile(rf"\.(?:check|race)-{_UUID}")
 
@@ -106,29 +102,24 @@ def _segment_key(cluster_id: str, metadata: RemoteLogSegmentMetadata) -> str:
 def parse_segment_key(key: str) -> SegmentObjectKey | None:
     """Returns the parts of a segment object's key; None for other keys, and for a key with the wrong entropy."""
     found = _SEGMENT_KEY.fullmatch(key)
-    if found is None:
+    where = found and _partition_of(found)
+    if found is None or where is None:
         return None
-    parsed = SegmentObjectKey(
-        found["cluster"],
-        UUID(found["topic"]),
-        int(found["partition"]),
-        int(found["base"]),
-        int(found["end"]),
-        UUID(found["segment"]),
-        found["suffix"],
-    )
-    prefix = partition_prefix(parsed.cluster_id, TopicIdPartition(parsed.topic_id, parsed.partition))
-    return parsed if key.startswith(prefix) else None
+    return SegmentObjectKey(*where, int(found["base"]), int(found["end"]), UUID(found["segment"]), found["suffix"])
 
 
 def parse_facts_key(key: str) -> FactsKey | None:
     """Returns the parts of the key of facts; None for other keys, and for a key with the wrong entropy."""
     found = _FACTS_KEY.fullmatch(key)
-    if found is None:
-        return None
-    parsed = FactsKey(found["cluster"], UUID(found["topic"]), int(found["partition"]), key)
-    prefix = partition_prefix(parsed.cluster_id, TopicIdPartition(parsed.topic_id, parsed.partition))
-    return parsed if key.startswith(prefix) else None
+    where = found and _partition_of(found)
+    return where and FactsKey(*where, key)
+
+
+def _partition_of(found: re.Match[str]) -> tuple[str, UUID, int] | None:
+    """Returns the cluster id, the topic id and the partition of a key; None if its entropy is wrong."""
+    cluster_id, topic_id, partition = found["cluster"], UUID(found["topic"]), int(found["partition"])
+    prefix = partition_prefix(cluster_id, TopicIdPartition(topic_id, partition))
+    return (cluster_id, topic_id, partition) if found.string.startswith(prefix) else None
 
 
 def marked_cluster(key: str) -> str | None:

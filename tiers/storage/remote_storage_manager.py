@@ -15,11 +15,13 @@ Third parties may add an implementation. Every implementation follows these rule
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from tiers.errors import RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 
@@ -119,6 +121,16 @@ class RemoteStorageManager(SegmentReads, Protocol):
 
     async def close(self) -> None:
         """Releases the connections. Safe to call twice."""
+
+
+async def check_by_an_object(storage: RemoteStorageManager, name: str) -> None:
+    """Writes, reads and deletes an object. `name` is that of the store, for the error."""
+    key = f".check-{uuid.uuid4()}"
+    await storage.put_object(key, key.encode())
+    found = await storage.get_object(key)
+    await storage.delete_object(key)
+    if found != key.encode():
+        raise RemoteStorageError(f"{name}: an object reads back with other bytes than were written")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A `BlockingFileSystem` over a folder that hangs on request, for the child process of a `ChildStorageManager`.
+"""A `BlockingFileSystem` over a folder that hangs on request, for the child process of `ChildCalls`.
 
 A read of `frozen` holds the interpreter's lock forever. A read of `stuck` only waits. A read of `dies` ends the
 process. Every read is refused while the file `accepted` has other bytes than the file `ticket` had when the process
@@ -16,29 +16,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tiers.errors import CredentialsRefusedError
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.file_system import FileSystemRemoteStorageManager
+from tiers.storage.file_system import ThreadCalls
 from tiers.storage.local import LocalFiles
-from tiers.storage.remote_storage_manager import LogSegmentData
 
 
-def make(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
-    return FileSystemRemoteStorageManager(StallingFiles(Path(settings["path"])), _values(settings["timeout.ms"]))
-
-
-def make_with_custom_metadata(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
-    return _WithCustomMetadata(StallingFiles(Path(settings["path"])), _values("60000"))
-
-
-def _values(timeout_ms: str) -> Mapping[str, str]:
-    return {"cluster.id": "cluster-1", "threads": "4", "timeout.ms": timeout_ms}
-
-
-class _WithCustomMetadata(FileSystemRemoteStorageManager):
-    """A storage manager whose custom metadata is the uuid of the segment."""
-
-    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes:
-        return metadata.segment_id.id.bytes
+def make(settings: Mapping[str, str]) -> ThreadCalls:
+    values = {"cluster.id": "cluster-1", "threads": "4", "timeout.ms": settings["timeout.ms"]}
+    return ThreadCalls(StallingFiles(Path(settings["path"])), values)
 
 
 class StallingFiles(LocalFiles):

@@ -5,8 +5,8 @@ The mapping uses S3's error codes first, because S3-compatible servers differ mo
 
 from __future__ import annotations
 
-import html
-import re
+import ssl
+from collections.abc import Mapping
 
 import aiohttp
 from botocore.exceptions import (
@@ -30,56 +30,7 @@ from tiers.errors import (
     StoreOverloadedError,
     ThrottledError,
 )
-from tiers.storage.s3.answer_head import MalformedAnswerError
-from tiers.storage.s3.range_connection import LostConnectionError, UnexpectedAnswerError
-from tiers.storage.s3.range_reader import TlsRefusedError
-
-_WRONG_CREDENTIALS = {
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "XAdminUserNotFound",
-    "InvalidToken",
-    "ExpiredToken",
-    # STS answers these to the token of a web identity.
-    "ExpiredTokenException",
-    "IDPRejectedClaim",
-    "InvalidIdentityToken",
-}
-_WRONG_PLACE = {
-    "AuthorizationHeaderMalformed",
-    "AuthorizationQueryParametersError",
-    "IllegalLocationConstraintException",
-    "PermanentRedirect",
-    "TemporaryRedirect",
-    "301",
-    "307",
-}
-_HEALING = {
-    "BadDigest",
-    "RequestTimeout",
-}
-_OVERLOAD = {"SlowDown", "Throttling"}
-_CONFLICT_CODES = {"OperationAborted", "ConditionalRequestConflict"}
-_HEALING_EXCEPTIONS = (
-    aiohttp.ClientError,
-    ConnectionError,
-    CredentialRetrievalError,
-    HTTPClientError,
-    IncompleteReadError,
-    LostConnectionError,
-    MalformedAnswerError,
-    MetadataRetrievalError,
-    OSError,
-    UnexpectedAnswerError,
-)
-_CONFLICT = 409
-_HEALING_STATUS = {408, 425}
-_OVERLOAD_STATUS = {429, 503}
-_PRECONDITION_FAILED = 412
-
-_CODE_ELEMENT = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
-_MESSAGE_ELEMENT = re.compile(rb"<Message>([^<]*)</Message>")
-_MAX_MESSAGE = 200
+from tiers.storage.s3.range_connection import UnexpectedAnswerError
 
 
 class PreconditionFailedError(RemoteStorageError):
@@ -98,53 +49,85 @@ class NoSuchUploadError(RetriableRemoteStorageError):
     """The multipart upload was completed or aborted. The implementation handles it internally where it is expected."""
 
 
-def error_of_document(bucket: str, key: str, status: int, body: bytes | memoryview) -> RemoteStorageError:
-    """Returns the error for an answer whose body is an error document, or another page."""
-    code, message = _CODE_ELEMENT.search(body), _MESSAGE_ELEMENT.search(body)
-    said = html.unescape(message[1].decode(errors="replace")) if message else ""
-    return error_of_answer(bucket, key, status, code[1].decode() if code else "", said)
+OVERLOAD_STATUS = {429, 503}
+_MAX_MESSAGE = 200
+_Kind = tuple[type[RemoteStorageError], str]
+"""The class of an error, and what the operator can do."""
+
+_CREDENTIALS: _Kind = CredentialsRefusedError, ": the store rejects the credentials: renew or change them"
+_PLACE: _Kind = RemoteStorageError, ": change `region` or `endpoint.url` to the bucket's"
+_CONFLICT: _Kind = ConflictError, ""
+_OVERLOAD: _Kind = ThrottledError, ""
+_HEALS: _Kind = RetriableRemoteStorageError, ""
+_RIGHTS: _Kind = (
+    CredentialsRefusedError,
+    ": check the credentials, their rights in this bucket and its object lock; "
+    "without s3:ListBucket, S3 answers the same for a missing object",
+)
+_BY_CODE: Mapping[str, _Kind] = {
+    "NoSuchBucket": (RemoteStorageError, ": the bucket does not exist: create it or change `bucket`"),
+    "InvalidBucketName": (RemoteStorageError, ": change `bucket`"),
+    "InvalidAccessKeyId": _CREDENTIALS,
+    "SignatureDoesNotMatch": _CREDENTIALS,
+    "XAdminUserNotFound": _CREDENTIALS,
+    "InvalidToken": _CREDENTIALS,
+    "ExpiredToken": _CREDENTIALS,
+    # STS answers these to the token of a web identity.
+    "ExpiredTokenException": _CREDENTIALS,
+    "IDPRejectedClaim": _CREDENTIALS,
+    "InvalidIdentityToken": _CREDENTIALS,
+    "RequestTimeTooSkewed": (RemoteStorageError, ": set this machine's clock"),
+    "AuthorizationHeaderMalformed": _PLACE,
+    "AuthorizationQueryParametersError": _PLACE,
+    "IllegalLocationConstraintException": _PLACE,
+    "PermanentRedirect": _PLACE,
+    "TemporaryRedirect": _PLACE,
+    "NoSuchUpload": (NoSuchUploadError, ""),
+    "OperationAborted": _CONFLICT,
+    "ConditionalRequestConflict": _CONFLICT,
+    "SlowDown": _OVERLOAD,
+    "Throttling": _OVERLOAD,
+    "BadDigest": _HEALS,
+    "RequestTimeout": _HEALS,
+}
+_BY_STATUS: Mapping[int, _Kind] = {
+    301: _PLACE,
+    307: _PLACE,
+    400: (UnsupportedRequestError, ""),
+    401: _RIGHTS,
+    403: _RIGHTS,
+    404: (RemoteResourceNotFoundError, ""),
+    408: _HEALS,
+    409: _CONFLICT,
+    412: (PreconditionFailedError, ""),
+    425: _HEALS,
+    429: _OVERLOAD,
+    501: (UnsupportedRequestError, ": this server lacks a required feature"),
+    503: _OVERLOAD,
+}
+"""For answers without a code of `_BY_CODE`."""
+_HEALING_EXCEPTIONS = (
+    aiohttp.ClientError,
+    ConnectionError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    IncompleteReadError,
+    MetadataRetrievalError,
+    OSError,
+    UnexpectedAnswerError,
+)
 
 
 def error_of_answer(bucket: str, key: str, status: int, code: str, said: str = "") -> RemoteStorageError:
     """Returns the error for a failed request. `code` may be empty or a bare status: HEAD answers have no body.
 
     `said` is the store's own message."""
-    where = f"s3://{bucket}/{key}"
     answer = f"{status} {code}".strip()
     if shown := "".join(each for each in said[:_MAX_MESSAGE] if each.isprintable()).strip().removesuffix("."):
         answer = f"{answer}: {shown}"
-    if code == "NoSuchBucket":
-        return RemoteStorageError(f"{where}: the bucket does not exist: create it or change `bucket`")
-    if code == "InvalidBucketName":
-        return RemoteStorageError(f"{where}: {answer}: change `bucket`")
-    if code in _WRONG_CREDENTIALS:
-        return CredentialsRefusedError(f"{where}: the store rejects the credentials ({answer}): renew or change them")
-    if code == "RequestTimeTooSkewed":
-        return RemoteStorageError(f"{where}: {answer}: set this machine's clock")
-    if code in _WRONG_PLACE or status in (301, 307):
-        return RemoteStorageError(f"{where}: {answer}: change `region` or `endpoint.url` to the bucket's")
-    if code == "NoSuchUpload":
-        return NoSuchUploadError(f"{where}: {answer}")
-    if code in _CONFLICT_CODES or status == _CONFLICT:
-        return ConflictError(f"{where}: {answer}")
-    if code in _OVERLOAD or status in _OVERLOAD_STATUS:
-        return ThrottledError(f"{where}: {answer}")
-    if code in _HEALING or status in _HEALING_STATUS:
-        return RetriableRemoteStorageError(f"{where}: {answer}")
-    if status == _PRECONDITION_FAILED:
-        return PreconditionFailedError(f"{where}: {answer}")
-    if status in (401, 403):
-        return CredentialsRefusedError(
-            f"{where}: {answer}: check the credentials, their rights in this bucket and its object lock; "
-            f"without s3:ListBucket, S3 answers the same for a missing object"
-        )
-    if status == 404:
-        return RemoteResourceNotFoundError(f"{where}: {answer}")
-    if status == 501:
-        return UnsupportedRequestError(f"{where}: {answer}: this server lacks a required feature")
-    if status >= 500:
-        return RetriableRemoteStorageError(f"{where}: {answer}")
-    return (UnsupportedRequestError if status == 400 else RemoteStorageError)(f"{where}: {answer}")
+    other = _HEALS if status >= 500 else (RemoteStorageError, "")
+    kind, advice = _BY_CODE.get(code) or _BY_STATUS.get(status, other)
+    return kind(f"s3://{bucket}/{key}: {answer}{advice}")
 
 
 def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorageError:
@@ -157,7 +140,7 @@ def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorage
             status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             found = error.response.get("Error", {})
             return error_of_answer(bucket, key, status, str(found.get("Code", "")), str(found.get("Message", "")))
-        case SSLError() | TlsRefusedError():
+        case SSLError() | ssl.SSLError():
             return RemoteStorageError(f"{where}: TLS: {error}: change `endpoint.url` or the trusted certificates")
         case TimeoutError() | ConnectTimeoutError():
             return StoreOverloadedError(f"{where}: no answer in time")

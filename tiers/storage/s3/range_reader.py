@@ -1,30 +1,23 @@
 """`RangeReader` sends ranged GETs to the URLs of a store, over connections that it keeps open.
 
-It knows HTTP, and neither signatures, retries nor deadlines: its caller signs the URL, and cancels a GET that takes too
-long. A connection that stays idle is closed before a firewall forgets it. A GET whose kept connection had ended
-unnoticed is sent once more, on a new one.
+It knows neither signatures, retries nor deadlines: its caller signs the URL, and cancels a GET that takes too long. A
+connection that was idle for so long that a firewall may have forgotten it is not used. A GET whose kept connection had
+ended unnoticed is sent once more, on a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from itertools import chain
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from tiers.sockets import connected_socket
 from tiers.storage.remote_storage_manager import Allocate
-from tiers.storage.s3.http_proxy import HttpProxy, open_tunnel, proxy_of
-from tiers.storage.s3.range_connection import (
-    ByteRange,
-    LostConnectionError,
-    RangeAnswer,
-    RangeConnection,
-    UnansweredError,
-)
+from tiers.storage.s3.range_connection import ByteRange, LostConnectionError, RangeConnection, UnansweredError
 
 IDLE_S: Final = 15.0
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -32,17 +25,12 @@ _SENDABLE: Final = re.compile("[!-~]+")
 """A URL without spaces and control characters, which would end the request line."""
 
 
-class TlsRefusedError(Exception):
-    """The TLS handshake with the store failed, for example because of its certificate."""
-
-
-class Route(NamedTuple):
-    """Where a connection leads to, and by which proxy. Without TLS, a connection to a proxy leads to all stores."""
+class _Place(NamedTuple):
+    """Where a connection leads to."""
 
     is_tls: bool
     host: str
     port: int
-    proxy: HttpProxy | None
 
 
 def new_memory(length: int) -> memoryview:
@@ -52,22 +40,14 @@ def new_memory(length: int) -> memoryview:
 class RangeReader:
     """Keeps at most `max_connections` open; more GETs wait. Must be created on the event loop that uses it.
 
-    `tls` makes the context for https. `proxy_of` names the proxy for a URL; it is asked once per host."""
+    `tls` makes the context for https."""
 
-    def __init__(
-        self,
-        max_connections: int,
-        *,
-        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
-        proxy_of: Callable[[str], HttpProxy | None] = proxy_of,
-    ) -> None:
-        self._proxy_of = proxy_of
-        self._proxies: dict[tuple[str, str], HttpProxy | None] = {}
-        """By the scheme and the host with its port."""
-        self._places = asyncio.Semaphore(max_connections)
+    def __init__(self, max_connections: int, *, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
+        self._free = asyncio.Semaphore(max_connections)
         self._make_tls = tls
         self._tls: ssl.SSLContext | None = None
-        self._idle: dict[Route, list[RangeConnection]] = {}
+        self._idle: dict[_Place, list[RangeConnection]] = {}
+        """The one that was used last is last. It is used again first, so the others become idle for long, and close."""
         self._in_use: set[RangeConnection] = set()
         self._is_closed = False
 
@@ -78,127 +58,75 @@ class RangeReader:
 
     async def get(
         self, url: str, asked: ByteRange, moved: Callable[[], None], allocate: Allocate = new_memory
-    ) -> RangeAnswer:
-        """Returns the answer to a GET of the range, whose bytes are in memory of `allocate`.
+    ) -> memoryview:
+        """Returns the bytes of the range, in memory of `allocate`. `moved` is called for each progress.
 
-        `moved` is called for each progress.
+        Raises `LostConnectionError`, `UnexpectedAnswerError`, `OtherAnswerError` and `OSError`. Raises `ssl.SSLError`
+        if the store is not trusted, and `ValueError` for a URL that cannot be sent."""
+        place, request = _request(url, asked)
 
-        Raises `LostConnectionError`, `UnexpectedAnswerError`, `MalformedAnswerError`, `TlsRefusedError` and `OSError`.
-        Raises `ValueError` for a URL that cannot be sent."""
-        route, request = self._request(url, asked)
+        async def get(connection: RangeConnection) -> memoryview:
+            self._in_use.add(connection)
+            try:
+                return await connection.get(request, asked, moved, allocate)
+            finally:
+                self._in_use.discard(connection)
+                if self._is_closed:
+                    connection.abort()
+                elif connection.is_usable:
+                    connection.idle_since_s = asyncio.get_running_loop().time()
+                    self._idle.setdefault(place, []).append(connection)
 
-        def get(connection: RangeConnection) -> Coroutine[None, None, RangeAnswer]:
-            return connection.get(request, asked, moved, allocate)
-
-        async with self._places:
-            kept = self._take_idle(route)
+        async with self._free:
+            kept = self._take_idle(place)
             if kept is not None:
                 try:
-                    return await self._get_by(kept, route, get)
+                    return await get(kept)
                 except UnansweredError:
                     pass  # the store closed it meanwhile
-            return await self._get_by(await self._connect(route), route, get)
+            return await get(await self._connect(place))
 
     async def close(self) -> None:
         """Closes all connections. GETs in progress and later ones raise `LostConnectionError`. Safe to call twice."""
         self._is_closed = True
-        for connection in self._in_use:
+        for connection in [*self._in_use, *chain(*self._idle.values())]:
             connection.abort()
-        for route in self._idle:
-            while (idle := self._take_idle(route)) is not None:
-                idle.abort()
+        self._idle.clear()
         await asyncio.sleep(0)  # the loop ends the aborted connections
 
-    async def _get_by(
-        self,
-        connection: RangeConnection,
-        route: Route,
-        get: Callable[[RangeConnection], Coroutine[None, None, RangeAnswer]],
-    ) -> RangeAnswer:
-        self._in_use.add(connection)
-        try:
-            return await get(connection)
-        finally:
-            self._in_use.discard(connection)
-            if self._is_closed:
-                connection.abort()
-            elif connection.is_usable:
-                self._keep(route, connection)
+    def _take_idle(self, place: _Place) -> RangeConnection | None:
+        """Returns a connection that may still be open, and closes those that were idle for too long."""
+        oldest_s = asyncio.get_running_loop().time() - IDLE_S
+        idle = self._idle.get(place, [])
+        while idle and idle[0].idle_since_s < oldest_s:
+            idle.pop(0).abort()
+        return idle.pop() if idle else None
 
-    def _take_idle(self, route: Route) -> RangeConnection | None:
-        """Returns the connection that was used last. So the others become idle for long, and close."""
-        idle = self._idle.get(route)
-        if not idle:
-            return None
-        connection = idle.pop()
-        assert connection.idle_timer is not None
-        connection.idle_timer.cancel()
-        return connection
-
-    def _keep(self, route: Route, connection: RangeConnection) -> None:
-        idle = self._idle.setdefault(route, [])
-        idle.append(connection)
-
-        def close() -> None:
-            idle.remove(connection)
-            connection.abort()
-
-        connection.idle_timer = asyncio.get_running_loop().call_later(IDLE_S, close)
-
-    async def _connect(self, route: Route) -> RangeConnection:
+    async def _connect(self, place: _Place) -> RangeConnection:
         if self._is_closed:
             raise LostConnectionError("the reader is closed")
-        tls = await self._tls_context() if route.is_tls else None
-        opened = await _opened(route)
-        try:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                RangeConnection, sock=opened, ssl=tls, server_hostname=route.host if route.is_tls else None
-            )
-        except ssl.SSLError as error:
-            raise TlsRefusedError(str(error)) from error
+        if place.is_tls and self._tls is None:
+            self._tls = await asyncio.to_thread(self._make_tls)  # it reads the files of all trusted authorities
+        opened = await connected_socket(place.host, place.port)
+        tls, name = (self._tls, place.host) if place.is_tls else (None, None)
+        _, connection = await asyncio.get_running_loop().create_connection(
+            RangeConnection, sock=opened, ssl=tls, server_hostname=name
+        )
         return connection
 
-    def _request(self, url: str, asked: ByteRange) -> tuple[Route, bytes]:
-        parts = urlsplit(url)
-        if not _SENDABLE.fullmatch(url) or parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
-            raise ValueError(f"{parts.scheme}://{parts.netloc} is no address of a store")
-        place = parts.scheme, parts.netloc
-        if place not in self._proxies:
-            self._proxies[place] = self._proxy_of(url)
-        proxy = self._proxies[place]
-        default_port = _DEFAULT_PORTS[parts.scheme]
-        name, port, is_tls = parts.hostname, parts.port or default_port, parts.scheme == "https"
-        host = f"[{name}]" if ":" in name else name
-        if port != default_port:
-            host = f"{host}:{port}"
-        target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        fields = asked.header()
-        if proxy is None or is_tls:
-            route = Route(is_tls, name, port, proxy)
-        else:
-            route = Route(is_tls, proxy.host, proxy.port, proxy)
-            target = f"http://{host}{target}"
-            fields += proxy.header()
-        # A presigned URL has no Authorization field, so an HTTP proxy on the way may answer from its cache: with an
-        # object that the store has lost, or with an earlier one of the same key (RFC 9111 3.5).
-        fields += "Accept-Encoding: identity\r\nCache-Control: no-cache\r\n"
-        head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"
-        return route, head.encode("ascii")
 
-    async def _tls_context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = await asyncio.to_thread(self._make_tls)  # it reads the files of all trusted authorities
-        return self._tls
-
-
-async def _opened(route: Route) -> socket.socket:
-    """Returns a socket whose next bytes reach the route's host. Raises `OSError`."""
-    if route.proxy is None or not route.is_tls:
-        return await connected_socket(route.host, route.port)
-    opened = await connected_socket(route.proxy.host, route.proxy.port)
-    try:
-        await open_tunnel(opened, route.proxy, route.host, route.port)
-    except BaseException:
-        opened.close()
-        raise
-    return opened
+def _request(url: str, asked: ByteRange) -> tuple[_Place, bytes]:
+    parts = urlsplit(url)
+    if not _SENDABLE.fullmatch(url) or parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise ValueError(f"{parts.scheme}://{parts.netloc} is no address of a store")
+    default_port = _DEFAULT_PORTS[parts.scheme]
+    name, port = parts.hostname, parts.port or default_port
+    host = f"[{name}]" if ":" in name else name
+    if port != default_port:
+        host = f"{host}:{port}"
+    target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    part = "" if asked.is_whole else f"Range: {asked.value}\r\n"
+    # A presigned URL has no Authorization field, so an HTTP proxy on the way may answer from its cache: with an object
+    # that the store has lost, or with an earlier one of the same key (RFC 9111 3.5).
+    fields = f"Host: {host}\r\n{part}Accept-Encoding: identity\r\nCache-Control: no-cache\r\n"
+    return _Place(parts.scheme == "https", name, port), f"GET {target} HTTP/1.1\r\n{fields}\r\n".encode("ascii")

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,13 @@ from botocore.httpsession import get_cert_path
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
-from tiers.storage.part_window import PartWindow
 from tiers.storage.remote_storage_manager import (
     Allocate,
     LogSegmentData,
     StoredObject,
     StoreFeatures,
     UnfinishedUpload,
+    check_by_an_object,
     check_range,
 )
 from tiers.storage.s3.buffers import ReusedBuffers
@@ -41,7 +41,7 @@ from tiers.storage.s3.credentials import S3Credentials
 from tiers.storage.s3.download import S3Downloader
 from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError
 from tiers.storage.s3.race import StoreRace
-from tiers.storage.s3.upload import S3Uploader, StagedUpload
+from tiers.storage.s3.upload import Part, PartWindow, S3Uploader, StagedUpload
 from tiers.storage.settings import read_duration_ms, read_flag, read_number, read_settings, read_size_bytes
 
 _MINIMUM_PART_BYTES = 5 * 1024 * 1024
@@ -79,6 +79,11 @@ def _context_of_client(ca_bundle: str | None) -> ssl.SSLContext:
 
     Otherwise a store whose authority AWS_CA_BUNDLE names would take every copy, and no copy could be read."""
     return ssl.create_default_context(cafile=get_cert_path(ca_bundle or True))
+
+
+def _ask_no_cache(params: dict[str, Any], **_: Any) -> None:
+    """Lets no HTTP proxy answer a read: its copy may be of an object that the store has lost."""
+    params["headers"]["Cache-Control"] = "no-cache"
 
 
 class S3RemoteStorageManager:
@@ -146,6 +151,7 @@ class S3RemoteStorageManager:
             raise RemoteStorageError(f"S3 client: {error}: change `endpoint.url` or `region`") from error
         # The client library would wait for `100 Continue` before each body that is no bytes object: a round trip more.
         client.meta.events.unregister("before-call.s3", add_expect_header)
+        client.meta.events.register("before-call.s3.GetObject", _ask_no_cache)
         window = PartWindow(max(1, self._max_connections // 2))
         self._up = S3Uploader(client, self._bucket, self._timeout_s, self._part_bytes, window, self._credentials)
         tls = partial(_context_of_client, session.get_config_variable("ca_bundle"))
@@ -153,16 +159,11 @@ class S3RemoteStorageManager:
         self._resources.push_async_callback(self._down.close)
 
     async def check(self) -> None:
-        name = f".check-{uuid.uuid4()}"
-        await self.put_object(name, name.encode())
-        found = await self.get_object(name)
-        await self.delete_object(name)
-        if found != name.encode():
-            raise RemoteStorageError(f"s3://{self._bucket}: an object reads back with other bytes than were written")
+        await check_by_an_object(self, f"s3://{self._bucket}")
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        await self._up.create_from_file(self._log_key(metadata), data.log_segment)
-        await self._up.create(self._indexes_key(metadata), data.indexes)
+        await self._up.ensure(self._log_key(metadata), data.log_segment)
+        await self._up.ensure(self._indexes_key(metadata), data.indexes)
         return None
 
     async def fetch_log_segment(
@@ -191,14 +192,14 @@ class S3RemoteStorageManager:
 
     async def probe(self) -> Sequence[StoreFeatures]:
         """Lets writers race (`race.py`). Costs about 170 requests."""
-        return [await StoreRace(self._up, self._prefix).run()]
+        return [await StoreRace(self._up, self._get, self._prefix).run()]
 
     async def put_object(self, key: str, data: bytes) -> None:
-        await self._up.put(self._prefix + key, data)
+        await self._up.put(self._prefix + key, Part.of(data))
 
     async def create_object(self, key: str, source: Path) -> bool:
         """Creates an object from a file. Returns False when there is an object already, which stays as it is."""
-        return await self._up.create_unless_there(self._prefix + key, source)
+        return await self._up.create(self._prefix + key, source)
 
     async def stage_object(self, key: str, source: Path) -> StagedUpload:
         """Uploads a file. The object is not visible before `publish_object`."""
@@ -211,7 +212,7 @@ class S3RemoteStorageManager:
         gone.
         """
         try:
-            await self._up.complete(self._prefix + key, staged)
+            await self._up.complete(self._prefix + key, staged, IfNoneMatch="*")
         except PreconditionFailedError:
             await self._abort(self._prefix + key, staged.id)
             return False
@@ -226,26 +227,28 @@ class S3RemoteStorageManager:
         await self._up.call("delete_object", self._prefix + key, Key=self._prefix + key)
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
-        parameters = {"Prefix": self._prefix + prefix}
-        while True:
-            page = await self._up.call("list_objects_v2", self._prefix + prefix, **parameters)
+        marks = {"ContinuationToken": "NextContinuationToken"}
+        async for page in self._pages("list_objects_v2", prefix, marks):
             for item in page.get("Contents", ()):
-                modified_ms = int(item["LastModified"].timestamp() * 1000) if "LastModified" in item else None
-                yield StoredObject(item["Key"].removeprefix(self._prefix), item["Size"], modified_ms=modified_ms)
-            if not page.get("IsTruncated"):
-                return
-            parameters["ContinuationToken"] = page["NextContinuationToken"]
+                key = item["Key"].removeprefix(self._prefix)
+                yield StoredObject(key, item["Size"], modified_ms=_milliseconds(item.get("LastModified")))
 
     async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
-        parameters = {"Prefix": self._prefix}
-        while True:
-            page = await self._up.call("list_multipart_uploads", self._prefix, **parameters)
+        marks = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        async for page in self._pages("list_multipart_uploads", "", marks):
             for item in page.get("Uploads", ()):
-                started_ms = int(item["Initiated"].timestamp() * 1000) if "Initiated" in item else None
-                yield UnfinishedUpload(item["Key"].removeprefix(self._prefix), item["UploadId"], started_ms)
+                key = item["Key"].removeprefix(self._prefix)
+                yield UnfinishedUpload(key, item["UploadId"], _milliseconds(item.get("Initiated")))
+
+    async def _pages(self, operation: str, prefix: str, marks: Mapping[str, str]) -> AsyncIterator[Any]:
+        """Yields the pages of a listing. `marks` are the parameters of the next page, with their names in an answer."""
+        parameters = {"Prefix": self._prefix + prefix}
+        while True:
+            page = await self._up.call(operation, self._prefix + prefix, **parameters)
+            yield page
             if not page.get("IsTruncated"):
                 return
-            parameters["KeyMarker"], parameters["UploadIdMarker"] = page["NextKeyMarker"], page["NextUploadIdMarker"]
+            parameters |= {parameter: page[name] for parameter, name in marks.items()}
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
         await self._abort(self._prefix + upload.key, upload.id)
@@ -273,3 +276,7 @@ class S3RemoteStorageManager:
 
     def _indexes_key(self, metadata: RemoteLogSegmentMetadata) -> str:
         return self._prefix + indexes_key(self._cluster_id, metadata)
+
+
+def _milliseconds(time: datetime | None) -> int | None:
+    return None if time is None else int(time.timestamp() * 1000)

@@ -16,7 +16,8 @@ import base64
 import contextlib
 import io
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,6 @@ from typing import Any, Final, NamedTuple
 from protocol.records.record_batch import crc32c
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, StoreOverloadedError
 from tiers.storage.activity import PIECE_BYTES, Activity, while_active
-from tiers.storage.part_window import PartWindow
 from tiers.storage.s3.credentials import S3Credentials
 from tiers.storage.s3.errors import PreconditionFailedError, UnsupportedRequestError, error_of_exception
 
@@ -43,23 +43,27 @@ class StagedUpload(NamedTuple):
     parts: tuple[Mapping[str, str], ...]
 
 
-class _FilePart(NamedTuple):
-    """The bytes of an open file that a request sends."""
+class Part(NamedTuple):
+    """The bytes that a request sends. `read` takes a position and a length, and raises `RemoteStorageError`."""
 
-    descriptor: int
-    start: int
     size_bytes: int
+    read: Callable[[int, int], bytes]
 
-    def read(self, position: int, length: int) -> bytes:
-        """Raises `RemoteStorageError`."""
-        try:
-            piece = os.pread(self.descriptor, length, self.start + position)
-        except OSError as error:
-            raise RemoteStorageError(f"the segment to copy cannot be read: {error.strerror}") from error
-        if len(piece) != length:
-            end, expected = self.start + position + len(piece), self.start + self.size_bytes
-            raise RemoteStorageError(f"the segment to copy ends at {end} instead of {expected}")
-        return piece
+    @classmethod
+    def of(cls, data: bytes) -> Part:
+        return cls(len(data), lambda position, length: data[position : position + length])
+
+    async def checksum(self) -> dict[str, str]:
+        """Returns the parameter that has the checksum."""
+
+        def checksum() -> int:
+            crc = 0
+            for position in range(0, self.size_bytes, PIECE_BYTES):
+                length = min(PIECE_BYTES, self.size_bytes - position)
+                crc = crc32c(self.read(position, length), 0, length, crc)
+            return crc
+
+        return {_CHECKSUM: base64.b64encode((await asyncio.to_thread(checksum)).to_bytes(4, "big")).decode()}
 
 
 def parts_of(size_bytes: int, least_bytes: int) -> list[tuple[int, int]]:
@@ -70,6 +74,47 @@ def parts_of(size_bytes: int, least_bytes: int) -> list[tuple[int, int]]:
     count = min(max(1, (size_bytes - 1) // least_bytes), MAX_PARTS)
     part_bytes = max(1, -(-size_bytes // count))
     return [(start, min(part_bytes, size_bytes - start)) for start in range(0, max(1, size_bytes), part_bytes)]
+
+
+class PartWindow:
+    """Bounds the parts of all uploads of one store that are in flight. Time-outs lower the bound.
+
+    A slow store gets fewer parts at a time, so each of them moves faster. The bound halves when a part passes its
+    deadline, and grows by one after as many successes as it has places (additive increase, multiplicative decrease)."""
+
+    def __init__(self, max_parts: int) -> None:
+        self._max = self._places = max_parts
+        self._limit = float(max_parts)
+        self._free = asyncio.Semaphore(max_parts)
+        self._decreases = 0
+
+    @property
+    def limit(self) -> int:
+        """The number of parts that may be in flight now; at least 1."""
+        return int(self._limit)
+
+    @asynccontextmanager
+    async def part(self) -> AsyncIterator[None]:
+        """Takes a place for one part. The wait for the place has no deadline: every part in flight has one.
+
+        `StoreOverloadedError` halves the limit, once for all parts that were in flight together. It passes on."""
+        await self._free.acquire()
+        decreases = self._decreases
+        try:
+            yield
+        except StoreOverloadedError:
+            # The other parts in flight will fail as well, and say the same thing again.
+            if decreases == self._decreases:
+                self._decreases += 1
+                self._limit = max(1.0, self._limit / 2)
+            raise
+        else:
+            self._limit = min(float(self._max), self._limit + 1 / self._limit)
+        finally:
+            self._places -= 1
+            while self._places < self.limit:
+                self._places += 1
+                self._free.release()
 
 
 class S3Uploader:
@@ -91,79 +136,50 @@ class S3Uploader:
         self._window = window
         self._credentials = credentials
 
-    async def create_from_file(self, key: str, path: Path) -> None:
+    async def ensure(self, key: str, source: Path | bytes) -> None:
         """Creates the object. An existing object of the same size is no error.
 
-        Raises `RemoteStorageError` for an existing object of another size: then a uuid was used twice.
-        """
-        size = await self._put_file(key, path)
-        if size is not None:
-            await self._check_size(key, size)
+        Raises `RemoteStorageError` for an existing object of another size: then a uuid was used twice."""
+        async with self._parts_of(source) as parts:
+            if await self._create_unless_there(key, parts):
+                return
+        size, found = sum(part.size_bytes for part in parts), await self.call("head_object", key, Key=key)
+        if found["ContentLength"] != size:
+            raise RemoteStorageError(
+                f"s3://{self._bucket}/{key} exists with {found['ContentLength']} bytes, not {size}: a uuid was used"
+                " twice"
+            )
 
-    async def create_unless_there(self, key: str, path: Path) -> bool:
+    async def create(self, key: str, path: Path) -> bool:
         """Creates the object. Returns False when there is an object with that key already, whatever its content.
 
         Only one of several writers succeeds, if the store passed the race (`race.py`)."""
-        return await self._put_file(key, path) is None
+        async with self._parts_of(path) as parts:
+            return await self._create_unless_there(key, parts)
 
     async def stage(self, key: str, path: Path) -> StagedUpload:
         """Uploads all parts. The object is not visible until a process calls `complete`."""
-        with path.open("rb", 0) as file:
-            return await self.stage_parts(key, self._parts_of(file.fileno(), os.fstat(file.fileno()).st_size))
+        async with self._parts_of(path) as parts:
+            return await self.stage_parts(key, parts)
 
-    async def complete(self, key: str, upload: StagedUpload) -> None:
-        """Completes an upload.
+    async def complete(self, key: str, upload: StagedUpload, **condition: str) -> None:
+        """Completes an upload. Raises `NoSuchUploadError` when it is gone.
 
-        Raises `PreconditionFailedError` when there is an object with that key, and `NoSuchUploadError` when the upload
-        is gone.
-        """
-        await self._complete(key, upload, IfNoneMatch="*")
-
-    async def _complete(self, key: str, upload: StagedUpload, **condition: str) -> None:
+        With the condition `IfNoneMatch="*"`, raises `PreconditionFailedError` when there is an object with that key."""
         parts = {"Parts": [{"PartNumber": number, **part} for number, part in enumerate(upload.parts, start=1)]}
         await self.call(
             "complete_multipart_upload", key, Key=key, UploadId=upload.id, MultipartUpload=parts, **condition
         )
 
-    async def _put_file(self, key: str, path: Path) -> int | None:
-        """Returns None if it created the object, or the file's size if there is an object already."""
+    async def put(self, key: str, part: Part, **condition: str) -> None:
+        """Sends a PUT of a whole object."""
         try:
-            file = await asyncio.to_thread(path.open, "rb", 0)
-        except OSError as error:
-            raise RemoteStorageError(f"{path}: the segment to copy cannot be read: {error.strerror}") from error
-        try:
-            descriptor = file.fileno()
-            size = os.fstat(descriptor).st_size
-            try:
-                parts = self._parts_of(descriptor, size)
-                await (self._put(key, parts[0]) if len(parts) == 1 else self._put_parts(key, parts))
-            except PreconditionFailedError:
-                return size
-        finally:
-            file.close()
-        return None
-
-    async def create(self, key: str, data: bytes) -> None:
-        try:
-            await self._put(key, data)
-        except PreconditionFailedError:
-            await self._check_size(key, len(data))
-
-    async def read(self, key: str) -> bytes:
-        """Reads a small object."""
-        return await self._credentials.tried(partial(self._read, key))
-
-    async def _read(self, key: str) -> bytes:
-        try:
-            async with while_active(self._timeout_s):
-                answer = await self._client.get_object(Bucket=self._bucket, Key=key)
-                async with answer["Body"] as body:
-                    return bytes(await body.read())
-        except Exception as error:
-            raise error_of_exception(self._bucket, key, error) from error
+            await self.call("put_object", key, Key=key, Body=part, **await part.checksum(), **condition)
+        except UnsupportedRequestError:
+            await self.call("put_object", key, Key=key, Body=part, **condition)
 
     async def call(self, operation: str, key: str, **parameters: Any) -> Any:
-        """Sends one request. `Body` is bytes or a `_FilePart`.
+        """Sends one request. `Body` is a `Part`.
 
         Raises `RemoteStorageError` for every error of the client library, and `StoreOverloadedError` when no piece
         moved in the time of the deadline."""
@@ -184,17 +200,22 @@ class S3Uploader:
             if body is not None:
                 body.close()
 
-    async def _put(self, key: str, data: bytes | _FilePart) -> None:
-        await self._send(lambda: self._create(key, partial(self.put, key, data)))
-
-    async def put(self, key: str, data: bytes | _FilePart, **condition: str) -> Any:
-        """Sends a PUT of a whole object. Returns the answer."""
+    async def _create_unless_there(self, key: str, parts: Sequence[Part]) -> bool:
         try:
-            return await self.call("put_object", key, Key=key, Body=data, **await _checksum(data), **condition)
-        except UnsupportedRequestError:
-            return await self.call("put_object", key, Key=key, Body=data, **condition)
+            if len(parts) == 1:
+                await self._send(lambda: self._write_once(key, partial(self.put, key, parts[0])))
+                return True
+            upload = await self.stage_parts(key, parts)
+            try:
+                await self._write_once(key, partial(self.complete, key, upload))
+            except BaseException:
+                await self._abort(key, upload.id)
+                raise
+        except PreconditionFailedError:
+            return False
+        return True
 
-    async def _create(self, key: str, write: Callable[..., Awaitable[Any]]) -> None:
+    async def _write_once(self, key: str, write: Callable[..., Awaitable[None]]) -> None:
         """Sends a request that creates an object. Raises `PreconditionFailedError` when there is one."""
         try:
             await write(IfNoneMatch="*")
@@ -210,27 +231,28 @@ class S3Uploader:
 
     async def _send(self, send: Callable[[], Awaitable[Any]]) -> Any:
         """Sends one part or one small object, within the window. Repeats it if the store is overloaded."""
-        for attempt in range(ATTEMPTS_PER_PART):
-            try:
+        for _ in range(ATTEMPTS_PER_PART - 1):
+            with contextlib.suppress(StoreOverloadedError):
                 async with self._window.part():
                     return await send()
-            except StoreOverloadedError:
-                if attempt == ATTEMPTS_PER_PART - 1:
-                    raise
-        raise AssertionError("unreachable")
+        async with self._window.part():
+            return await send()
 
-    async def _put_parts(self, key: str, parts: Sequence[_FilePart]) -> None:
-        upload = await self.stage_parts(key, parts)
+    @asynccontextmanager
+    async def _parts_of(self, source: Path | bytes) -> AsyncIterator[list[Part]]:
+        """Opens a file, and yields its parts. Bytes are one part."""
+        if isinstance(source, bytes):
+            yield [Part.of(source)]
+            return
         try:
-            await self._create(key, partial(self._complete, key, upload))
-        except BaseException:
-            await self._abort(key, upload.id)
-            raise
+            file = await asyncio.to_thread(source.open, "rb", 0)
+        except OSError as error:
+            raise RemoteStorageError(f"{source}: the segment to copy cannot be read: {error.strerror}") from error
+        with file:
+            sizes = parts_of(os.fstat(file.fileno()).st_size, self._part_bytes)
+            yield [Part(size, partial(_read, file.fileno(), start, start + size)) for start, size in sizes]
 
-    def _parts_of(self, descriptor: int, size: int) -> list[_FilePart]:
-        return [_FilePart(descriptor, start, size_bytes) for start, size_bytes in parts_of(size, self._part_bytes)]
-
-    async def stage_parts(self, key: str, parts: Sequence[bytes | _FilePart]) -> StagedUpload:
+    async def stage_parts(self, key: str, parts: Sequence[Part]) -> StagedUpload:
         """Uploads the parts. The object is not visible until a process calls `complete`."""
         has_checksums = True
         try:
@@ -241,9 +263,9 @@ class S3Uploader:
         upload = {"Key": key, "UploadId": created["UploadId"]}
         free = asyncio.Semaphore(PARTS_AT_ONCE)
 
-        async def put_part(number: int, part: bytes | _FilePart) -> dict[str, str]:
+        async def put_part(number: int, part: Part) -> dict[str, str]:
             async with free:
-                sums = await _checksum(part) if has_checksums else {}
+                sums = await part.checksum() if has_checksums else {}
                 answer = await self._send(
                     lambda: self.call("upload_part", key, **upload, PartNumber=number, Body=part, **sums)
                 )
@@ -264,27 +286,16 @@ class S3Uploader:
         with contextlib.suppress(RemoteStorageError):
             await self.call("abort_multipart_upload", key, Key=key, UploadId=upload_id)
 
-    async def _check_size(self, key: str, size: int) -> None:
-        found = (await self.call("head_object", key, Key=key))["ContentLength"]
-        if found != size:
-            raise RemoteStorageError(
-                f"s3://{self._bucket}/{key} exists with {found} bytes, not {size}: a uuid was used twice"
-            )
 
-
-async def _checksum(data: bytes | _FilePart) -> dict[str, str]:
-    """Returns the parameter that has the checksum of a body."""
-
-    def checksum() -> int:
-        if not isinstance(data, _FilePart):
-            return crc32c(data, 0, len(data))
-        crc = 0
-        for position in range(0, data.size_bytes, PIECE_BYTES):
-            length = min(PIECE_BYTES, data.size_bytes - position)
-            crc = crc32c(data.read(position, length), 0, length, crc)
-        return crc
-
-    return {_CHECKSUM: base64.b64encode((await asyncio.to_thread(checksum)).to_bytes(4, "big")).decode()}
+def _read(descriptor: int, start: int, end: int, position: int, length: int) -> bytes:
+    """Returns bytes of the part `[start, end)` of a file. Raises `RemoteStorageError`."""
+    try:
+        piece = os.pread(descriptor, length, start + position)
+    except OSError as error:
+        raise RemoteStorageError(f"the segment to copy cannot be read: {error.strerror}") from error
+    if len(piece) != length:
+        raise RemoteStorageError(f"the segment to copy ends at {start + position + len(piece)} instead of {end}")
+    return piece
 
 
 class _Body(io.RawIOBase):
@@ -292,11 +303,10 @@ class _Body(io.RawIOBase):
 
     A part of a file is never in memory as a whole: fresh memory for it would cost as much CPU time as sending it."""
 
-    def __init__(self, data: bytes | _FilePart, activity: Activity) -> None:
+    def __init__(self, part: Part, activity: Activity) -> None:
         self.trouble: RemoteStorageError | None = None
         """Why the file cannot be read. The HTTP client only tells that it could not send the body."""
-        self._data = data
-        self._size = data.size_bytes if isinstance(data, _FilePart) else len(data)
+        self._part = part
         self._activity = activity
         self._position = 0
 
@@ -307,29 +317,21 @@ class _Body(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._part.size_bytes}[whence]
         self._position = base + offset
         return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Returns at least `size` bytes, if there are as many: the client asks for less than a good piece."""
-        rest = self._size - self._position
-        length = rest if size is None or size < 0 else min(rest, max(size, PIECE_BYTES))
-        piece = self._piece(length)
-        self._position += length
-        if self._position < self._size:
-            self._activity.moved_elsewhere()
-        else:
-            self._activity.handed_over_elsewhere()
-        return piece
-
-    def _piece(self, length: int) -> bytes:
         if self.closed:  # the request has ended, and its file may be closed
             raise ValueError("the request has ended")
-        if not isinstance(self._data, _FilePart):
-            return self._data[self._position : self._position + length]
+        rest = self._part.size_bytes - self._position
+        length = rest if size is None or size < 0 else min(rest, max(size, PIECE_BYTES))
         try:
-            return self._data.read(self._position, length)
+            piece = self._part.read(self._position, length)
         except RemoteStorageError as error:
             self.trouble = error
             raise
+        self._position += length
+        self._activity.moved_elsewhere(is_last=self._position == self._part.size_bytes)
+        return piece

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.support.simulation.loop import VirtualLoop
-from tiers.storage.activity import Activity, note_progress, while_active, working_for
+from tiers.storage.activity import Activity, note_progress, while_active
 
 
 def elapsed_s(work: Callable[[], Awaitable[object]]) -> float:
@@ -69,9 +69,8 @@ def test_progress_of_a_call_is_progress_of_the_call_around_it() -> None:
 
 
 async def test_a_thread_tells_the_progress_of_its_work() -> None:
+    note_progress()  # of no activity
     heard = asyncio.Event()
-    async with while_active(None, heard.set) as activity:
-        note_progress()  # this thread works for no activity
-        assert not heard.is_set()
-        await asyncio.to_thread(working_for, activity, note_progress)
+    async with while_active(None, heard.set):
+        await asyncio.to_thread(note_progress)
         await heard.wait()

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tiers.errors import CircuitOpenError, RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.circuit_breaker import CircuitBreaker, CircuitBreakers
+from tiers.storage.circuit_breaker import CircuitBreaker
 
 
 def call(breaker: CircuitBreaker, error: BaseException | None = None) -> bool:
@@ -69,12 +69,3 @@ def test_a_cancelled_write_is_no_failure() -> None:
     for _ in range(5):
         assert call(breaker, asyncio.CancelledError())
     assert not breaker.is_open
-
-
-def test_a_location_in_trouble_leaves_the_others_open_for_calls() -> None:
-    breakers = CircuitBreakers(lambda: 0)
-    while not breakers.of("archive").is_open:
-        call(breakers.of("archive"), RetriableRemoteStorageError("503"))
-    assert breakers.open_locations == ["archive"]
-    assert call(breakers.of("2027"))
-    assert not call(breakers.of("archive"))

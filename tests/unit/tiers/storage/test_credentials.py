@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tiers.errors import CredentialsRefusedError, RemoteStorageError
+from tiers.errors import CredentialsRefusedError
 from tiers.storage.credentials import PAUSE_MS, CredentialsRenewal
 
 
@@ -65,14 +65,3 @@ async def test_a_source_that_cannot_be_read_leaves_the_refusal() -> None:
         await store.call()
     store.is_readable, store.now_ms = True, PAUSE_MS
     assert await store.call() == "done"
-
-
-async def test_another_error_renews_nothing() -> None:
-    store = Store()
-
-    async def fails() -> None:
-        raise RemoteStorageError("no such bucket")
-
-    with pytest.raises(RemoteStorageError, match="no such bucket"):
-        await store.renewal.tried(fails)
-    assert store.reads == 0

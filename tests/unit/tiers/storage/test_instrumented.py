@@ -14,6 +14,7 @@ from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, Retria
 from tiers.storage.circuit_breaker import CircuitBreakers
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 SEGMENT, _ = segment_object(0)
 
@@ -22,6 +23,9 @@ class Numbers:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.metrics = RemoteStorageMetrics(self.registry)
+
+    def measured(self, storage: RemoteStorageManager) -> InstrumentedRemoteStorageManager:
+        return InstrumentedRemoteStorageManager(storage, "local", self.metrics)
 
     def of(self, name: str, operation: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(
@@ -40,13 +44,13 @@ def local(tmp_path: Path) -> LocalRemoteStorageManager:
 
 
 @pytest.fixture
-async def faulty(local: LocalRemoteStorageManager) -> FaultyStorage:
+def faulty(local: LocalRemoteStorageManager) -> FaultyStorage:
     return FaultyStorage(local)
 
 
 async def test_every_operation_is_counted_with_its_bytes(local: LocalRemoteStorageManager, tmp_path: Path) -> None:
     numbers = Numbers()
-    storage = InstrumentedRemoteStorageManager(local, "local", numbers.metrics)
+    storage = numbers.measured(local)
     metadata, data = segment_to_copy(tmp_path)
     await storage.open()
     await storage.check()
@@ -88,9 +92,8 @@ async def test_errors_pass_unchanged_and_are_counted_by_kind(
 ) -> None:
     numbers = Numbers()
     faulty.failures.append(error)
-    storage = InstrumentedRemoteStorageManager(faulty, "local", numbers.metrics)
     with pytest.raises(RemoteStorageError) as raised:
-        await storage.fetch_log_segment(SEGMENT, 0)
+        await numbers.measured(faulty).fetch_log_segment(SEGMENT, 0)
     assert raised.value is error
     assert numbers.of("errors_total", "fetch_log_segment", kind=kind) == 1
 
@@ -98,9 +101,8 @@ async def test_errors_pass_unchanged_and_are_counted_by_kind(
 async def test_a_cancelled_call_is_no_error_of_the_store(faulty: FaultyStorage) -> None:
     numbers = Numbers()
     faulty.gate = asyncio.Event()
-    storage = InstrumentedRemoteStorageManager(faulty, "local", numbers.metrics)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(storage.fetch_log_segment(SEGMENT, 0))
+        task = group.create_task(numbers.measured(faulty).fetch_log_segment(SEGMENT, 0))
         await faulty.asked.wait()
         assert numbers.in_flight == 1
         task.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,37 +55,22 @@ async def test_hung_copies_leave_connections_of_s3_to_the_others(segment: Copied
             assert not any(copy.done() for copy in copies)
 
 
-class Gate:
-    """Holds every call of a function until the test opens the gate."""
-
-    def __init__(self) -> None:
-        self._opened = threading.Event()
-        self._loop = asyncio.get_running_loop()
-        self.waiting = asyncio.Semaphore(0)
-
-    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def gated(*arguments: Any, **options: Any) -> Any:
-            self._loop.call_soon_threadsafe(self.waiting.release)
-            self._opened.wait()
-            return function(*arguments, **options)
-
-        return gated
-
-    def open(self) -> None:
-        self._opened.set()
-
-
 async def test_hung_copies_hold_up_no_deletion_and_no_read(
     segment: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "store").mkdir()
     storage = LocalRemoteStorageManager({"path": str(tmp_path / "store"), "cluster.id": "c", "threads": "4"})
     await storage.open()
-    gate = Gate()
-    monkeypatch.setattr(file_system, "_pieces_of", gate.before(file_system._pieces_of))
-    async with eight_hung_copies(storage, segment, gate.open) as copies:
-        for _ in range(4):  # as many as there are threads
-            await gate.waiting.acquire()
+    go_on, pieces_of, begun = threading.Event(), file_system._pieces_of, []
+
+    def held(*arguments: Any) -> Iterator[bytes]:
+        begun.append(arguments)
+        go_on.wait()
+        return pieces_of(*arguments)
+
+    monkeypatch.setattr(file_system, "_pieces_of", held)
+    async with eight_hung_copies(storage, segment, go_on.set) as copies:
+        await until(lambda: len(begun) == 4)  # as many as there are threads
         await storage.put_object("manifest", b"{}")
         assert await storage.get_object("manifest") == b"{}"
         assert await storage.delete_log_segment_data(segment[0])

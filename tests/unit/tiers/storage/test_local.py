@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.support.tiers.waiting import until
 from tiers.durable_folders import create_folder
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage import local
+from tiers.storage.file_system import ThreadCalls
 from tiers.storage.local import LocalRemoteStorageManager
 
 
@@ -38,22 +39,14 @@ def segment(tmp_path: Path) -> Copied:
     return segment_to_copy(tmp_path)
 
 
-def the_log(root: Path) -> Path:
-    (stored,) = root.rglob("*.log")
-    return stored
-
-
-def unmount(root: Path) -> None:
-    root.rename(root.with_name("elsewhere"))
-
-
 def replace_by_an_empty_folder(root: Path) -> None:
+    """The folder below a mount, for example."""
     unmount(root)
     root.mkdir()
 
 
-def is_folder(path: str) -> bool:
-    return Path(path).is_dir()
+def unmount(root: Path) -> None:
+    root.rename(root.with_name("elsewhere"))
 
 
 async def keys(storage: LocalRemoteStorageManager) -> list[str]:
@@ -75,35 +68,28 @@ async def test_a_directory_that_cannot_be_used_is_named_and_not_created(path: st
     manager = LocalRemoteStorageManager({"path": path, "cluster.id": "c"})
     with pytest.raises(RemoteStorageError, match=said) as raised:
         await manager.open()
-    assert not raised.value.retriable
-    assert not is_folder("/not")
+    assert (raised.value.retriable, os.access("/not", os.F_OK)) == (False, False)
     await manager.close()
 
 
-async def test_a_copy_to_an_empty_folder_in_the_place_of_the_store_fails(
-    storage: LocalRemoteStorageManager, root: Path, segment: Copied
-) -> None:
-    """The folder below a mount, for example. The error names the store, and no file of its own."""
-    metadata, data = segment
-    replace_by_an_empty_folder(root)
-    with pytest.raises(RemoteStorageError, match=r"was replaced since it was opened: it has no folder \.tmp"):
-        await storage.copy_log_segment_data(metadata, data)
-
-
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(unmount, "is not a directory"), (replace_by_an_empty_folder, r"was replaced since .* it has no folder \.tmp")],
+)
 async def test_a_store_that_went_away_has_no_missing_objects(
-    storage: LocalRemoteStorageManager, root: Path, segment: Copied
+    storage: LocalRemoteStorageManager, root: Path, segment: Copied, fault: Callable[[Path], None], said: str
 ) -> None:
     """An unmounted file system must not look like deleted segments."""
     metadata, data = segment
     await storage.copy_log_segment_data(metadata, data)
-    unmount(root)
+    fault(root)
     for call in (
         storage.fetch_indexes(metadata),
         storage.delete_log_segment_data(metadata),
         storage.copy_log_segment_data(metadata, data),
         keys(storage),
     ):
-        with pytest.raises(RemoteStorageError) as raised:
+        with pytest.raises(RemoteStorageError, match=said) as raised:
             await call
         assert not isinstance(raised.value, RemoteResourceNotFoundError)
 
@@ -143,30 +129,29 @@ async def impatient(root: Path) -> AsyncIterator[LocalRemoteStorageManager]:
         yield manager
 
 
-async def test_a_write_that_passed_its_deadline_replaces_no_later_one(
-    impatient: LocalRemoteStorageManager, monkeypatch: pytest.MonkeyPatch
+async def test_what_passed_its_deadline_replaces_nothing_and_brings_nothing_back(
+    impatient: LocalRemoteStorageManager, root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    threads = impatient.calls
+    assert isinstance(threads, ThreadCalls)
     folders = SlowFolder(monkeypatch)
     with pytest.raises(RetriableRemoteStorageError, match=r"no progress in 0\.05 s"):
         await impatient.put_object("a/manifest", b"earlier")
-    impatient.timeout_s = None
+    threads.timeout_s = None
     await impatient.put_object("a/manifest", b"later")
     folders.answer.set()
-    await until(lambda: impatient.abandoned_calls == 0)
+    await until(lambda: threads.abandoned == 0)
     assert await impatient.get_object("a/manifest") == b"later"
 
-
-async def test_a_copy_that_passed_its_deadline_brings_nothing_back(
-    impatient: LocalRemoteStorageManager, root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    threads.timeout_s = 0.05
     folders = SlowFolder(monkeypatch)
     with pytest.raises(RetriableRemoteStorageError, match="no progress"):
         await impatient.copy_log_segment_data(*segment)
-    impatient.timeout_s = None
+    threads.timeout_s = None
     assert await impatient.delete_log_segment_data(segment[0])
     folders.answer.set()
-    await until(lambda: impatient.abandoned_calls == 0)
-    assert files(root) == []
+    await until(lambda: threads.abandoned == 0)
+    assert [path.name for path in files(root)] == ["manifest"]
 
 
 async def test_a_copy_whose_temporary_file_another_writer_deleted_is_repeated(
@@ -195,7 +180,7 @@ async def test_a_folder_is_no_object_and_an_object_no_folder(
         await storage.put_object("file/inside", b"")
     assert not raised.value.retriable
     await storage.copy_log_segment_data(*segment)
-    log = the_log(root)
+    (log,) = [path for path in files(root) if path.suffix == ".log"]
     log.unlink()
     log.mkdir()
     with pytest.raises(RemoteStorageError, match="Is a directory"):

@@ -23,7 +23,8 @@ from tiers.errors import (
     RetriableRemoteStorageError,
 )
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.locations import HOME, LocatedRemoteStorageManager, decode_location, encode_location
+from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.locations import HOME, LocatedRemoteStorageManager, StorageLocation, decode_location, encode_location
 
 KAFKAS_LIMIT_BYTES = 128
 
@@ -149,7 +150,8 @@ async def test_the_leftovers_of_a_copy_are_deleted_at_each_reachable_location(
 
 
 async def test_a_listing_says_where_each_object_lies(root: Path) -> None:
-    async with stores(root, EAST) as storage:
+    other_name = {"name": "levant", "path": str(root / "east"), "weight": 0}
+    async with stores(root, EAST, other_name) as storage:
         await storage.put_object("manifest.json", b"{}")
         metadata = await copied(storage, root)
         listed = [stored async for stored in storage.list_objects("")]
@@ -159,13 +161,6 @@ async def test_a_listing_says_where_each_object_lies(root: Path) -> None:
         assert await storage.get_object(indexes.key) == await storage.fetch_indexes(metadata)
         with pytest.raises(RemoteResourceNotFoundError):
             await storage.get_object("no/such/object")
-
-
-async def test_two_names_of_one_place_are_listed_once(root: Path) -> None:
-    renamed = {"name": "levant", "path": str(root / "east")}
-    async with stores(root, EAST, renamed) as storage:
-        await copied(storage, root)
-        assert len([stored async for stored in storage.list_objects("")]) == 2
 
 
 async def test_a_check_names_the_location_that_fails(root: Path) -> None:
@@ -197,17 +192,9 @@ def test_impossible_settings_are_named(root: Path, locations: list[dict[str, str
 
 
 def test_a_location_of_the_same_kind_takes_the_sections_settings() -> None:
-    config = StorageConfig.model_validate(
-        {
-            "implementation": "s3",
-            "bucket": "home",
-            "secret.access.key": "hush",
-            "locations": [
-                {"name": "east", "bucket": "east"},
-                {"name": "disk", "implementation": "local", "path": "/disk", "weight": 0},
-            ],
-        }
-    )
+    locations = [{"name": "east", "bucket": "east"}, {"name": "disk", "implementation": "local", "path": "/disk"}]
+    section = {"implementation": "s3", "bucket": "home", "secret.access.key": "hush", "locations": locations}
+    config = StorageConfig.model_validate(section)
     east, disk = config.locations
     assert config.place_of(east) == ("s3", {"bucket": "east", "secret.access.key": "hush"})
     assert config.place_of(disk) == ("local", {"path": "/disk"})
@@ -252,9 +239,9 @@ async def test_writes_to_a_location_in_trouble_fail_at_once_and_the_others_go_on
 async def test_a_store_that_is_down_at_the_start_is_opened_when_it_is_needed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage = made(root, EAST)
     now = [0]
-    monkeypatch.setattr(storage, "_clock_ms", lambda: now[0])
+    home, east = (LocalRemoteStorageManager({"path": str(root / name), "cluster.id": "c"}) for name in ("home", "east"))
+    storage = LocatedRemoteStorageManager(home, [StorageLocation("east", east)], lambda: now[0])
     in_east = at(segment_to_copy(root)[0], "east")
     with monkeypatch.context() as patch:
         opening = Failing(patch, storage.place_of(in_east), "open", RetriableRemoteStorageError("503"))

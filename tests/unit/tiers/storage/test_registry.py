@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tiers.config.managers import STORAGE_GROUP, create_remote_storage_manager, installed_names
+from tests.support.examples import install_example
+from tests.support.fakes.copies import segment_to_copy
+from tiers.config.managers import STORAGE_GROUP, create_remote_storage_manager, create_storage, installed_names
+from tiers.config.settings import StorageConfig
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
@@ -30,15 +33,34 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
         create_remote_storage_manager("floppy", {})
 
 
-def test_one_that_cannot_be_imported_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "broken", "broken = no_such_module:Manager")
+@pytest.mark.parametrize(
+    ("entry_point", "named"),
+    [
+        ("broken = no_such_module:Manager", "cannot be imported: No module named 'no_such_module'"),
+        ("local = impostor:Manager", "several packages"),
+    ],
+)
+def test_a_package_that_cannot_be_used_is_named(
+    entry_point: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "other", entry_point)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ValueError, match="cannot be imported: No module named 'no_such_module'"):
-        create_remote_storage_manager("broken", {})
+    with pytest.raises(ValueError, match=named):
+        create_remote_storage_manager(entry_point.partition(" ")[0], {"path": "/", "cluster.id": "c"})
 
 
-def test_two_of_one_name_are_not_guessed_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "impostor", "local = impostor:Manager")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ValueError, match="several packages"):
-        create_remote_storage_manager("local", {"path": "/", "cluster.id": "c"})
+async def test_a_package_of_a_third_party_is_found_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_example("tape-store", tmp_path / "site-packages")
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    (tmp_path / "tapes").mkdir()
+    config = {"implementation": "tape", "folder": str(tmp_path / "tapes")}
+    storage = create_storage(StorageConfig.model_validate(config), "c")
+    await storage.open()
+    await storage.check()
+    metadata, data = segment_to_copy(tmp_path)
+    await storage.copy_log_segment_data(metadata, data)
+    assert await storage.delete_log_segment_data(metadata)
+    assert [stored async for stored in storage.list_objects("")] == []
+    await storage.close()
+    with pytest.raises(ValueError, match="did you mean folder"):
+        create_storage(StorageConfig.model_validate({"implementation": "tape", "foldr": "/"}), "c")

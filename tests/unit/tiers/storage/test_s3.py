@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,12 +16,14 @@ from prometheus_client import CollectorRegistry
 from tests.support.fakes import copies
 from tests.support.fakes.copies import other_attempt, segment_to_copy
 from tests.support.servers.breaking_relay import BreakingRelay
+from tests.support.servers.faulty_s3 import FaultyS3
 from tests.support.servers.throttling_relay import ThrottlingRelay
 from tests.support.servers.versitygw import VersityGateway
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.s3.storage import S3RemoteStorageManager
+from tiers.verify.read_back import read_back
 
 PART_BYTES = 5 << 20
 BUCKET = "s3-alone"
@@ -124,18 +127,18 @@ async def test_a_second_page_of_uploads_begins_after_the_last_of_the_first(
     s3: VersityGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers as S3 gives them: versitygw 1.8 refuses the marker that it gave itself."""
-    markers: list[tuple[object, object]] = []
+    marks = {"IsTruncated": True, "NextKeyMarker": "a", "NextUploadIdMarker": "1"}
+    pages = {
+        None: {"Uploads": [{"Key": "a", "UploadId": "1"}], **marks},
+        "a1": {"Uploads": [{"Key": "b", "UploadId": "2"}]},
+    }
 
-    async def answer(operation: str, key: str, **parameters: Any) -> dict[str, Any]:
-        markers.append((parameters.get("KeyMarker"), parameters.get("UploadIdMarker")))
-        one = {"Uploads": [{"Key": "b", "UploadId": "2"}]}
-        two = {"Uploads": [{"Key": "a", "UploadId": "1"}], "IsTruncated": True}
-        return one if len(markers) > 1 else two | {"NextKeyMarker": "a", "NextUploadIdMarker": "1"}
+    async def answer(operation: str, key: str, KeyMarker: str = "", UploadIdMarker: str = "", **_: Any) -> Any:
+        return pages[KeyMarker + UploadIdMarker or None]
 
     async with opened(s3) as manager:
         monkeypatch.setattr(manager._up, "call", answer)
         assert [(upload.key, upload.id) async for upload in manager.list_uploads()] == [("a", "1"), ("b", "2")]
-    assert markers == [(None, None), ("a", "1")]
 
 
 async def test_a_copy_that_is_cancelled_takes_its_parts_back(s3: VersityGateway, tmp_path: Path) -> None:
@@ -220,3 +223,15 @@ async def test_an_upload_that_moves_no_byte_ends(s3: VersityGateway, tmp_path: P
             await asyncio.wait_for(manager.copy_log_segment_data(metadata, data), 60)
         with pytest.raises(RetriableRemoteStorageError, match="no answer in time"):
             await asyncio.wait_for(manager.get_object("manifest.json"), 60)
+
+
+async def test_a_store_that_throttles_takes_a_copy_by_the_first_call(s3: VersityGateway, tmp_path: Path) -> None:
+    rolls = random.Random(48)
+    metadata, data = segment_to_copy(tmp_path, 1 << 20, batches=12)
+    with FaultyS3(s3.endpoint_url) as faulty:
+        async with opened(s3, endpoint_url=faulty.url) as storage:
+            faulty.refuses = lambda method, path: rolls.random() < 0.3
+            await storage.copy_log_segment_data(metadata, data)
+            await read_back(storage, metadata, 1 << 20)
+            assert await storage.delete_log_segment_data(metadata)
+            assert len(faulty.refused) > 5

@@ -1,11 +1,15 @@
-"""The parts of a large object."""
+"""The parts of a large object, and how many of them are in flight."""
 
 from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiers.storage.s3.upload import MAX_PARTS, parts_of
+from tiers.errors import RemoteStorageError, RetriableRemoteStorageError, StoreOverloadedError
+from tiers.storage.s3.upload import MAX_PARTS, PartWindow, parts_of
 
 
 @given(size_bytes=st.integers(1, 1 << 44), least_bytes=st.integers(1 << 20, 1 << 30))
@@ -22,3 +26,63 @@ def test_an_object_of_up_to_two_parts_is_one() -> None:
     assert parts_of(0, 8) == [(0, 0)]
     assert parts_of(16, 8) == [(0, 16)]
     assert parts_of(17, 8) == [(0, 9), (9, 8)]
+
+
+class Parts:
+    """Parts of many uploads, which stay in flight until the test ends them."""
+
+    def __init__(self, window: PartWindow, group: asyncio.TaskGroup) -> None:
+        self.window = window
+        self.in_flight: list[asyncio.Future[None]] = []
+        self.tasks = [group.create_task(self._send()) for _ in range(60)]
+
+    async def _send(self) -> None:
+        ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with suppress(RemoteStorageError):
+            async with self.window.part():
+                self.in_flight.append(ends)
+                await ends
+
+    async def end(self, count: int, error: Exception | None = None) -> int:
+        """Ends the parts that are in flight longest. Returns how many are in flight then."""
+        ended, self.in_flight = self.in_flight[:count], self.in_flight[count:]
+        for one in ended:
+            if error is None:
+                one.set_result(None)
+            else:
+                one.set_exception(error)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return len(self.in_flight)
+
+
+OVERLOADED = StoreOverloadedError("no answer in time")
+
+
+async def test_overload_halves_the_window_once_and_successes_raise_it_again() -> None:
+    async with asyncio.TaskGroup() as group:
+        parts = Parts(PartWindow(8), group)
+        assert await parts.end(0) == 8
+        assert await parts.end(4, RetriableRemoteStorageError("500")) == 8
+        assert [await parts.end(1, OVERLOADED) for _ in range(8)] == [7, 6, 5, 4, 4, 4, 4, 4]
+        assert await parts.end(4, OVERLOADED) == 2
+        assert [await parts.end(2, OVERLOADED), await parts.end(1, OVERLOADED)] == [1, 1]
+        sizes = [await parts.end(1) for _ in range(25)]
+        assert sizes == sorted(sizes)
+        assert (sizes[0], sizes[-1]) == (2, 7)
+        while parts.in_flight:
+            assert await parts.end(1) <= 8
+
+
+async def test_a_cancelled_wait_loses_no_place() -> None:
+    async with asyncio.TaskGroup() as group:
+        parts = Parts(PartWindow(1), group)
+        assert await parts.end(0) == 1
+        parts.tasks[1].cancel()
+        parts.in_flight[0].set_result(None)  # its place is given in the same moment in which the next is cancelled
+        await asyncio.sleep(0)
+        parts.tasks[2].cancel()
+        parts.in_flight.clear()
+        assert await parts.end(0) == 1
+        for task in parts.tasks:
+            task.cancel()

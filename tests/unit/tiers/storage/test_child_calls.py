@@ -13,18 +13,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.fakes import copies
 from tests.support.fakes.copies import other_attempt, segment_to_copy
-from tests.support.fakes.stalling_files import make, make_with_custom_metadata
+from tests.support.fakes.stalling_files import make
 from tests.support.tiers.waiting import until
 from tiers.errors import CredentialsRefusedError, RetriableRemoteStorageError
 from tiers.storage import credentials
-from tiers.storage.child_storage import MAX_RETIRED, ChildStorageManager, FrameBuffer, frame_of
+from tiers.storage.child_calls import MAX_RETIRED, ChildCalls, FrameBuffer, frame_of
+from tiers.storage.file_system import FileSystemRemoteStorageManager
+
+
+class Storage(FileSystemRemoteStorageManager):
+    def __init__(self, folder: Path, timeout_ms: int) -> None:
+        self.children = ChildCalls(make, {"path": str(folder), "timeout.ms": str(timeout_ms)}, grace_s=0.5)
+        super().__init__(self.children)
+
+    @property
+    def processes(self) -> list[int]:
+        return self.children.processes
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[ChildStorageManager]:
-    storage = ChildStorageManager(make, {"path": str(folder), "timeout.ms": str(timeout_ms)}, grace_s=0.5)
+async def opened(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[Storage]:
+    storage = Storage(folder, timeout_ms)
     try:
         await storage.open()
         yield storage
@@ -80,13 +90,6 @@ async def test_a_right_that_is_missing_for_good_ends_no_copy(
         (folder / "hold").unlink()
 
 
-async def test_a_copy_returns_the_custom_metadata_of_the_child(tmp_path: Path) -> None:
-    storage = ChildStorageManager(make_with_custom_metadata, {"path": str(tmp_path)}, grace_s=0.5)
-    metadata, data = segment_to_copy(tmp_path)
-    async with copies.opened(storage):
-        assert await storage.copy_log_segment_data(metadata, data) == metadata.segment_id.id.bytes
-
-
 async def test_nothing_is_started_after_the_end(tmp_path: Path) -> None:
     async with opened(tmp_path) as storage:
         pass
@@ -107,7 +110,7 @@ async def test_a_stuck_call_meets_its_deadline_and_a_new_process_takes_over(tmp_
         await until(lambda: len(storage.processes) == 1)
 
 
-async def until_it_works(storage: ChildStorageManager) -> None:
+async def until_it_works(storage: Storage) -> None:
     while True:
         try:
             async for _ in storage.list_objects(""):  # its deadline is longer
@@ -204,9 +207,7 @@ async def test_a_copy_that_makes_progress_lives_longer_than_its_deadline(folder:
 
 async def test_the_child_of_a_parent_that_is_killed_ends(tmp_path: Path) -> None:
     async with opened(tmp_path) as storage:
-        [pid] = storage.processes
-        child = storage._child
-        assert child is not None
+        [pid], [child] = storage.processes, storage.children._children
         child._transport.abort()  # all that a dead parent leaves behind is a closed socket
         await until(lambda: not child.is_alive())
     assert not is_alive(pid)
