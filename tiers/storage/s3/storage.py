@@ -98,15 +98,12 @@ class S3RemoteStorageManager:
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         values = read_settings("s3", settings, _DEFAULTS)
+        if bool(values["access.key.id"]) != bool(values["secret.access.key"]):
+            raise ValueError("`access.key.id` and `secret.access.key` belong together: set both or neither")
         self._bucket = values["bucket"]
         self._cluster_id = check_cluster_id(values["cluster.id"])
         prefix = values["prefix"].strip("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._endpoint_url = values["endpoint.url"] or None
-        self._region = values["region"] or None
-        if bool(values["access.key.id"]) != bool(values["secret.access.key"]):
-            raise ValueError("`access.key.id` and `secret.access.key` belong together: set both or neither")
-        self._path_style = read_flag(values, "path.style")
         self._part_bytes = read_size_bytes(values, "part.size", _MINIMUM_PART_BYTES)
         self._timeout_s = read_duration_ms(values, "timeout.ms", 1) / 1000
         self._max_connections = read_number(values, "max.concurrency", 1)
@@ -114,16 +111,11 @@ class S3RemoteStorageManager:
         self._deletions = asyncio.Semaphore(max(1, self._max_connections // 4))
         """Copies get half of the connections, deletions a quarter. So requests that hang leave some to the others."""
         self._allocate: Allocate = ReusedBuffers().allocate
-        self._resources = AsyncExitStack()
-        self._up: S3Uploader
-        self._down: S3Downloader
-
-    async def open(self) -> None:
         config = AioConfig(
             signature_version="s3v4",
             max_pool_connections=self._max_connections,
             connect_timeout=self._timeout_s,
-            # The uploader's own deadlines follow the progress of a body. This one would not.
+            # The deadlines of the requests follow the progress of a body. This one would not.
             read_timeout=None,
             connector_args={"socket_factory": _socket_that_shows_progress},
             retries={"mode": "standard", "total_max_attempts": 2},
@@ -132,21 +124,21 @@ class S3RemoteStorageManager:
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             s3={
-                "addressing_style": "path" if self._path_style else "auto",
+                "addressing_style": "path" if read_flag(values, "path.style") else "auto",
                 "payload_signing_enabled": False,
             },
         )
+        where = {"region_name": values["region"] or None, "endpoint_url": values["endpoint.url"] or None}
+        self._client_arguments = {**where, "config": config}
+        self._resources = AsyncExitStack()
+        self._up: S3Uploader
+        self._down: S3Downloader
+
+    async def open(self) -> None:
         try:
             session = get_session()
             session.register_component("credential_provider", self._credentials)
-            client = await self._resources.enter_async_context(
-                session.create_client(
-                    "s3",
-                    region_name=self._region,
-                    endpoint_url=self._endpoint_url,
-                    config=config,
-                )
-            )
+            client = await self._resources.enter_async_context(session.create_client("s3", **self._client_arguments))
         except (BotoCoreError, ValueError) as error:
             raise RemoteStorageError(f"S3 client: {error}: change `endpoint.url` or `region`") from error
         # The client library would wait for `100 Continue` before each body that is no bytes object: a round trip more.

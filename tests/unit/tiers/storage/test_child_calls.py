@@ -40,6 +40,8 @@ async def opened(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[Storag
         yield storage
     finally:
         await storage.close()
+        with pytest.raises(RuntimeError, match="not open"):
+            await storage.get_object("key")
         assert storage.processes == []
 
 
@@ -88,14 +90,6 @@ async def test_a_right_that_is_missing_for_good_ends_no_copy(
         (folder / "ticket").write_bytes(b"others")
         assert await storage.get_object("k") == b"data"
         (folder / "hold").unlink()
-
-
-async def test_nothing_is_started_after_the_end(tmp_path: Path) -> None:
-    async with opened(tmp_path) as storage:
-        pass
-    with pytest.raises(RuntimeError, match="not open"):
-        await storage.get_object("key")
-    assert storage.processes == []
 
 
 @pytest.mark.parametrize("fault", ["frozen", "stuck"])

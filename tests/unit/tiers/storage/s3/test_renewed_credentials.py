@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from tests.support.fakes.copies import opened
 from tests.support.servers.racing_s3 import RacingS3
@@ -44,29 +43,6 @@ async def secret_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     yield {"access.key.id.file": str(folder / "id"), "secret.access.key.file": str(folder / "secret")}, renew
 
 
-@asynccontextmanager
-async def container_endpoint(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Mapping[str, str], Renew]]:
-    now = {"key": ""}
-
-    async def answer(_: web.BaseRequest) -> web.Response:
-        ends = {"Expiration": "2999-01-01T00:00:00Z", "Token": "t"}
-        return web.json_response({"AccessKeyId": now["key"], "SecretAccessKey": "s", **ends})
-
-    async def renew(key: str) -> None:
-        now["key"] = key
-
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{runner.addresses[0][1]}/")
-        yield {}, renew
-    finally:
-        await runner.cleanup()
-
-
 def store_of(server: RacingS3, given: Mapping[str, str]) -> S3RemoteStorageManager:
     settings = {key: value for key, value in server.settings().items() if "access" not in key}
     return S3RemoteStorageManager({**settings, **given, "cluster.id": "c"})
@@ -77,7 +53,6 @@ def store_of(server: RacingS3, given: Mapping[str, str]) -> S3RemoteStorageManag
     [
         (shared_file, "the SDK's source shared-credentials-file"),
         (secret_files, "`access.key.id` and `secret.access.key`"),
-        (container_endpoint, "the SDK's source container-role"),
     ],
 )
 async def test_calls_go_on_after_a_renewal(
