@@ -38,8 +38,8 @@ from typing import Any, NamedTuple
 
 from tiers.errors import CredentialsRefusedError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.activity import Activity, while_active
-from tiers.storage.credentials import CredentialsRenewal
 from tiers.storage.file_system import ThreadCalls
+from tiers.storage.retries import CredentialsRenewal
 
 logger = logging.getLogger(__name__)
 

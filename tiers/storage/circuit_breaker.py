@@ -77,8 +77,9 @@ class CircuitBreakers:
         return self._breakers[location]
 
     def all(self) -> dict[str, CircuitBreaker]:
-        return dict(self._breakers)
+        """Returns the circuit breakers of the locations that were called. Home is called "home"."""
+        return {location or "home": breaker for location, breaker in self._breakers.items()}
 
     @property
     def open_locations(self) -> list[str]:
-        return [location for location, breaker in self._breakers.items() if breaker.is_open]
+        return [location for location, breaker in self.all().items() if breaker.is_open]

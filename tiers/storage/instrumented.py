@@ -78,7 +78,7 @@ class WriteCircuitMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         is_open = WRITE_CIRCUIT_OPEN.family()
         for location, breaker in self._breakers.all().items():
-            is_open.add_metric((location or "home",), int(breaker.is_open))
+            is_open.add_metric((location,), int(breaker.is_open))
         yield is_open
 
 
@@ -118,8 +118,7 @@ class InstrumentedRemoteStorageManager:
     @property
     def open_circuits(self) -> list[str]:
         """The locations to which writes fail at once."""
-        locations = [] if self._write_breakers is None else self._write_breakers.open_locations
-        return [location or "home" for location in locations]
+        return [] if self._write_breakers is None else self._write_breakers.open_locations
 
     def use_memory(self, allocate: Allocate) -> None:
         if isinstance(self.inner, ReadsIntoMemory):

@@ -168,5 +168,4 @@ class ReadsIntoMemory(Protocol):
         """Lets the later calls of `fetch_log_segment` return memory that `allocate` gave. Other stores ignore it."""
 
 
-class RemoteStorageManagerFactory(Protocol):
-    def __call__(self, settings: Mapping[str, str]) -> RemoteStorageManager: ...
+RemoteStorageManagerFactory = Callable[[Mapping[str, str]], RemoteStorageManager]

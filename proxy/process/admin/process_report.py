@@ -38,9 +38,7 @@ class CountedParts:
     def open_circuits(self) -> list[str]:
         """The locations to which calls fail at once."""
         writes = [] if self.storage is None else [f"{each} (writes)" for each in self.storage.open_circuits]
-        reads = (
-            [] if self.reader is None else [f"{each or 'home'} (reads)" for each in self.reader.breakers.open_locations]
-        )
+        reads = [] if self.reader is None else [f"{each} (reads)" for each in self.reader.breakers.open_locations]
         return writes + reads
 
 

@@ -15,8 +15,7 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tiers.errors import CredentialsRefusedError, ThrottledError
-from tiers.storage.credentials import CredentialsRenewal
-from tiers.storage.retries import with_retries
+from tiers.storage.retries import CredentialsRenewal, with_retries
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from tests.support.fakes.copies import other_attempt, segment_to_copy
 from tests.support.fakes.stalling_files import make
 from tests.support.tiers.waiting import until
 from tiers.errors import CredentialsRefusedError, RetriableRemoteStorageError
-from tiers.storage import credentials
+from tiers.storage import retries
 from tiers.storage.child_calls import MAX_RETIRED, ChildCalls, FrameBuffer, frame_of
 from tiers.storage.file_system import FileSystemRemoteStorageManager
 
@@ -75,7 +75,7 @@ async def test_a_new_process_takes_over_when_the_credentials_are_refused(tmp_pat
 async def test_a_right_that_is_missing_for_good_ends_no_copy(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "PAUSE_MS", 0)
+    monkeypatch.setattr(retries, "PAUSE_MS", 0)
     metadata, data = segment_to_copy(tmp_path)
     async with opened(folder) as storage, asyncio.TaskGroup() as group:
         await storage.put_object("k", b"data")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tiers.errors import CredentialsRefusedError
-from tiers.storage.credentials import PAUSE_MS, CredentialsRenewal
+from tiers.storage.retries import PAUSE_MS, CredentialsRenewal
 
 
 class Store:
