@@ -45,7 +45,7 @@ class StoreRace:
                 fault = await race(key)
             finally:
                 with contextlib.suppress(RemoteStorageError):
-                    await self._up.call("delete_object", key, Key=key)
+                    await self._up.call("delete_object", Key=key)
             if fault:
                 return False, f"{name}: {fault}"
         return True, f"{name}: one of {WRITERS} concurrent writers won, in each of {ROUNDS} races"
@@ -65,7 +65,7 @@ class StoreRace:
         finally:
             for upload in uploads:
                 with contextlib.suppress(RemoteStorageError):
-                    await self._up.call("abort_multipart_upload", key, Key=key, UploadId=upload.id)
+                    await self._up.abort(key, upload.id)
 
     async def _race(self, key: str, writes: Sequence[Awaitable[object]]) -> str:
         """Returns what was wrong; empty if exactly one writer won. Writer n writes `_body(n)`."""

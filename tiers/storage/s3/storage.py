@@ -174,12 +174,12 @@ class S3RemoteStorageManager:
         log, indexes = self._log_key(metadata), self._indexes_key(metadata)
         async with self._deletions:
             try:
-                await self._up.call("head_object", indexes, Key=indexes)
+                await self._up.call("head_object", Key=indexes)
             except RemoteResourceNotFoundError:
                 # The indexes are written last. Without them, a multipart upload of the log may be unfinished.
                 await self._abort_uploads(log)
-            await self._up.call("delete_object", indexes, Key=indexes)
-            await self._up.call("delete_object", log, Key=log)
+            await self._up.call("delete_object", Key=indexes)
+            await self._up.call("delete_object", Key=log)
         return True
 
     async def probe(self) -> Sequence[StoreFeatures]:
@@ -206,7 +206,7 @@ class S3RemoteStorageManager:
         try:
             await self._up.complete(self._prefix + key, staged, IfNoneMatch="*")
         except PreconditionFailedError:
-            await self._abort(self._prefix + key, staged.id)
+            await self._up.abort(self._prefix + key, staged.id)
             return False
         except NoSuchUploadError:
             return False
@@ -216,7 +216,7 @@ class S3RemoteStorageManager:
         return bytes(await self._get(self._prefix + key))
 
     async def delete_object(self, key: str) -> None:
-        await self._up.call("delete_object", self._prefix + key, Key=self._prefix + key)
+        await self._up.call("delete_object", Key=self._prefix + key)
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         marks = {"ContinuationToken": "NextContinuationToken"}
@@ -236,14 +236,14 @@ class S3RemoteStorageManager:
         """Yields the pages of a listing. `marks` are the parameters of the next page, with their names in an answer."""
         parameters = {"Prefix": self._prefix + prefix}
         while True:
-            page = await self._up.call(operation, self._prefix + prefix, **parameters)
+            page = await self._up.call(operation, **parameters)
             yield page
             if not page.get("IsTruncated"):
                 return
             parameters |= {parameter: page[name] for parameter, name in marks.items()}
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
-        await self._abort(self._prefix + upload.key, upload.id)
+        await self._up.abort(self._prefix + upload.key, upload.id)
 
     async def close(self) -> None:
         await self._resources.aclose()
@@ -253,15 +253,10 @@ class S3RemoteStorageManager:
 
     async def _abort_uploads(self, key: str) -> None:
         """Aborts the uploads of `key`. One page suffices: an attempt has one upload, or a few after retries."""
-        page = await self._up.call("list_multipart_uploads", key, Prefix=key)
+        page = await self._up.call("list_multipart_uploads", Prefix=key)
         for upload in page.get("Uploads", ()):
             if upload["Key"] == key:
-                await self._abort(key, upload["UploadId"])
-
-    async def _abort(self, key: str, upload_id: str) -> None:
-        # A missing upload was completed, or its writer aborted it.
-        with suppress(NoSuchUploadError):
-            await self._up.call("abort_multipart_upload", key, Key=key, UploadId=upload_id)
+                await self._up.abort(key, upload["UploadId"])
 
     def _log_key(self, metadata: RemoteLogSegmentMetadata) -> str:
         return self._prefix + log_key(self._cluster_id, metadata)

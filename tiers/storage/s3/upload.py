@@ -26,7 +26,12 @@ from protocol.records.record_batch import crc32c
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, StoreOverloadedError
 from tiers.storage.activity import PIECE_BYTES, Activity, while_active
 from tiers.storage.s3.credentials import S3Credentials
-from tiers.storage.s3.errors import PreconditionFailedError, UnsupportedRequestError, error_of_exception
+from tiers.storage.s3.errors import (
+    NoSuchUploadError,
+    PreconditionFailedError,
+    UnsupportedRequestError,
+    error_of_exception,
+)
 
 PARTS_AT_ONCE = 3
 MAX_PARTS = 10_000
@@ -143,7 +148,7 @@ class S3Uploader:
         async with self._parts_of(source) as parts:
             if await self._create_unless_there(key, parts):
                 return
-        size, found = sum(part.size_bytes for part in parts), await self.call("head_object", key, Key=key)
+        size, found = sum(part.size_bytes for part in parts), await self.call("head_object", Key=key)
         if found["ContentLength"] != size:
             raise RemoteStorageError(
                 f"s3://{self._bucket}/{key} exists with {found['ContentLength']} bytes, not {size}: a uuid was used"
@@ -167,25 +172,28 @@ class S3Uploader:
 
         With the condition `IfNoneMatch="*"`, raises `PreconditionFailedError` when there is an object with that key."""
         parts = {"Parts": [{"PartNumber": number, **part} for number, part in enumerate(upload.parts, start=1)]}
-        await self.call(
-            "complete_multipart_upload", key, Key=key, UploadId=upload.id, MultipartUpload=parts, **condition
-        )
+        await self.call("complete_multipart_upload", Key=key, UploadId=upload.id, MultipartUpload=parts, **condition)
 
     async def put(self, key: str, part: Part, **condition: str) -> None:
         """Sends a PUT of a whole object."""
         try:
-            await self.call("put_object", key, Key=key, Body=part, **await part.checksum(), **condition)
+            await self.call("put_object", Key=key, Body=part, **await part.checksum(), **condition)
         except UnsupportedRequestError:
-            await self.call("put_object", key, Key=key, Body=part, **condition)
+            await self.call("put_object", Key=key, Body=part, **condition)
 
-    async def call(self, operation: str, key: str, **parameters: Any) -> Any:
-        """Sends one request. `Body` is a `Part`.
+    async def abort(self, key: str, upload_id: str) -> None:
+        """Aborts an upload. A missing one was completed, or its writer aborted it."""
+        with contextlib.suppress(NoSuchUploadError):
+            await self.call("abort_multipart_upload", Key=key, UploadId=upload_id)
+
+    async def call(self, operation: str, **parameters: Any) -> Any:
+        """Sends one request, which has a `Key` or a `Prefix`. `Body` is a `Part`.
 
         Raises `RemoteStorageError` for every error of the client library, and `StoreOverloadedError` when no piece
         moved in the time of the deadline."""
-        return await self._credentials.tried(partial(self._call, operation, key, **parameters))
+        return await self._credentials.tried(partial(self._call, operation, **parameters))
 
-    async def _call(self, operation: str, key: str, **parameters: Any) -> Any:
+    async def _call(self, operation: str, **parameters: Any) -> Any:
         body: _Body | None = None
         try:
             async with while_active(self._timeout_s) as activity:
@@ -195,6 +203,7 @@ class S3Uploader:
         except Exception as error:
             if body is not None and body.trouble is not None:
                 raise body.trouble from error
+            key = parameters["Key"] if "Key" in parameters else parameters["Prefix"]
             raise error_of_exception(self._bucket, key, error) from error
         finally:
             if body is not None:
@@ -209,7 +218,8 @@ class S3Uploader:
             try:
                 await self._write_once(key, partial(self.complete, key, upload))
             except BaseException:
-                await self._abort(key, upload.id)
+                with contextlib.suppress(RemoteStorageError):  # the delete of this attempt finds the upload
+                    await self.abort(key, upload.id)
                 raise
         except PreconditionFailedError:
             return False
@@ -223,7 +233,7 @@ class S3Uploader:
             # The server does not know the condition. All writers of a key are of one attempt and write the same bytes,
             # so a look before the write suffices.
             try:
-                await self.call("head_object", key, Key=key)
+                await self.call("head_object", Key=key)
             except RemoteResourceNotFoundError:
                 await write()
             else:
@@ -256,10 +266,10 @@ class S3Uploader:
         """Uploads the parts. The object is not visible until a process calls `complete`."""
         has_checksums = True
         try:
-            created = await self.call("create_multipart_upload", key, Key=key, ChecksumAlgorithm="CRC32C")
+            created = await self.call("create_multipart_upload", Key=key, ChecksumAlgorithm="CRC32C")
         except UnsupportedRequestError:
             has_checksums = False
-            created = await self.call("create_multipart_upload", key, Key=key)
+            created = await self.call("create_multipart_upload", Key=key)
         upload = {"Key": key, "UploadId": created["UploadId"]}
         free = asyncio.Semaphore(PARTS_AT_ONCE)
 
@@ -267,7 +277,7 @@ class S3Uploader:
             async with free:
                 sums = await part.checksum() if has_checksums else {}
                 answer = await self._send(
-                    lambda: self.call("upload_part", key, **upload, PartNumber=number, Body=part, **sums)
+                    lambda: self.call("upload_part", **upload, PartNumber=number, Body=part, **sums)
                 )
                 return {"ETag": str(answer["ETag"]), **sums}
 
@@ -275,16 +285,12 @@ class S3Uploader:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(put_part(number, part)) for number, part in enumerate(parts, start=1)]
         except BaseException as error:
-            await self._abort(key, created["UploadId"])
+            with contextlib.suppress(RemoteStorageError):
+                await self.abort(key, created["UploadId"])
             if isinstance(error, ExceptionGroup):
                 raise error.exceptions[0] from error
             raise
         return StagedUpload(created["UploadId"], tuple(task.result() for task in tasks))
-
-    async def _abort(self, key: str, upload_id: str) -> None:
-        # If the abort fails, the delete of this attempt finds the upload.
-        with contextlib.suppress(RemoteStorageError):
-            await self.call("abort_multipart_upload", key, Key=key, UploadId=upload_id)
 
 
 def _read(descriptor: int, start: int, end: int, position: int, length: int) -> bytes:

@@ -133,7 +133,7 @@ async def test_a_second_page_of_uploads_begins_after_the_last_of_the_first(
         "a1": {"Uploads": [{"Key": "b", "UploadId": "2"}]},
     }
 
-    async def answer(operation: str, key: str, KeyMarker: str = "", UploadIdMarker: str = "", **_: Any) -> Any:
+    async def answer(operation: str, KeyMarker: str = "", UploadIdMarker: str = "", **_: Any) -> Any:
         return pages[KeyMarker + UploadIdMarker or None]
 
     async with opened(s3) as manager:
