@@ -72,9 +72,14 @@ class PartitionFacts:
 
     @property
     def log_start(self) -> int:
-        """The log start of both tiers; without an answer of the leader, that of the tier."""
+        """The log start of both tiers; without an answer of the leader, that of the tier.
+
+        While it is not known what the head of the log has, it is the recorded one."""
         bounds, remote = self.bounds, self.remote
         if bounds is None:
             return remote.metadata.log_start_offset(remote.partition) or 0
-        earliest = remote.earliest(bounds.log_start_offset)
-        return bounds.log_start_offset if earliest is None else earliest
+        local_start = bounds.log_start_offset
+        recorded, earliest = remote.log_start(local_start), remote.earliest(local_start)
+        if remote.attempt_at_head(recorded, local_start) is not None or remote.lost_trim(recorded) is not None:
+            return recorded
+        return local_start if earliest is None else earliest

@@ -300,6 +300,14 @@ async def test_an_offset_that_has_no_record_says_where_a_fetch_goes_on(copied: W
     assert any("offsets 30 to 59 are a gap" in note for note in explain(facts).notes)
 
 
+async def test_an_offset_whose_metadata_was_lost_is_not_called_deleted(copied: Workbench) -> None:
+    await copied.trim(KEEP_NOTHING)
+    for each in copied.segments[:2]:
+        del copied.metadata.segments[each.segment_id]
+    lost = explain_offset(await facts_for(copied, KEEP_NOTHING), 10)
+    assert (lost.place, "an error that it retries" in lost.sentence) == (Place.UNKNOWN, True)
+
+
 @pytest.mark.parametrize(("log_start", "goes"), [(29, False), (30, True)])
 async def test_a_segment_below_the_log_start_goes(copied: Workbench, log_start: int, goes: bool) -> None:
     await copied.trim(KEEP_NOTHING)

@@ -87,17 +87,30 @@ async def test_a_store_that_knows_more_than_the_metadata_is_told_as_a_doubt(copi
     assert StateReason.DOUBT not in {each.reason for each in answer.uncopied.whys}
 
 
+async def test_the_rest_is_explained_without_the_store_or_the_leader(copied: Workbench) -> None:
+    answer = await explained(copied, "The store is down.")
+    assert answer.notes == ("The store is down.",)
+    assert reasons(answer, Question.ON_BROKER)[0] == HoldReason.NO_LOCAL_RETENTION
+    stored, copied.log.failure = await stored_of(copied), BrokerError("broker 1 is down", retriable=True)
+    answer = await explained(copied, stored)
+    assert answer.notes == ("The leader does not answer: broker 1 is down.",)
+    assert (answer.remote_end, answer.high_watermark) == (89, None)
+
+
+async def test_what_the_leader_lacks_or_has_replaced_is_a_remark(copied: Workbench) -> None:
+    stored, copied.log.log_start_offset = await stored_of(copied), 95
+    assert "Neither tier has the offsets 90 to 94." in (await explained(copied, stored)).notes
+    copied.log.log_start_offset = 0
+    copied.log.elect_unclean(50)
+    answer = await explained(copied, stored)
+    assert answer.notes == ("The leader has other records from offset 50 on: the owner cuts the tier there.",)
+
+
 async def test_an_emptied_broker_is_told_as_a_stop(copied: Workbench) -> None:
     copied.log.records, copied.log.leader_epoch = batch_of(0, 10, leader_epoch=3), 3
     answer = await explained(copied, await stored_of(copied))
     assert {each.reason for each in whys(answer, Question.NOT_EXPIRED).values()} == {StateReason.STOPPED}
     assert "was the broker emptied or restored?" in answer.notes[0]
-
-
-async def test_a_replaced_end_is_told_until_the_owner_cuts_it(copied: Workbench) -> None:
-    copied.log.elect_unclean(50)
-    answer = await explained(copied, await stored_of(copied))
-    assert answer.notes == ("The leader has other records from offset 50 on: the owner cuts the tier there.",)
 
 
 async def test_a_cut_that_is_not_proved_holds_expiry_alone(copied: Workbench) -> None:
@@ -106,12 +119,6 @@ async def test_a_cut_that_is_not_proved_holds_expiry_alone(copied: Workbench) ->
     assert {each.reason for each in whys(answer, Question.NOT_EXPIRED).values()} == {StateReason.UNPROVED_CUT}
     assert StateReason.UNPROVED_CUT not in {each.reason for each in whys(answer, Question.ON_BROKER).values()}
     assert answer.notes[0].startswith("The tier was cut at offset 50")
-
-
-async def test_offsets_in_neither_tier_are_a_remark(copied: Workbench) -> None:
-    copied.log.log_start_offset = 95
-    answer = await explained(copied, await stored_of(copied))
-    assert [note for note in answer.notes if note.startswith("Neither")] == ["Neither tier has the offsets 90 to 94."]
 
 
 async def test_a_topic_that_nothing_tiers_has_no_owner(copied: Workbench) -> None:
@@ -123,19 +130,6 @@ async def test_a_topic_that_nothing_tiers_has_no_owner(copied: Workbench) -> Non
     assert answer.uncopied.whys[0].sentence == (
         "This proxy does not manage the topic: this proxy's file does not tier it."
     )
-
-
-async def test_a_store_that_does_not_answer_is_a_remark(copied: Workbench) -> None:
-    answer = await explained(copied, "The store is down.")
-    assert answer.notes == ("The store is down.",)
-    assert reasons(answer, Question.ON_BROKER)[0] == HoldReason.NO_LOCAL_RETENTION
-
-
-async def test_a_leader_that_does_not_answer_is_a_remark(copied: Workbench) -> None:
-    copied.log.failure = BrokerError("broker 1 is down", retriable=True)
-    answer = await explained(copied, await stored_of(copied))
-    assert answer.notes == ("The leader does not answer: broker 1 is down.",)
-    assert (answer.remote_end, answer.high_watermark) == (89, None)
 
 
 @pytest.mark.parametrize(
