@@ -43,7 +43,7 @@ from tiers.tasks.deletion.topic_deletion import (
     end_partition_deletion,
 )
 from tiers.tasks.history.align import require_aligned, require_no_open_cut
-from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.task_services import TaskServices
 

@@ -29,7 +29,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.segment_deletion import finish_deletion
-from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.task_services import TaskServices
 
 SEGMENTS_PER_TASK = 250

@@ -39,12 +39,11 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, epoch_of_copy
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import CopyAttempts
-from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
+from tiers.tasks.copy.segment_copy import SegmentContinuation, continuation_at
 from tiers.tasks.deletion.segment_deletion import delete_attempts
-from tiers.tasks.history.align import check_lineage, open_cut
-from tiers.tasks.history.cut_task import RLMCutTask
-from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.history.align import RLMCutTask, check_lineage, open_cut
 from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 

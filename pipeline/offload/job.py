@@ -46,7 +46,7 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
-from tiers.tasks.copy.copy_due import copy_hold
+from tiers.tasks.copy.uncopied import copy_hold
 
 _NO_SPOOL = Path(tempfile.gettempdir())
 """The driver spools nothing, because the executors make the segments."""

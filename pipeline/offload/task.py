@@ -38,9 +38,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tasks.copy.append import append_records
-from tiers.tasks.copy.segment_continuation import SegmentContinuation
-from tiers.tasks.copy.segment_copy import write_objects
+from tiers.tasks.copy.segment_copy import SegmentContinuation, append_records, write_objects
 from tiers.tasks.copy.spool import Spool
 from tiers.verify.read_back import read_back
 
@@ -177,9 +175,7 @@ class TileCopier:
         self._fetch_bytes = FETCH_BYTES
         path = self._spool.new_path(self._task.partition)
         carried = self._continuation
-        builder = await self._spool.run(
-            lambda: SegmentBuilder(path, tile.lo, carried.leader_epochs, carried.open_transactions, carried.producers)
-        )
+        builder = await self._spool.run(lambda: carried.builder(path, tile.lo))
         try:
             await self._fill(builder, tile.hi)
             if builder.next_offset != tile.hi or carried.next_offset != tile.lo:
@@ -192,9 +188,7 @@ class TileCopier:
             segment = await self._store(tile, built)
         finally:
             builder.discard()
-        self._continuation = SegmentContinuation(
-            built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers
-        )
+        self._continuation = SegmentContinuation.behind(built)
         return CopiedTile(number, segment, built.missing_offsets)
 
     async def _fill(self, builder: SegmentBuilder, hi: int) -> None:

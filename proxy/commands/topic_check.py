@@ -31,8 +31,7 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.topic.group.group_members import group_members
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.tasks.copy.uncopied import estimated_bytes
-from tiers.tasks.copy.uncopied_heads import timestamp_of
+from tiers.tasks.copy.uncopied import estimated_bytes, timestamp_of
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.retention.uncopied_watch import used_share
 from tiers.tasks.tiered_topics import TieredTopics

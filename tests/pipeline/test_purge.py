@@ -23,8 +23,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
-from tiers.tasks.history.facts_task import FactsTask
-from tiers.tasks.history.stored_facts import read_stored_facts
+from tiers.tasks.history.stored_facts import FactsTask, read_stored_facts
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tiers.metadata.log_history import epoch_before
 from tiers.model.log_source import LogRead
 from tiers.model.segment_metadata import leader_epoch_at
 from tiers.segment.segment_builder import SegmentBuilder
-from tiers.tasks.copy.append import append_records
+from tiers.tasks.copy.segment_copy import append_records
 from tiers.tasks.copy.spool import Spool
 
 pytestmark = pytest.mark.integration

@@ -37,8 +37,8 @@ from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.segment_deletion import delete_attempts
-from tiers.tasks.history.facts_task import FactsTask
 from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.retention.trim_task import TrimTask

@@ -36,8 +36,7 @@ from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import log_key
-from tiers.tasks.copy.copy_due import Uncopied, copy_due, copy_hold
-from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES
+from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES, Uncopied, copy_due, copy_hold
 from tiers.tasks.history.align import open_cut
 from tiers.tasks.hold import Hold
 from tiers.tasks.retention.expiration_task import expiry_hold, expiry_holds

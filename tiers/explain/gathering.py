@@ -96,9 +96,7 @@ async def gather(
             )
         if is_tiered and around.storage is not None and not isinstance(stored, str):
             log_start = remote.log_start(bounds.log_start_offset)
-            is_in_doubt = await may_be_in_doubt(
-                around.storage, log, partition, bounds, log_start, stored, around.timeout_ms
-            )
+            is_in_doubt = await may_be_in_doubt(log, bounds, log_start, stored, around.timeout_ms)
             doubt = "the metadata, the store and the leader do not agree" if is_in_doubt else ""
     except LogDivergedError as error:
         stopped = str(error)

@@ -38,13 +38,12 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_attempts import CopyAttempts
-from tiers.tasks.copy.copy_due import DUE_SHARE, copy_hold
 from tiers.tasks.copy.copy_task import RLMCopyTask
+from tiers.tasks.copy.uncopied import DUE_SHARE, copy_hold
 from tiers.tasks.deletion.segment_deletion import delete_attempts
-from tiers.tasks.history.align import require_no_open_cut
-from tiers.tasks.history.cut_task import RLMCutTask
-from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.history.align import RLMCutTask, require_no_open_cut
 from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.metrics import STAGES
 from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.retention.expiration_task import RLMExpirationTask

@@ -13,9 +13,8 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.bounds import violated_bounds
-from tiers.tasks.copy.copy_due import has_lag
 from tiers.tasks.copy.copy_task import RLMCopyTask
-from tiers.tasks.copy.uncopied_heads import UncopiedHeads
+from tiers.tasks.copy.uncopied import UncopiedHeads, has_lag
 from tiers.tasks.retention.uncopied_watch import UncopiedWatch
 from tiers.tasks.task_services import TaskServices
 

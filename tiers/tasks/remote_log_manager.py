@@ -28,8 +28,8 @@ from tiers.metadata.tenure import begin_in
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import ActiveAlarm
 from tiers.tasks.copy.copy_attempts import store_for_its_owner
-from tiers.tasks.copy.copy_due import copy_hold
-from tiers.tasks.copy.spool_opening import open_spool
+from tiers.tasks.copy.spool import SpoolError
+from tiers.tasks.copy.uncopied import copy_hold
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.remote_disable import RemoteDisableTask
 from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
@@ -96,8 +96,7 @@ class RemoteLogManager:
     async def run(self) -> None:
         """Runs until `stop`. Returns when the steps in progress have ended, or were cancelled at their deadline."""
         try:
-            opening = self._lasting("the spool cannot be opened: nothing is copied", "the spool is open")
-            await open_spool(self._services, opening, self._wake, lambda: self._stopping)
+            await self._open_spool()
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(keeper) for keeper in self._keepers()]
                 while not self._stopping:
@@ -110,6 +109,22 @@ class RemoteLogManager:
         finally:
             self._managed.clear()
             self._services.spool.close()
+
+    async def _open_spool(self) -> None:
+        """Opens the spool, however long its disk is full: the process is a member of the group already.
+
+        If the manager gave up, the process would own partitions that nobody copies."""
+        failing = self._lasting("the spool cannot be opened: nothing is copied", "the spool is open")
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                await self._services.spool.open()
+            except SpoolError as error:
+                failing.found(error=str(error))
+                await self._wait(self._wake, self._services.settings.remote_log.task_retry_backoff_ms)
+            else:
+                failing.ended()
+                return
 
     def stop(self) -> None:
         """Prevents new steps, and lets `run` end."""

@@ -34,7 +34,7 @@ from tiers.storage.object_key import (
 )
 from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
 from tiers.storage.retries import with_retries
-from tiers.tasks.history.stored_facts import lost_reason, read_stored_facts
+from tiers.tasks.history.stored_facts import read_stored_facts
 
 ORPHAN, LOST, FACTS, UNKNOWN, MISSING, UPLOAD = (
     "no record names it",
@@ -178,7 +178,7 @@ async def _lost(tier: OpenTier, partition: TopicIdPartition) -> str:
         stored = await with_retries(lambda: read_stored_facts(tier.storage, tier.cluster_id, partition))
     except (LaterFormatError, RemoteLogMetadataError) as error:
         return str(error)
-    return await lost_reason(tier.storage, tier.log, partition, stored, TIMEOUT_MS)
+    return await stored.lost_reason(tier.log, TIMEOUT_MS)
 
 
 def _as_one(orphans: list[Orphan]) -> list[Orphan]:

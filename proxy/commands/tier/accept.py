@@ -141,10 +141,10 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
                 found = await partition_bounds(source, cluster, metadata.state, partition)
                 # While the leader does not answer, the operator alone can judge.
                 is_needed = bool(lost_markers) or bool(found.trouble) or not is_readable
-                is_needed = is_needed or await _is_needed(source, storage, log, partition, stored)
+                is_needed = is_needed or await _is_needed(source, log, stored)
                 if not (is_needed or metadata.state.is_known(partition)):
                     raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
-                settings = await kept_settings(log, partition, stored, TIMEOUT_MS)
+                settings = await kept_settings(log, stored, TIMEOUT_MS)
                 not_restored: list[str] = []
                 if write and is_needed:
                     for location, marker_id in lost_markers.items():
@@ -182,13 +182,7 @@ async def _log_of(
     return bounds, RemoteLog(metadata, partition).log_start(bounds.log_start_offset)
 
 
-async def _is_needed(
-    source: LogSource,
-    storage: RemoteStorageManager,
-    log: MetadataLog,
-    partition: TopicIdPartition,
-    stored: StoredFacts,
-) -> bool:
+async def _is_needed(source: LogSource, log: MetadataLog, stored: StoredFacts) -> bool:
     """Returns whether there is anything to accept. Raises the errors of the brokers and of the store."""
-    bounds, log_start = await _log_of(source, log.state, partition)
-    return await may_be_in_doubt(storage, log, partition, bounds, log_start, stored, TIMEOUT_MS)
+    bounds, log_start = await _log_of(source, log.state, stored.partition)
+    return await may_be_in_doubt(log, bounds, log_start, stored, TIMEOUT_MS)

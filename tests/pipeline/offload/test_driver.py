@@ -19,7 +19,7 @@ from tiers.errors import BrokerError, OffsetGapError, RemoteLogError, RetriableR
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead
 from tiers.segment.segment_encryption import KeyRing
-from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.history.stored_facts import FactsTask
 
 SILENT = replace(PARTITION, partition=1)
 FAR = 2**31 + 1000

@@ -8,7 +8,7 @@ from pipeline.offload.task import OffloadResult, OffloadTask, TileCopier
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.model.copy_plan import CopyPlan
 from tiers.segment.segment_encryption import KeyRing
-from tiers.tasks.copy.segment_continuation import SegmentContinuation
+from tiers.tasks.copy.segment_copy import SegmentContinuation
 
 CONFIG = parse_pipeline_config('[upstream]\nbootstrap.servers = "localhost:9092"\n')
 

@@ -37,9 +37,9 @@ from tiers.tasks.copy import copy_attempts
 from tiers.tasks.copy.uncopied import UncopiedBytes
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.missing_topics import MissingTopics
-from tiers.tasks.history import align, cut_task, facts_task, tier_place
-from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.history import align, stored_facts, tier_place
 from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.stored_facts import FactsTask, StoredFacts
 from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.retention import expiration_task, trim_task
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
@@ -172,7 +172,7 @@ def _forgets_lost_metadata(stack: ExitStack) -> None:
     _replace(stack, MetadataLineage, "is_within", lambda self, *arguments: True)
     _replace(stack, MetadataLineage, "out_of_range", lambda self, number, *rest: self._doubt(number))
     _replace(stack, FactsTask, "check_gap", _nothing)
-    _replace(stack, facts_task, "lost_reason", _nothing)
+    _replace(stack, StoredFacts, "lost_reason", _nothing)
     _replace(stack, FactsTask, "has_unknown", _nothing)
     _replace(stack, LogGapTask, "_check_trim", _nothing)
 
@@ -189,7 +189,7 @@ def _buries_copies(stack: ExitStack) -> None:
         }
         return replace(made, dead=tuple(sorted(started.union(made.dead))))
 
-    _replace(stack, facts_task, "facts_of", facts)
+    _replace(stack, stored_facts, "facts_of", facts)
 
 
 def _foreign_log_start(stack: ExitStack) -> None:
@@ -300,14 +300,14 @@ def _always_fit(stack: ExitStack) -> None:
 
 def _cuts_too_low(stack: ExitStack) -> None:
     """An unclean election cuts the tier one segment below the common end."""
-    module: Any = cut_task
+    module: Any = align
     original = module.align
 
     async def lower(*arguments: Any) -> Any:
         found = await original(*arguments)
         return None if found is None else found._replace(offset=max(0, found.offset - 10))
 
-    _replace(stack, cut_task, "align", lower)
+    _replace(stack, align, "align", lower)
 
 
 def _never_probes_a_store(stack: ExitStack) -> None:

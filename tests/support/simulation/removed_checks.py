@@ -194,10 +194,10 @@ _CHECKS = (
         "the start of a log is no common end", _OTHER_HISTORIES,
     ),
     _returns("history/align:cut_epoch", "leader_epoch", "a CUT voids what the leader disproves", _OTHER_HISTORIES),
-    _returns("history/cut_task:RLMCutTask._end_log_starts", "None", "disproved log starts end", _OTHER_HISTORIES),
-    _returns("history/cut_task:RLMCutTask._require_kept", "None", "one leader gave all answers", _OTHER_HISTORIES),
+    _returns("history/align:RLMCutTask._end_log_starts", "None", "disproved log starts end", _OTHER_HISTORIES),
+    _returns("history/align:RLMCutTask._require_kept", "None", "one leader gave all answers", _OTHER_HISTORIES),
     _without(
-        "history/align:_ends", "last = {} if begun is None else {begun.valid_end_offset: begun}", "last = {}",
+        "history/align:_ends", "if begun is not None:", "if False:",
         "the leader has the attempts", _HISTORIES_OF_ATTEMPTS,
     ),
     # Gaps
@@ -216,10 +216,10 @@ _CHECKS = (
     _returns("history/stored_facts:_reads_whole", "False", "no unknown segment in a hole", _LOST_METADATA),
     # The facts and the marker
     _returns(
-        "history/facts_task:FactsTask.check_gap", "None", "no record of a gap was copied", _LOST_METADATA,
+        "history/stored_facts:FactsTask.check_gap", "None", "no record of a gap was copied", _LOST_METADATA,
     ),
-    _returns("history/stored_facts:lost_reason", "''", "the metadata knows all copies", _LOST_METADATA),
-    _returns("history/stored_facts:lost_positions", "[]", "the metadata reaches its positions", _LOST_METADATA),
+    _returns("history/stored_facts:StoredFacts.lost_reason", "''", "the metadata knows all copies", _LOST_METADATA),
+    _returns("history/stored_facts:StoredFacts.lost_positions", "[]", "the topic has its positions", _LOST_METADATA),
     _returns("history/stored_facts:_lacks", "False", "an import lacks settings and log starts", _LOST_METADATA),
     _returns("history/tier_place:TierPlace.require", "None", "the store is the place of the tier", _OTHER_PLACES),
     # Trims

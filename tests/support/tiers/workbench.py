@@ -31,9 +31,9 @@ from tiers.tasks.deletion.failed_deletions import FailedDeletions
 from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
 from tiers.tasks.deletion.segment_deletion import delete_attempts
 from tiers.tasks.history.acceptance import accept_what_is_left
-from tiers.tasks.history.cut_task import RLMCutTask
-from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.history.align import RLMCutTask
 from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.retention.trim_task import TrimTask

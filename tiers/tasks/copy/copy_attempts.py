@@ -37,11 +37,10 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.copy.kept_segments import KeptSegment
 from tiers.tasks.copy.segment_copy import Progress, announce, finish, keep, no_progress, read_attempt, store
-from tiers.tasks.copy.spool import SpoolError
+from tiers.tasks.copy.spool import KeptSegment, SpoolError
 from tiers.tasks.deletion.segment_deletion import delete_segment
-from tiers.tasks.history.align import check_lineage
+from tiers.tasks.history.align import check_lineage, epoch_ranges
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 
@@ -455,13 +454,11 @@ class CopyAttempts:
         """Whether the leader confirms the leader epochs of the records that it still has."""
         if not is_measured(attempt) and attempt.cut_at is not None:
             return False
-        services, epochs, last = self._services, found.segment_leader_epochs, attempt.valid_end_offset
-        ends = [*(entry.start_offset for entry in epochs[1:]), last + 1]
+        services, timeout_ms = self._services, self._services.settings.request_timeout_ms
         try:
-            for entry, end in zip(epochs, ends, strict=True):
-                if entry.start_offset <= last and min(end, last + 1) > bounds.log_start_offset:
-                    timeout_ms = services.settings.request_timeout_ms
-                    await check_lineage(services.source, self._partition, entry.epoch, min(end, last + 1), timeout_ms)
+            for each in epoch_ranges(found.segment_leader_epochs, bounds.log_start_offset, attempt.valid_end_offset):
+                next_offset = each.last_offset + 1
+                await check_lineage(services.source, self._partition, each.leader_epoch, next_offset, timeout_ms)
         except LogDivergedError:
             return False  # the next survey compares the attempt with the leader's log, and may cut the tier
         return True
@@ -469,13 +466,12 @@ class CopyAttempts:
     async def _end_filled_gaps(self) -> None:
         metadata = self._services.metadata
         for gap in metadata.state.gaps(self._partition):
-            offset = gap.first_offset
-            while offset < gap.next_offset:
-                segment = metadata.state.remote_log_segment_metadata(self._partition, offset)
-                if segment is None:
-                    break
-                offset = segment.valid_end_offset + 1
-            else:
+            offset, state = gap.first_offset, metadata.state
+            found = state.remote_log_segment_metadata(self._partition, offset)
+            while found is not None and offset < gap.next_offset:
+                offset = found.valid_end_offset + 1
+                found = state.remote_log_segment_metadata(self._partition, offset)
+            if offset >= gap.next_offset:
                 self._services.require_ownership(self._partition)
                 await metadata.end_log_gap(self._partition, gap)
 

@@ -3,10 +3,9 @@
     read batches -> segment file and indexes -> COPY_SEGMENT_STARTED -> objects -> read back -> COPY_SEGMENT_FINISHED
 
 * A copy is one act. It begins when a segment is due (`copy_due`), and reads up to `segment.bytes` or the LSO from one
-  leader in one leader epoch. If the leader changes, the owner discards the file, and a later round reads again. If a
-  read fails or the disk is full, the segment ends there. So an owner holds no records, except for built segments.
-* If the broker has removed the first of the records meanwhile, those that were read may be the last copy: the owner
-  builds and keeps them at once, however few they are.
+  leader in one leader epoch. If a read fails or the disk is full, the segment ends there.
+* If the leader changes, the owner discards the file. But if the broker has removed the first of the records meanwhile,
+  those that were read may be the last copy: the owner builds and keeps them at once, however few they are.
 * The first read begins at the segment's first offset. So the leader reports exactly the aborted transactions of the
   segment, and no state about them needs to survive a restart.
 * The spool keeps a built segment until its copy counts. Every attempt has a new uuid. A failed one leaves
@@ -30,19 +29,25 @@ from tiers.errors import BrokerError, OffsetGapError
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, epoch_of_copy
+from tiers.model.segment_metadata import epoch_of_copy
 from tiers.quota import Reservation
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
-from tiers.tasks.copy.append import append_records
 from tiers.tasks.copy.copy_attempts import CopyAttempts
-from tiers.tasks.copy.copy_due import DUE_SHARE, Uncopied, age_of_oldest, copy_due, has_lag, is_any_size, is_full
-from tiers.tasks.copy.kept_segments import KeptSegment
-from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
-from tiers.tasks.copy.segment_copy import announce, keep
-from tiers.tasks.copy.spool import SpoolError
-from tiers.tasks.copy.uncopied import UncopiedBytes
-from tiers.tasks.copy.uncopied_heads import UncopiedHeads
-from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.copy.segment_copy import SegmentContinuation, announce, append_records, continuation_at, keep
+from tiers.tasks.copy.spool import KeptSegment, SpoolError
+from tiers.tasks.copy.uncopied import (
+    DUE_SHARE,
+    Uncopied,
+    UncopiedBytes,
+    UncopiedHeads,
+    age_of_oldest,
+    copy_due,
+    has_lag,
+    is_any_size,
+    is_full,
+    newest_segment,
+)
+from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.hold import Hold
 from tiers.tasks.task_services import TaskServices
 
@@ -79,37 +84,32 @@ class RLMCopyTask:
 
         The caller has just checked the remote lineage at the leader of `bounds`. The method reads in no other leader
         epoch. `retention_share` is that of `Uncopied`."""
-        self.throttled_ms = 0
+        services, self.throttled_ms = self._services, 0
         try:
-            return await self._copy_due(policy, bounds, start, retention_share)
+            for _ in range(services.settings.segments_per_run):
+                uncopied = await self._uncopied(policy, bounds, start, retention_share)
+                self.hold = copy_due(policy, uncopied, services.wall_clock_ms())
+                if self.hold is not None:
+                    if self._attempts.error is None:
+                        self.progress_at_ms = services.clock_ms()
+                    self._behind_since_ms = None
+                    return False
+                if services.spool.is_full and retention_share < DUE_SHARE:
+                    raise SpoolError("copying waits: the spool is full of segments whose copies have not ended")
+                kept = await self._make(policy, bounds, start, uncopied)
+                if kept is None:
+                    return False
+                if retention_share >= DUE_SHARE:
+                    # The broker may soon remove the next records. `CopyAttempts.run` asks the store, which may be slow.
+                    await announce(services, kept.metadata)
+                else:
+                    await self._copy(kept)
+                start = kept.metadata.end_offset + 1
+                if services.state.remote_log_segment_metadata(self._partition, start) is not None:
+                    break  # the copied records lay before others: the next round finds where copying continues
+            return True
         finally:
             self.observe(policy, bounds)
-
-    async def _copy_due(self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, retention_share: float) -> bool:
-        services = self._services
-        for _ in range(services.settings.segments_per_run):
-            uncopied = await self._uncopied(policy, bounds, start, retention_share)
-            self.hold = copy_due(policy, uncopied, services.wall_clock_ms())
-            if self.hold is not None:
-                now_ms = services.clock_ms()
-                if self._attempts.error is None:
-                    self.progress_at_ms = now_ms
-                self._behind_since_ms = now_ms - self.heads.known_for_ms(start) if uncopied.offsets else None
-                return False
-            if services.spool.is_full and retention_share < DUE_SHARE:
-                raise SpoolError("copying waits: the spool is full of segments whose copies have not ended")
-            kept = await self._make(policy, bounds, start, uncopied)
-            if kept is None:
-                return False
-            if retention_share >= DUE_SHARE:
-                # The broker may soon remove the next records, and the store may be slow: `CopyAttempts.run` asks it.
-                await announce(services, kept.metadata)
-            else:
-                await self._copy(kept)
-            start = kept.metadata.end_offset + 1
-            if services.state.remote_log_segment_metadata(self._partition, start) is not None:
-                break  # the copied records lay before others: the next round finds where copying continues
-        return True
 
     async def _uncopied(
         self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, retention_share: float
@@ -120,15 +120,11 @@ class RLMCopyTask:
         uncopied = Uncopied(offsets, size_bytes, retention_share=retention_share)
         if offsets == 0 or (is_full(policy, uncopied) and not has_lag(policy)):
             return uncopied
-        newest, timestamp_ms, now_ms = self._newest, await self.heads.look(start), services.wall_clock_ms()
+        timestamp_ms, now_ms = await self.heads.look(start), services.wall_clock_ms()
+        newest = newest_segment(services.state, self._partition)
         finished_ms = None if newest is None else newest.event_timestamp_ms
         age_ms = age_of_oldest(timestamp_ms, finished_ms, self.heads.known_for_ms(start), now_ms)
         return replace(uncopied, age_ms=age_ms, timestamp_age_ms=0 if timestamp_ms is None else now_ms - timestamp_ms)
-
-    @property
-    def _newest(self) -> RemoteLogSegmentMetadata | None:
-        metadata, remote_end = self._services.state, self._services.state.remote_end_offset(self._partition)
-        return None if remote_end is None else metadata.remote_log_segment_metadata(self._partition, remote_end)
 
     async def _make(
         self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, uncopied: Uncopied
@@ -169,9 +165,7 @@ class RLMCopyTask:
                 "the log has no records for some offsets of a segment",
                 extra={"partition": str(self._partition), "missing_offsets": built.missing_offsets},
             )
-        self._continuation = SegmentContinuation(
-            built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers
-        )
+        self._continuation = SegmentContinuation.behind(built)
         return kept
 
     @asynccontextmanager
@@ -185,7 +179,7 @@ class RLMCopyTask:
 
         def make() -> None:
             # Listed in the thread, so that a cancelled caller can discard the builder.
-            made.append(SegmentBuilder(path, start, taken.leader_epochs, taken.open_transactions, taken.producers))
+            made.append(taken.builder(path, start))
 
         try:
             await services.spool.run(make)
@@ -276,21 +270,19 @@ class RLMCopyTask:
 
     async def _append_fitting(self, builder: SegmentBuilder, read: LogRead, end: int) -> int:
         """Appends the batches of `read` up to `end` that the segment can hold. Returns where these end."""
+        services, aborted = self._services, read.aborted_transactions
+        timeout_ms, records = services.settings.request_timeout_ms, read.records[:end]
         try:
-            await self._append(builder, read, end)
+            await append_records(
+                builder, records, aborted, services.spool, services.source, self._partition, timeout_ms
+            )
         except SegmentOverflowError as overflow:
             if overflow.fits_bytes:
-                await self._append(builder, read, overflow.fits_bytes)
-            elif builder.size_bytes == 0:
+                return await self._append_fitting(builder, read, overflow.fits_bytes)
+            if builder.size_bytes == 0:
                 raise
-            return overflow.fits_bytes
+            return 0
         return end
-
-    async def _append(self, builder: SegmentBuilder, read: LogRead, end: int) -> None:
-        services, aborted = self._services, read.aborted_transactions
-        records = read.records if end == len(read.records) else read.records[:end]
-        timeout_ms = services.settings.request_timeout_ms
-        await append_records(builder, records, aborted, services.spool, services.source, self._partition, timeout_ms)
 
     def observe(self, policy: TopicPolicy, bounds: LocalLogBounds) -> None:
         """Measures the lag, whether or not anything is copied."""

@@ -1,34 +1,166 @@
-"""The steps of one attempt at a copy: the spool, COPY_SEGMENT_STARTED, the objects, read back, COPY_SEGMENT_FINISHED.
+"""The steps of one copy: build, keep, COPY_SEGMENT_STARTED, the objects, read back, COPY_SEGMENT_FINISHED.
 
-Before the objects are read back, the store must have the marker of the tier (docs/design.md, safety rule 5).
-
-An attempt that ends early leaves COPY_SEGMENT_STARTED and its files in the spool. `CopyAttempts` goes on with it.
+Before the objects are read back, the store must have the marker of the tier (docs/design.md, safety rule 5). An attempt
+that ends early leaves COPY_SEGMENT_STARTED and its files in the spool. `CopyAttempts` goes on with it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
-from tiers.errors import CustomMetadataTooLargeError, RemoteResourceNotFoundError
-from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.errors import CorruptSegmentError, CustomMetadataTooLargeError, RemoteResourceNotFoundError
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import AbortedTransaction, LogSource
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.segment_builder import BuiltSegment
+from tiers.segment.indexes.indexes_object import SegmentIndexes, decode_indexes_object
+from tiers.segment.leader_epochs import EpochHole, UnknownEpochStartError
+from tiers.segment.producer_state import NO_OFFSET, ProducerStateEntry, decode_producer_snapshot
+from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.segment.segment_encryption import KeyRing
+from tiers.segment.transactions import OpenTransactions, open_at_the_end
 from tiers.storage.activity import while_active
 from tiers.storage.object_key import indexes_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tasks.copy.kept_segments import KeptSegment
-from tiers.tasks.copy.spool import Spool
+from tiers.tasks.copy.spool import KeptSegment, Spool
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import read_back
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[], None]
 """Called after each step that took a peer's time, and for the bytes that a step moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentContinuation:
+    """What a segment takes over from the one that ends directly before `next_offset`."""
+
+    next_offset: int
+    leader_epochs: tuple[LeaderEpochEntry, ...] = ()
+    open_transactions: OpenTransactions | None = None
+    producers: tuple[ProducerStateEntry, ...] = ()
+
+    @staticmethod
+    def behind(built: BuiltSegment) -> SegmentContinuation:
+        return SegmentContinuation(built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers)
+
+    def builder(self, path: Path, base_offset: int) -> SegmentBuilder:
+        """Creates the file `path`. Blocks on the disk, and raises `OSError`."""
+        return SegmentBuilder(path, base_offset, self.leader_epochs, self.open_transactions, self.producers)
+
+
+async def continuation_at(services: TaskServices, partition: TopicIdPartition, start: int) -> SegmentContinuation:
+    """Returns what the segment beginning at `start` takes over, from the indexes of the segment before it.
+
+    That segment is stored, or its copy has not ended, and the spool has it. If the stored indexes are unreadable, the
+    metadata has the leader epochs. The state of producers and transactions is unknown where a CUT cuts a segment, and
+    after a gap. Leader epochs are kept over a gap, so the indexes of every segment have those of the whole log before.
+    """
+    metadata, end = services.state, start
+    for gap in reversed(metadata.gaps(partition)):
+        if gap.next_offset == end:
+            end = gap.first_offset
+    for kept in services.spool.kept_in(partition):
+        known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id) or kept.metadata
+        if known.valid_end_offset == end - 1:
+            raw = await services.spool.run(kept.indexes.read_bytes)
+            return _continuation(start, end, known, decode_indexes_object(raw, kept.metadata).indexes)
+    previous = metadata.remote_log_segment_metadata(partition, end - 1)
+    if previous is None:
+        return SegmentContinuation(start)
+    try:
+        stored = decode_indexes_object(await services.storage.fetch_indexes(previous), previous)
+        return _continuation(start, end, previous, stored.indexes)
+    except (RemoteResourceNotFoundError, CorruptSegmentError) as error:
+        # The metadata lacks the epochs of expired segments. But a lost object must not stop the copying forever.
+        logger.error(
+            "the newest segment's indexes cannot be read",
+            extra={"partition": str(partition), "segment": str(previous.segment_id.id), "error": str(error)},
+        )
+        return SegmentContinuation(start, _known_epochs(metadata.list_remote_log_segments(partition), end))
+
+
+def _continuation(
+    start: int, end: int, previous: RemoteLogSegmentMetadata, indexes: SegmentIndexes
+) -> SegmentContinuation:
+    """Returns what follows the segment with these indexes, whose valid records end directly before `end`.
+
+    The leader reports again which of the open transactions abort."""
+    if previous.end_offset != start - 1:
+        # A segment that a CUT cuts also has epochs of the records that were cut off.
+        return SegmentContinuation(start, tuple(one for one in indexes.leader_epochs if one.start_offset < end))
+    producers = decode_producer_snapshot(indexes.producer_snapshot)
+    ongoing = tuple(
+        AbortedTransaction(one.producer_id, one.current_txn_first_offset)
+        for one in producers
+        if one.current_txn_first_offset != NO_OFFSET
+    )
+    listed = open_at_the_end(indexes.aborted_transactions)
+    transactions = OpenTransactions(ongoing=ongoing, history_from=indexes.history_from, listed=listed)
+    return SegmentContinuation(start, indexes.leader_epochs, transactions, producers)
+
+
+def _known_epochs(segments: Iterable[RemoteLogSegmentMetadata], end: int) -> tuple[LeaderEpochEntry, ...]:
+    epochs: list[LeaderEpochEntry] = []
+    for segment in segments:
+        if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            epochs += [
+                entry
+                for entry in segment.segment_leader_epochs
+                if entry.start_offset < min(segment.valid_end_offset + 1, end)
+                and (not epochs or entry.epoch > epochs[-1].epoch)
+            ]
+    return tuple(epochs)
+
+
+async def append_records(
+    builder: SegmentBuilder,
+    records: bytes,
+    aborted_transactions: tuple[AbortedTransaction, ...],
+    spool: Spool,
+    source: LogSource,
+    partition: TopicIdPartition,
+    timeout_ms: int,
+) -> None:
+    """Appends records of `source`. Raises the errors of `SegmentBuilder.append` except `UnknownEpochStartError`,
+    `SpoolError`, and `BrokerError`."""
+    named: tuple[LeaderEpochEntry, ...] = ()
+    while True:
+        try:
+            return await spool.run(partial(builder.append, records, aborted_transactions, named))
+        except UnknownEpochStartError as error:
+            hole = error.hole
+        # The answer has the epoch that the builder lacks, so each step names one hole more.
+        named += await epochs_in_hole(source, partition, hole, timeout_ms)
+
+
+async def epochs_in_hole(
+    source: LogSource, partition: TopicIdPartition, hole: EpochHole, timeout_ms: int
+) -> tuple[LeaderEpochEntry, ...]:
+    """Returns the leader epochs from after `hole.known_epoch` to `hole.leader_epoch` where the leader lets them begin.
+
+    The first start may be too high, at `next_offset` at the lowest. If the leader does not know where the batch's epoch
+    begins, the function lets it begin at the batch. Raises `BrokerError`."""
+    entries: list[LeaderEpochEntry] = []
+    epoch, bound = hole.leader_epoch, hole.first_offset
+    while epoch > hole.known_epoch:
+        if epoch == 0:
+            entries.append(LeaderEpochEntry(0, hole.next_offset))
+            break
+        answer = await source.end_offset_for_epoch(partition, epoch - 1, timeout_ms)
+        is_known = 0 <= answer.leader_epoch < epoch
+        start = min(max(answer.end_offset, hole.next_offset), bound) if is_known else bound
+        if entries and start == bound:
+            break  # the leader has forgotten the epochs below (docs/semantics.md 6.1, third row)
+        entries.append(LeaderEpochEntry(epoch, start))
+        if not is_known or start == hole.next_offset:
+            break
+        epoch, bound = answer.leader_epoch, start
+    return tuple(reversed(entries))
 
 
 def no_progress() -> None:
@@ -146,16 +278,8 @@ async def write_objects(
     """Writes the objects of a segment for a job, which announced it. Returns the store's custom metadata.
 
     The spool does not keep the segment: a job that fails makes it again."""
-    async with _kept(spool, key_ring, built, segment) as kept:
-        return await storage.copy_log_segment_data(segment, await spool.run(kept.data))
-
-
-@asynccontextmanager
-async def _kept(
-    spool: Spool, key_ring: KeyRing, built: BuiltSegment, segment: RemoteLogSegmentMetadata
-) -> AsyncIterator[KeptSegment]:
     kept = await spool.keep(segment, built, key_ring)
     try:
-        yield kept
+        return await storage.copy_log_segment_data(segment, await spool.run(kept.data))
     finally:
         await spool.remove(kept)

@@ -1,34 +1,182 @@
-"""The size of the records of one partition that are not remote, as far as its owner knows it."""
+"""The records of one partition that are not remote: when they are copied, how old they are, and how large.
+
+An owner that restarts decides the same: `copy_due` depends on its arguments alone.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from protocol.records.record_batch import RecordBatch, iterate_batches
+from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS, TopicPolicy
+from tiers.errors import RemoteLogError
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.task_services import TaskServices
 
 MIN_BATCH_BYTES: Final = 61
 """The size of a batch without a record, so the least that any records have."""
 _MAX_POINTS: Final = 64
 """With more points, every second one goes: the curve is a straight line between two points."""
+DUE_SHARE: Final = 0.4
+"""The part of the broker's retention after which records are copied. The alarm `broker-retention-50` follows at 0.5, so
+it is raised only when copying fails."""
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncopied:
+    """The records from where copying continues up to the LSO.
+
+    `size_bytes` is an estimate. `age_ms` is the age of the oldest record (`age_of_oldest`), and `timestamp_age_ms` that
+    by its timestamp, whatever that is. `retention_share` is the part of the broker's retention that records which are
+    not copied have used, if that retention is not the total."""
+
+    offsets: int
+    size_bytes: int
+    age_ms: int = 0
+    retention_share: float = 0.0
+    timestamp_age_ms: int = 0
+
+    @property
+    def lag_ms(self) -> int:
+        """The age that a lag counts. Behind a lag, each record is older than the last copy."""
+        return max(self.age_ms, self.timestamp_age_ms)
+
+
+def copy_hold(policy: TopicPolicy) -> Hold | None:
+    """Returns why nothing of the topic is copied, whatever its records are."""
+    if policy.copy_disable:
+        return Hold(HoldReason.COPY_DISABLED)
+    if TierWork.COPYING in policy.paused:
+        return Hold(HoldReason.COPYING_PAUSED)
+    return None
+
+
+def copy_due(policy: TopicPolicy, uncopied: Uncopied, now_ms: int) -> Hold | None:
+    """Returns why the records are not copied yet. None: they are due."""
+    is_due = is_any_size(policy, uncopied) or is_full(policy, uncopied)
+    if uncopied.offsets > 0 and is_due and (uncopied.retention_share >= DUE_SHARE or not _is_delayed(policy, uncopied)):
+        return None
+    values = {"size_bytes": uncopied.size_bytes, "segment.bytes": policy.segment_bytes}
+    values |= {"age_ms": uncopied.age_ms, "segment.ms": policy.segment_ms}
+    waits_ms = [policy.segment_ms - uncopied.age_ms]
+    if has_lag(policy):
+        values |= {COPY_LAG_MS: policy.copy_lag_ms, COPY_LAG_BYTES: policy.copy_lag_bytes}
+        waits_ms.append(policy.copy_lag_ms - uncopied.lag_ms)
+    is_known = uncopied.offsets > 0 and not (has_lag(policy) and policy.copy_lag_ms < 0)
+    return Hold(HoldReason.NOT_DUE, now_ms + max(waits_ms) if is_known else None, values)
+
+
+def is_any_size(policy: TopicPolicy, uncopied: Uncopied) -> bool:
+    """Whether the records are copied even if they do not fill a segment."""
+    return uncopied.age_ms >= policy.segment_ms or uncopied.retention_share >= DUE_SHARE
+
+
+def has_lag(policy: TopicPolicy) -> bool:
+    """Whether records stay on the broker alone for a while (KIP-1241)."""
+    return policy.copy_lag_ms != 0 and policy.copy_lag_bytes != 0
+
+
+def _is_delayed(policy: TopicPolicy, uncopied: Uncopied) -> bool:
+    """Whether neither lag is over. Kafka compares the newest record of a segment, and this method the oldest one."""
+    lag_ms, lag_bytes = policy.copy_lag_ms, policy.copy_lag_bytes
+    if 0 < lag_ms <= uncopied.lag_ms:
+        return False
+    return has_lag(policy) and not 0 < lag_bytes <= uncopied.size_bytes - policy.segment_bytes
+
+
+def is_full(policy: TopicPolicy, uncopied: Uncopied) -> bool:
+    """Whether the records fill a segment."""
+    return uncopied.size_bytes >= policy.segment_bytes
+
+
+def age_of_oldest(timestamp_ms: int | None, finished_ms: int | None, known_for_ms: int, now_ms: int) -> int:
+    """Returns the age of the oldest record that is not remote.
+
+    `timestamp_ms` is that of the record, `finished_ms` the time of the partition's last COPY_SEGMENT_FINISHED, and
+    `known_for_ms` how long this owner has known the record. A timestamp counts if it lies between the last copy and
+    now: a client may set any. Without one, the record is at most as old as the last copy. A restart resets the age only
+    if there is no copy."""
+    if finished_ms is None:
+        return known_for_ms
+    is_credible = timestamp_ms is not None and finished_ms <= timestamp_ms <= now_ms
+    began_ms = timestamp_ms if timestamp_ms is not None and is_credible else finished_ms
+    return max(known_for_ms, now_ms - began_ms)
+
+
+def timestamp_of(batch: RecordBatch) -> int | None:
+    timestamp_ms = batch.max_timestamp if batch.is_log_append_time else batch.base_timestamp
+    return timestamp_ms if timestamp_ms >= 0 else None
+
+
+class UncopiedHeads:
+    """The offsets from which records are not remote. The batch at each of them is read once, for its timestamp."""
+
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+        self._since_ms: dict[int, int] = {}
+        self._timestamps_ms: dict[int, int | None] = {}
+        self._leader_epoch = -1
+
+    def keep_from(self, offset: int, leader_epoch: int) -> None:
+        """Drops the offsets below `offset`, and the timestamps of another leader epoch.
+
+        Other records may have the offsets then."""
+        if self._leader_epoch not in (leader_epoch, -1):
+            self._timestamps_ms.clear()
+        self._leader_epoch = leader_epoch
+        for known in (self._since_ms, self._timestamps_ms):
+            for at in [at for at in known if at < offset]:
+                del known[at]
+
+    def known_for_ms(self, offset: int) -> int:
+        """Returns how long this owner has known a record at `offset`, which is not remote."""
+        now_ms = self._services.clock_ms()
+        return now_ms - self._since_ms.setdefault(offset, now_ms)
+
+    def timestamp_ms(self, offset: int) -> int | None:
+        """Returns the timestamp of the batch at `offset`. None: it has none, or was not read."""
+        return self._timestamps_ms.get(offset)
+
+    async def look(self, offset: int) -> int | None:
+        """Reads the batch at `offset`, unless it was read. Returns its timestamp, None while it cannot be read."""
+        services, partition = self._services, self._partition
+        if offset not in self._timestamps_ms:
+            try:
+                read = await services.source.read(partition, offset, 1, services.settings.request_timeout_ms)
+                batch = next(iterate_batches(read.records), None)
+                if batch is not None:
+                    self._timestamps_ms[offset] = timestamp_of(batch)
+            except RemoteLogError as error:
+                fields = {"partition": str(partition), "error": str(error)}
+                logger.debug("the first record that is not copied cannot be read", extra=fields)
+        return self._timestamps_ms.get(offset)
+
+
+def newest_segment(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> RemoteLogSegmentMetadata | None:
+    remote_end = metadata.remote_end_offset(partition)
+    return None if remote_end is None else metadata.remote_log_segment_metadata(partition, remote_end)
+
+
+def _bytes_per_offset(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> float | None:
+    newest = newest_segment(metadata, partition)
+    return None if newest is None else newest.segment_size_bytes / (newest.end_offset + 1 - newest.start_offset)
 
 
 def estimated_bytes(metadata: RemoteLogMetadataState, partition: TopicIdPartition, offsets: int) -> int | None:
     """Returns the size of `offsets` offsets at the bytes per offset of the newest segment; None without a segment."""
     density = _bytes_per_offset(metadata, partition)
     return None if density is None else int(offsets * density)
-
-
-def _bytes_per_offset(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> float | None:
-    remote_end = metadata.remote_end_offset(partition)
-    newest = None if remote_end is None else metadata.remote_log_segment_metadata(partition, remote_end)
-    return None if newest is None else newest.segment_size_bytes / (newest.end_offset + 1 - newest.start_offset)
 
 
 class UncopiedSize(NamedTuple):
@@ -80,18 +228,27 @@ class UncopiedBytes:
         if is_size_new or not (is_continued and is_same_leader):
             self._begin(first, end)
             return
-        last = points.pop()
-        size_bytes = last.size_bytes + self._guess(end - last.offset)
+        size_bytes = points[-1].size_bytes + self._guess(end - points[-1].offset)
         if replica_bytes is None:
             self._origin_bytes = None
         elif self._origin_bytes is None or replica_bytes < (before or 0):  # the broker has removed a file
             self._origin_bytes = size_bytes - replica_bytes
         else:
             size_bytes = max(size_bytes, self._origin_bytes + replica_bytes)
-        points += [last, _Point(end, size_bytes)] if end > last.offset else [_Point(end, size_bytes)]
-        self._points = [_Point(first, self._at(first)), *(each for each in points if each.offset > first)]
+        self._replace(end, _Point(end, size_bytes))
+        self._replace(0, _Point(first, self._at(first)))
         if len(self._points) > _MAX_POINTS:
             del self._points[1:-1:2]
+
+    def _replace(self, first: int, *points: _Point) -> None:
+        """Puts points in the place of those from `first` to the last one of them. The curve never falls."""
+        last = points[-1]
+        later = (each for each in self._points if each.offset > last.offset)
+        self._points = [
+            *(each for each in self._points if each.offset < first),
+            *points,
+            *(_Point(each.offset, max(each.size_bytes, last.size_bytes)) for each in later),
+        ]
 
     def _begin(self, first: int, end: int) -> None:
         is_all = self._services.state.remote_end_offset(self._partition) is None
@@ -113,14 +270,11 @@ class UncopiedBytes:
         self._bytes_per_offset = density = size_bytes / (end - first)
         if not self._points or not self._points[0].offset <= first < self._points[-1].offset:
             return
-        begin = _Point(first, self._at(first))
-        known_end = min(end, self._points[-1].offset)
-        found = _Point(known_end, begin.size_bytes + density * (known_end - first))
-        later = [_Point(at, max(size, found.size_bytes)) for at, size in self._points if at > known_end]
-        end_bytes = self._points[-1].size_bytes
-        self._points = [*(each for each in self._points if each.offset < first), begin, found, *later]
+        last, begin = self._points[-1], _Point(first, self._at(first))
+        known_end = min(end, last.offset)
+        self._replace(first, begin, _Point(known_end, begin.size_bytes + density * (known_end - first)))
         if self._origin_bytes is not None:
-            self._origin_bytes += self._points[-1].size_bytes - end_bytes
+            self._origin_bytes += self._points[-1].size_bytes - last.size_bytes
 
     def between(self, first: int, end: int | None = None) -> int:
         """Returns the size of the records from `first` to `end` (exclusive); None: to the high watermark."""
@@ -129,11 +283,9 @@ class UncopiedBytes:
         return max(0, int(self._at(self._points[-1].offset if end is None else end) - self._at(first)))
 
     def _at(self, offset: int) -> float:
-        following = bisect_right(self._points, offset, key=lambda each: each.offset)
-        if following in (0, len(self._points)):
-            return self._points[max(0, following - 1)].size_bytes
-        below, above = self._points[following - 1], self._points[following]
-        share = (offset - below.offset) / (above.offset - below.offset)
+        below = max((each for each in self._points if each.offset <= offset), default=self._points[0])
+        above = min((each for each in self._points if each.offset > offset), default=self._points[-1])
+        share = (offset - below.offset) / (above.offset - below.offset) if above.offset > below.offset else 0.0
         return below.size_bytes + share * (above.size_bytes - below.size_bytes)
 
     def at_most(self, offset: int) -> UncopiedSize:

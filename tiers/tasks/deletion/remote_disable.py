@@ -21,7 +21,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.tasks.deletion.segment_deletion import delete_all, end_copy_plans
 from tiers.tasks.history.align import require_aligned, require_no_open_cut
-from tiers.tasks.history.facts_task import FactsTask
+from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.task_services import TIER_SETTINGS_MAX_AGE_MS, TaskServices
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartiti
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.tasks.deletion.missing_topics import MissingTopics
 from tiers.tasks.deletion.segment_deletion import delete_all
-from tiers.tasks.history.facts_task import FactsTask, delete_facts
+from tiers.tasks.history.stored_facts import FactsTask, delete_facts
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)

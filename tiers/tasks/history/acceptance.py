@@ -31,28 +31,14 @@ from tiers.model.log_start import LogGap, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tasks.history.stored_facts import (
-    LAST_OFFSET,
-    StoredFacts,
-    lost_positions,
-    lost_reason,
-    put_facts,
-    read_stored_facts,
-    unknown_segments,
-)
+from tiers.tasks.history.stored_facts import LAST_OFFSET, StoredFacts, put_facts, read_stored_facts
 
 _SEGMENTS_PER_WRITE = 500
 """The records of a write are one batch, and brokers limit its size."""
 
 
 async def may_be_in_doubt(
-    storage: RemoteStorageManager,
-    log: MetadataLog,
-    partition: TopicIdPartition,
-    bounds: LocalLogBounds,
-    log_start: int,
-    stored: StoredFacts,
-    timeout_ms: int,
+    log: MetadataLog, bounds: LocalLogBounds, log_start: int, stored: StoredFacts, timeout_ms: int
 ) -> bool:
     """Returns whether the owner may have a reason to doubt the past. False: there is nothing to accept.
 
@@ -60,11 +46,12 @@ async def may_be_in_doubt(
 
     `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. Raises the errors of the
     brokers and of the store."""
-    if await RemoteLog(log.state, partition).holes(log_start, bounds.log_start_offset):
-        return True
-    if RemoteLog(log.state, partition).lost_trim(log_start) is not None:
-        return True
-    return bool(await lost_reason(storage, log, partition, stored, timeout_ms))
+    remote = RemoteLog(log.state, stored.partition)
+    return bool(
+        await remote.holes(log_start, bounds.log_start_offset)
+        or remote.lost_trim(log_start)
+        or await stored.lost_reason(log, timeout_ms)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +67,14 @@ class KeptSettings:
         return {work.key: "true" for work in self.paused} | ({} if self.total is None else self.total.config())
 
 
-async def kept_settings(
-    log: MetadataLog, partition: TopicIdPartition, stored: StoredFacts, timeout_ms: int
-) -> KeptSettings:
+async def kept_settings(log: MetadataLog, stored: StoredFacts, timeout_ms: int) -> KeptSettings:
     """Returns the longest total retention and the pauses that the metadata has or may have lost.
 
     An acceptance is about the known records. It is no word for a shorter total or for the end of a pause. If the
     metadata lost records since the facts were stored, the settings that it has may be earlier ones, or none. Raises
     `BrokerError`."""
-    if not await lost_positions(log, partition, stored, timeout_ms):
+    partition = stored.partition
+    if not await stored.lost_positions(log, timeout_ms):
         return KeptSettings()
     facts = stored.all()
     of_topic = newest_of(facts, log.position(partition).topic_id)
@@ -118,7 +104,7 @@ async def accept_what_is_left(
     await log.ensure_fresh(partition, 0, timeout_ms)
     found: list[RemoteLogSegmentMetadata] = []
     not_restored: list[str] = []
-    async for each in unknown_segments(storage, log, partition, stored, LogGap(log_start, LAST_OFFSET)):
+    async for each in stored.unknown_segments(log, LogGap(log_start, LAST_OFFSET)):
         try:
             decoded = decode_indexes_object(await storage.fetch_indexes(each), each)
             found.append(decoded.metadata)
@@ -127,8 +113,8 @@ async def accept_what_is_left(
                     stored.objects[str(each.segment_id.id)] = decode_partition_facts(decoded.indexes.facts)
         except LaterFormatError as error:
             not_restored.append(f"segment {each.segment_id.id}: {error}")
-    lost = await lost_positions(log, partition, stored, timeout_ms)
-    settings = (await kept_settings(log, partition, stored, timeout_ms)).config()
+    lost = await stored.lost_positions(log, timeout_ms)
+    settings = (await kept_settings(log, stored, timeout_ms)).config()
     if settings:  # first: the owner may expire records as soon as its doubt ends
         await metadata.change_topic_tier_config(partition.topic_id, partition.topic, settings)
     facts = stored.joined(log.position(partition).topic_id) or PartitionFacts(cluster_id, partition)
@@ -154,7 +140,7 @@ async def accept_what_is_left(
     )
     for first in range(0, len(found), _SEGMENTS_PER_WRITE):
         await metadata.restore(partition, segments=found[first : first + _SEGMENTS_PER_WRITE])
-    accepted = {position for each in stored.all() for position in each.accepted}.union(lost)
+    accepted = stored.accepted().union(lost)
     if not not_restored:
         await put_facts(storage, facts_of(log, cluster_id, partition, sorted(accepted)))
     return not_restored

@@ -1,6 +1,6 @@
-"""Compares the leader epochs of the tier with those of the leader's log (docs/semantics.md 6.1, 6.5).
+"""Compares the leader epochs of the tier and the leader's log, and cuts the tier where both histories part.
 
-See docs/design.md, safety rule 2. `align` finds where both histories part. The owner records a CUT there.
+See docs/design.md, safety rules 2 and 5; docs/semantics.md 6.1, 6.5.
 
 A leader whose log begins behind all copied records confirms every history of them. A leader that has removed all
 records of an epoch confirms that epoch up to the start of its log, which proves nothing.
@@ -8,20 +8,25 @@ records of an epoch confirms that epoch up to the start of its log, which proves
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
-from tiers.metadata.log_history import kept_log_start
+from tiers.errors import BrokerError, LogDivergedError, RemoteLogMetadataNotReadyError
+from tiers.metadata.log_history import disproved_log_starts, kept_log_start
 from tiers.metadata.remote_log import RemoteLog, is_measured
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
-from tiers.model.log_start import UNKNOWN_EPOCH
-from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, leader_epoch_at
+from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, OffsetAndEpoch
+from tiers.model.segment_metadata import Cut, LeaderEpochEntry, leader_epoch_at
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.alarms import AlarmReason
+from tiers.tasks.task_services import TaskServices
+
+logger = logging.getLogger(__name__)
 
 
 class Parting(NamedTuple):
@@ -33,7 +38,7 @@ class Parting(NamedTuple):
     is_proved: bool
 
 
-class _EpochRange(NamedTuple):
+class EpochRange(NamedTuple):
     """A range of offsets (inclusive) of one leader epoch that the tier has."""
 
     first_offset: int
@@ -107,7 +112,7 @@ async def find_parting(
     known = [each for each in metadata.log_starts(partition) if each.offset <= bounds.log_start_offset]
     log_start = await kept_log_start(source, metadata, partition, timeout_ms, known)
     found: list[Parting] = []
-    ranges: list[_EpochRange] = []
+    ranges: list[EpochRange] = []
     for end, epoch in _ends(metadata, partition, bounds, log_start):
         answer = await source.end_offset_for_epoch(partition, epoch, timeout_ms)
         if answer.leader_epoch != epoch or answer.end_offset < end:
@@ -125,24 +130,21 @@ def _ends(
 
     Each has the leader epoch of the record before it. The records behind a gap show nothing about those before it.
     Attempts count as segments do: the owner may find them whole."""
-    begun, remote_end = RemoteLog(metadata, partition).last_attempt(), metadata.remote_end_offset(partition)
-    last = {} if begun is None else {begun.valid_end_offset: begun}
-    if remote_end is not None:
-        before_gaps = [gap.first_offset - 1 for gap in metadata.gaps(partition)]
-        for offset in (remote_end, *(each for each in before_gaps if bounds.log_start_offset <= each < remote_end)):
-            segment = metadata.remote_log_segment_metadata(partition, offset)
-            last |= {} if segment is None else {offset: segment}
-    return [
-        (offset + 1, leader_epoch_at(segment.segment_leader_epochs, offset))
-        for offset, segment in last.items()
-        if offset >= log_start
-    ]
+    log, begun = RemoteLog(metadata, partition), RemoteLog(metadata, partition).last_attempt()
+    end, ends = log.end(), list[tuple[int, int]]()
+    if begun is not None:
+        ends.append((begun.valid_end_offset, leader_epoch_at(begun.segment_leader_epochs, begun.valid_end_offset)))
+    if end is not None:
+        before_gaps = (gap.first_offset - 1 for gap in metadata.gaps(partition))
+        offsets = (end, *(each for each in before_gaps if bounds.log_start_offset <= each < end))
+        ends += [(offset, log.epoch_at(offset)) for offset in offsets if log.has(offset)]
+    return [(offset + 1, epoch) for offset, epoch in ends if offset >= log_start]
 
 
 async def _parting_below(
     source: LogSource,
     partition: TopicIdPartition,
-    ranges: Sequence[_EpochRange],
+    ranges: Sequence[EpochRange],
     bounds: LocalLogBounds,
     end: int,
     timeout_ms: int,
@@ -189,25 +191,24 @@ async def _deleted_otherwise(
     return found
 
 
-def _epoch_ranges(metadata: RemoteLogMetadataState, partition: TopicIdPartition, offset: int) -> list[_EpochRange]:
+def _epoch_ranges(metadata: RemoteLogMetadataState, partition: TopicIdPartition, offset: int) -> list[EpochRange]:
     """Returns the ranges from `offset` on that clients can read, and those of the attempts above them, ascending."""
-    ranges: list[_EpochRange] = []
-    while (segment := metadata.next_segment(partition, offset)) is not None:
-        ranges += _ranges_of(segment, offset)
-        offset = segment.valid_end_offset + 1
-    for attempt in RemoteLog(metadata, partition).attempts(offset):
-        if is_measured(attempt):
-            ranges += _ranges_of(attempt, offset)
-            offset = max(offset, attempt.valid_end_offset + 1)
+    readable = (each.metadata for each in metadata.answering_segments(partition, offset))
+    attempts = RemoteLog(metadata, partition).attempts(offset)
+    ranges: list[EpochRange] = []
+    for segment in (*readable, *filter(is_measured, attempts)):
+        ranges += epoch_ranges(segment.segment_leader_epochs, offset, segment.valid_end_offset)
+        offset = max(offset, segment.valid_end_offset + 1)
     return ranges
 
 
-def _ranges_of(segment: RemoteLogSegmentMetadata, offset: int) -> Iterator[_EpochRange]:
-    ends = [*(entry.start_offset - 1 for entry in segment.segment_leader_epochs[1:]), segment.valid_end_offset]
-    for entry, end in zip(segment.segment_leader_epochs, ends, strict=True):
-        first, last = max(offset, entry.start_offset), min(end, segment.valid_end_offset)
-        if first <= last:
-            yield _EpochRange(first, last, entry.epoch)
+def epoch_ranges(epochs: Sequence[LeaderEpochEntry], first: int, last: int) -> Iterator[EpochRange]:
+    """Yields the ranges of a segment's leader epochs that have offsets from `first` to `last` (inclusive)."""
+    ends = [*(entry.start_offset - 1 for entry in epochs[1:]), last]
+    for entry, end in zip(epochs, ends, strict=True):
+        found = EpochRange(max(first, entry.start_offset), min(end, last), entry.epoch)
+        if found.first_offset <= found.last_offset:
+            yield found
 
 
 def cut_epoch(metadata: RemoteLogMetadataState, partition: TopicIdPartition, offset: int, leader_epoch: int) -> int:
@@ -265,3 +266,120 @@ def require_no_open_cut(metadata: RemoteLogMetadataState, partition: TopicIdPart
 
 def cut_command(partition: TopicIdPartition) -> str:
     return f"`tidegate tier cut {partition.topic}:{partition.partition} OFFSET`"
+
+
+async def _nothing() -> None:
+    return
+
+
+class RLMCutTask:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+        self._logged: set[OffsetAndEpoch] | None = None
+        self._returned: set[OffsetAndEpoch] = set()
+        """The CUTs that were logged, and those that the caller knows of. None: the task has not run yet."""
+        self._confirmed: tuple[int, frozenset[LogStart]] = -1, frozenset()
+        """A leader epoch, and the log starts that its leader confirmed."""
+
+    @property
+    def log_start(self) -> int:
+        """The highest recorded log start that the leader confirmed in the last run; 0 without one."""
+        recorded = self._services.state.log_starts(self._partition)
+        return next((start.offset for start in recorded if start in self._confirmed[1]), 0)
+
+    async def run(self, bounds: LocalLogBounds, end_work: Callable[[], Awaitable[None]] = _nothing) -> bool:
+        """Cuts the tier if the leader's log parts from it. Ends the log starts that the leader disproves.
+
+        Returns whether there are other CUTs than when a call returned last, whoever wrote them. Then the caller must
+        discard what its tasks remember of the tier. Before that, `end_work` ends the copy, the trim and the deletion in
+        progress: a segment that is finished after a CUT would leave a hole below it. The caller has just read
+        `bounds`. Raises `LogDivergedError` when the partition must stop. Then nothing is cut, and no log start ends."""
+        services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
+        self._log()
+        question = services.source, services.state, partition, bounds, timeout_ms
+        disproved, parting = await self._disproved(bounds.leader_epoch), await align(*question)
+        if parting is not None:
+            await end_work()
+            await self._cut(bounds, parting)
+        # A leader that was cut off does not know the log starts of later leader epochs.
+        ended = [each for each in disproved if each.leader_epoch <= bounds.leader_epoch]
+        if ended:
+            await end_work()
+            await self._end_log_starts(bounds, ended)
+        # Compared again after a CUT: the leader may have changed meanwhile.
+        if parting is not None and await align(*question) is not None:
+            raise BrokerError(f"{partition}: the leader's log parts from the tier again", retriable=True)
+        recorded = self._recorded()
+        is_cut = recorded != self._returned
+        if is_cut:
+            await end_work()
+        self._returned = recorded
+        return is_cut
+
+    async def _disproved(self, leader_epoch: int) -> list[LogStart]:
+        """Asks the leader about the recorded log starts that it has not confirmed in this leader epoch."""
+        services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
+        known = self._confirmed[1] if self._confirmed[0] == leader_epoch else frozenset()
+        recorded = services.state.recorded_log_starts(partition)
+        disproved = await disproved_log_starts(services.source, services.state, partition, timeout_ms, known)
+        self._confirmed = leader_epoch, known.union(recorded).difference(disproved)
+        return disproved
+
+    async def _end_log_starts(self, bounds: LocalLogBounds, disproved: Iterable[LogStart]) -> None:
+        await self._require_kept(bounds)
+        for start in disproved:
+            self._services.require_ownership(self._partition)
+            await self._services.metadata.end_log_start(self._partition, start)
+            logger.warning(
+                "a log start has ended: the leader has other records below it",
+                extra={
+                    "partition": str(self._partition),
+                    "log_start_offset": start.offset,
+                    "leader_epoch": start.leader_epoch,
+                },
+            )
+            self._services.checkpoint("log-start-ended")
+
+    async def _cut(self, bounds: LocalLogBounds, parting: Parting) -> None:
+        services, partition = self._services, self._partition
+        if cut_epoch(services.state, partition, parting.offset, bounds.leader_epoch) != bounds.leader_epoch:
+            raise LogDivergedError(
+                f"{partition}: the leader of epoch {bounds.leader_epoch} has other records from offset {parting.offset}"
+                f" on than a copy of the same leader epoch, or of a later one: {cut_command(partition)} voids them"
+            )
+        await self._require_kept(bounds)
+        services.require_ownership(partition)
+        await services.metadata.put_cut(partition, bounds.leader_epoch, parting.offset, is_proved=parting.is_proved)
+        services.checkpoint("cut-written")
+        self._log()
+
+    async def _require_kept(self, bounds: LocalLogBounds) -> None:
+        """Raises `BrokerError` unless the leader and its log start are still those of `bounds`.
+
+        Then all answers since are of that log. The answers about epochs name the topic, and this question its id. So it
+        fails for another topic that has the name by now."""
+        now = await self._services.source.bounds(self._partition, self._services.settings.request_timeout_ms)
+        if (now.leader_epoch, now.log_start_offset) != (bounds.leader_epoch, bounds.log_start_offset):
+            raise BrokerError(
+                f"{self._partition}: the leader of epoch {bounds.leader_epoch} was replaced, or has removed records."
+                " The next round compares its log again",
+                retriable=True,
+            )
+
+    def _recorded(self) -> set[OffsetAndEpoch]:
+        return {OffsetAndEpoch(each.offset, each.leader_epoch) for each in self._services.state.cuts(self._partition)}
+
+    def _log(self) -> None:
+        """Logs and counts each CUT once, whoever wrote it. A write that failed may take effect in any later round."""
+        recorded = self._recorded()
+        if self._logged is None:
+            self._logged = self._returned = recorded
+        for cut in sorted(recorded - self._logged):
+            self._services.metrics.cuts.labels(self._partition.topic).inc()
+            self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.CUT)
+            logger.error(
+                "another leader's records replaced copied records",
+                extra={"partition": str(self._partition), "from_offset": cut.offset, "leader_epoch": cut.leader_epoch},
+            )
+        self._logged = recorded

@@ -1,15 +1,12 @@
 """`LogGapTask` finds the offset at which copying continues, and records gaps of the log.
 
-See docs/design.md, safety rule 5.
+See docs/design.md, safety rule 5. If neither tier has offsets that lie behind copied ones, the broker's retention or a
+user removed the records before they were copied. A gap costs only its own records: the log start does not move, and
+copying continues after it.
 
-If neither tier has offsets that lie behind copied ones, the broker's retention or a user removed the records before
-they were copied. The owner records these offsets as a gap and continues to copy after it. A gap costs only its own
-records: the log start does not move, and no other record is deleted for it.
-
-Lost metadata looks the same: the store has the records, and the metadata does not know them. So the owner records a gap
-only when the recorded trims, the stored facts and a listing of the store agree that no record of it was ever copied,
-and no attempt may have one. Otherwise the owner doubts the past (`doubt`) until an operator decides. Copying goes on
-behind the offsets, and clients get an error that they retry.
+Lost metadata looks the same. So the owner records a gap only when the recorded trims, the stored facts and a listing of
+the store agree that no record of it was ever copied, and no attempt may have one. Otherwise the owner doubts the past
+(`doubt`) until an operator decides. Copying goes on behind the offsets, and clients get an error that they retry.
 
 Before the first segment no gap is recorded: a client goes on at the start of the local log. But the owner lists the
 store there, too. If it finds a segment that the metadata does not know, it records the segment's end as that of a trim,
@@ -28,11 +25,9 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_attempts import CopyAttempts
-from tiers.tasks.history.facts_task import FactsTask
-from tiers.tasks.history.stored_facts import WAY_BACK
+from tiers.tasks.history.stored_facts import FIRST_PAUSE_MS, WAY_BACK, FactsTask, Look
 from tiers.tasks.task_services import TaskServices
 
-_FIRST_PAUSE_MS, _MAX_PAUSE_MS = 60_000, 3_600_000
 MEMBER_RETURNS_WITHIN_MS = 600_000
 """How long no gap is recorded over an attempt whose objects are missing. A member may have the only copy in its spool,
 and restart meanwhile. Clients get an error that they retry."""
@@ -51,6 +46,7 @@ class LogGapTask:
     ) -> None:
         self._services = services
         self._partition = topic_id_partition
+        self._remote = RemoteLog(services.state, topic_id_partition)
         self._facts = facts
         self._attempts = attempts
         self.doubt: MetadataLostError | None = None
@@ -62,11 +58,10 @@ class LogGapTask:
         with an unknown outcome may take effect in any later round."""
         self._listed_to = 0
         """The start of the local log up to which the store was listed before the first segment."""
-        self._list_at_ms = 0
-        self._list_pause_ms = _FIRST_PAUSE_MS
-        self._doubted: dict[int, tuple[MetadataLostError, int, int]] = {}
-        """The first offsets of the holes that metadata may have been lost for: why, when they are checked again (ms),
-        and the next pause."""
+        self._listing = Look()
+        """The next listing before the first segment."""
+        self._looks: dict[int, Look] = {}
+        """The next looks at the holes, by their first offsets."""
 
     async def copy_start(self, bounds: LocalLogBounds, log_start: int) -> int | None:
         """Returns the offset at which the next segment begins. Records and ends gaps, and sets `doubt`.
@@ -75,24 +70,23 @@ class LogGapTask:
         It is the first offset of the local log that neither a readable segment nor a recorded gap has. Returns None
         while the task has seen a gap behind the last segment for less than `gap_alarm_ms`: the broker executes a
         DeleteRecords before the proxy records its log start."""
-        metadata, partition = self._services.state, self._partition
+        remote, local_start = self._remote, bounds.log_start_offset
         self._tell_of_effect()
         self.doubt = None
-        remote_end = metadata.remote_end_offset(partition)
-        covered_to, local_start = 0 if remote_end is None else remote_end + 1, bounds.log_start_offset
+        remote_end = remote.end()
+        covered_to = 0 if remote_end is None else remote_end + 1
         await self._end_gaps(bounds, log_start)
         await self._record_seen(bounds)
         if local_start > log_start:
             await self._check_head(log_start, bounds)
-        found = await RemoteLog(metadata, partition).holes(log_start, local_start)
+        found = await remote.holes(log_start, local_start)
         first_offsets = {hole.first_offset for hole in found}
         self._seen = {offset: since for offset, since in self._seen.items() if offset in first_offsets}
-        self._doubted = {offset: doubt for offset, doubt in self._doubted.items() if offset in first_offsets}
+        self._looks = {offset: look for offset, look in self._looks.items() if offset in first_offsets}
         for hole in found:
-            is_last = hole.first_offset >= covered_to
-            if not await self._behind_hole(hole, bounds) and is_last:
+            if not await self._behind_hole(hole, bounds) and hole.first_offset >= covered_to:
                 return None
-        return RemoteLog(metadata, partition).next_uncopied(max(local_start, log_start))
+        return remote.next_uncopied(max(local_start, log_start))
 
     async def _record_seen(self, bounds: LocalLogBounds) -> None:
         """Records the first log start that an owner saw.
@@ -111,25 +105,23 @@ class LogGapTask:
         services, metadata, partition = self._services, self._services.state, self._partition
         first = metadata.next_segment(partition, log_start)
         head = LogGap(log_start, bounds.log_start_offset if first is None else first.start_offset)
-        trim = RemoteLog(metadata, partition).lost_trim(log_start)
+        trim = self._remote.lost_trim(log_start)
         if trim is not None:
             await self._check_trim(trim, log_start)
             if self.doubt is not None and first is None and trim.offset < head.next_offset:
                 await self._mark_lost(head.next_offset, bounds.leader_epoch)
-        is_due = max(self._listed_to, log_start) < head.next_offset and services.clock_ms() >= self._list_at_ms
+        is_due = max(self._listed_to, log_start) < head.next_offset and services.clock_ms() >= self._listing.at_ms
         if self.doubt is not None or not is_due:
             return
         try:
             has_unknown = await self._facts.has_unknown(head)
         except RemoteStorageError as error:
-            self._list_at_ms = services.clock_ms() + self._list_pause_ms
-            self._list_pause_ms = min(2 * self._list_pause_ms, _MAX_PAUSE_MS)
+            self._listing.again(services.clock_ms())
             fields = {"partition": str(partition), "error": str(error)}
             logger.debug("the store cannot be listed before the first segment", extra=fields)
             return
         if not has_unknown:
-            self._listed_to, self._list_pause_ms = head.next_offset, _FIRST_PAUSE_MS
-            self._list_at_ms = services.clock_ms() + _FIRST_PAUSE_MS
+            self._listed_to, self._listing = head.next_offset, Look(services.clock_ms() + FIRST_PAUSE_MS)
             return
         await self._mark_lost(head.next_offset, bounds.leader_epoch)
         await self._check_trim(OffsetAndEpoch(head.next_offset, bounds.leader_epoch), log_start)
@@ -175,21 +167,19 @@ class LogGapTask:
 
     async def _is_sure(self, hole: LogGap) -> bool:
         """Whether no record of the hole was ever copied. Otherwise the method sets `doubt`."""
-        trim = RemoteLog(self._services.state, self._partition).last_trim()
+        trim = self._remote.last_trim()
         # A trim that ends above the hole was made of the segments above it.
         if trim is not None and hole.first_offset < trim.offset <= hole.next_offset:
             await self._check_trim(trim, hole.first_offset)
-        error, check_at_ms, pause_ms = self._doubted.get(hole.first_offset, (None, 0, _FIRST_PAUSE_MS))
-        now_ms = self._services.clock_ms()
-        if self.doubt is None and now_ms >= check_at_ms:
+        look, now_ms = self._looks.get(hole.first_offset, Look()), self._services.clock_ms()
+        if self.doubt is None and now_ms >= look.at_ms:
             try:
                 await self._facts.check_gap(hole)
-                self._doubted.pop(hole.first_offset, None)
-                error = None
+                look = Look()
             except MetadataLostError as found:
-                error = found
-                self._doubted[hole.first_offset] = error, now_ms + pause_ms, min(2 * pause_ms, _MAX_PAUSE_MS)
-        self.doubt = self.doubt or error
+                look.again(now_ms, found)
+            self._looks[hole.first_offset] = look
+        self.doubt = self.doubt or look.doubt
         if self.doubt is not None:
             self._seen.pop(hole.first_offset, None)
         return self.doubt is None

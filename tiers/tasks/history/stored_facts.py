@@ -1,33 +1,42 @@
-"""What the store says about a partition, compared with what the metadata knows (docs/design.md, safety rule 5).
+"""The facts of a partition in the store: with its copies, and compared with what the metadata knows.
 
-`StoredFacts` is one listing of the partition, and the newest facts in it. `lost_reason` compares them with the
-metadata. It writes nothing and needs no ownership, so that commands use it as the owner does.
+The positions in the stored facts prove the metadata: a metadata topic that does not reach one of them has lost
+records, and so has a topic that does not know a whole segment behind the last known one (docs/design.md, safety rule
+5). `StoredFacts` writes nothing and needs no ownership, so that commands use it as the owner does.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
 from tiers.config.paused_work import paused_work
 from tiers.config.total_retention import longest_total, recorded_total
-from tiers.errors import CorruptSegmentError, LaterFormatError, RemoteLogMetadataError, RemoteResourceNotFoundError
+from tiers.errors import (
+    CorruptSegmentError,
+    LaterFormatError,
+    MetadataLostError,
+    RemoteLogMetadataError,
+    RemoteResourceNotFoundError,
+)
 from tiers.metadata.metadata_log import MetadataLog, MetadataPosition
 from tiers.metadata.partition_facts import (
     PartitionFacts,
     decode_partition_facts,
     encode_partition_facts,
+    facts_of,
     joined,
     newest_of,
     newest_of_topics,
 )
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (
     INDEXES_SUFFIX,
@@ -38,23 +47,29 @@ from tiers.storage.object_key import (
     segment_of_key,
 )
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.task_services import TaskServices
 
 LAST_OFFSET = (1 << 63) - 1
-_LISTINGS = 3
-_INDEXES_PER_LOOK = 16
-"""A copy that was made while the owner was in doubt names no position. So an earlier one may have to be read."""
+FIRST_PAUSE_MS, MAX_PAUSE_MS = 60_000, 3_600_000
 WAY_BACK = (
     "`tidegate tier rebuild` restores the metadata from the store; `tidegate tier accept` reads back what only the"
     " store knows, and goes on without the rest (docs/operations.md, 'A partition stops')"
 )
+_PROVED_FOR_MS = 24 * 3_600_000
+_LISTINGS = 3
+_INDEXES_PER_LOOK = 16
+"""A copy that was made while the owner was in doubt names no position. So an earlier one may have to be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFacts:
-    """`objects` are the `.facts` objects by their keys. `latest` are the facts of the last segment with a position.
+    """One listing of a partition, and the newest facts in it.
 
-    `segments` are the listed `.indexes` objects, by their keys alone, in the order of their offsets."""
+    `segments` are the listed `.indexes` objects, by their keys alone, in the order of their offsets. `objects` are the
+    `.facts` objects by their keys. `latest` are the facts of the last segment with a position."""
 
+    storage: RemoteStorageManager
+    partition: TopicIdPartition
     segments: Sequence[RemoteLogSegmentMetadata]
     objects: dict[str, PartitionFacts]
     latest: PartitionFacts | None
@@ -67,19 +82,97 @@ class StoredFacts:
         facts = self.all()
         return joined(facts, topic_id) if facts else None
 
+    def accepted(self) -> set[MetadataPosition]:
+        return {position for each in self.all() for position in each.accepted}
+
     def not_accepted(self) -> list[PartitionFacts]:
         """Returns the facts whose positions no operator has accepted as lost."""
-        accepted = {position for each in self.all() for position in each.accepted}
+        accepted = self.accepted()
         return [each for each in self.all() if accepted.isdisjoint(position for _, position in each.positions())]
 
+    async def lost_reason(self, log: MetadataLog, timeout_ms: int) -> str:
+        """Returns why the metadata has lost records; empty: it has not.
 
-async def put_facts(storage: RemoteStorageManager, facts: PartitionFacts) -> str:
-    """Stores the facts as an object of their own. Returns its key. Raises the store's errors."""
-    position = facts.position
-    epoch, offset = (0, 0) if position is None else (position.leader_epoch, position.next_offset)
-    key = facts_key(facts.cluster_id, facts.topic_id_partition, epoch, offset, uuid4())
-    await storage.put_object(key, encode_partition_facts(facts))
-    return key
+        The caller has read the metadata after these facts. Raises the errors of the brokers and of the store."""
+        if lost := await self.lost_positions(log, timeout_ms):
+            return (
+                f"facts of {self.partition} in the store name offset {lost[0].next_offset} of the metadata topic"
+                f" {lost[0].topic_id}: the metadata lost records since, or lacks the settings that held there:"
+                f" {WAY_BACK}"
+            )
+        remote = RemoteLog(log.state, self.partition)
+        log_start = remote.log_start()
+        lacking = [each for each in self.segments if remote.unread_from(each, log_start) is not None]
+        async for segment in replace(self, segments=lacking).unknown_segments(log, LogGap(log_start, LAST_OFFSET)):
+            return (
+                f"the store has segment {segment.segment_id.id} of {self.partition}, which the metadata does not know:"
+                f" metadata was lost: {WAY_BACK}"
+            )
+        return ""
+
+    async def lost_positions(self, log: MetadataLog, timeout_ms: int) -> list[MetadataPosition]:
+        """Returns the positions that the metadata topic does not reach.
+
+        A position in another metadata topic does not count: `rebuild` or `import` made the present one. But an import
+        restores no settings. So it counts if no facts name the present topic, and the metadata lacks what the newest
+        facts have. Raises `BrokerError`."""
+        facts, topic_id = self.not_accepted(), log.position(self.partition).topic_id
+        newest = newest_of(facts)
+        if newest is not None and newest_of(facts, topic_id) is None and _lacks(log.state, newest_of_topics(facts)):
+            return [position for _, position in newest.positions()]
+        named = dict.fromkeys(pair for each in facts for pair in each.positions() if pair[1].topic_id == topic_id)
+        return [position for of, position in named if not await log.confirms(of, position, timeout_ms)]
+
+    async def unknown_segments(self, log: MetadataLog, hole: LogGap) -> AsyncIterator[RemoteLogSegmentMetadata]:
+        """Yields the whole segments with records of `hole` that the metadata does not know, by their keys.
+
+        The broker's own retention may have removed the records of a copy that the metadata lost. Raises the store's
+        errors."""
+        known = self.joined(log.position(self.partition).topic_id)
+        gone = {each.segment_id.id for each in log.state.deleted_segments(self.partition)}
+        gone.update(known.dead if known else ())
+        for segment in self.segments:
+            is_in_hole = segment.start_offset < hole.next_offset and hole.first_offset <= segment.end_offset
+            is_known = log.state.remote_log_segment_metadata_by_id(segment.segment_id) is not None
+            # One answer may be damaged on its way, and the gap that is recorded because of it stays.
+            if (
+                is_in_hole
+                and not (is_known or segment.segment_id.id in gone)
+                and (await _reads_whole(self.storage, segment) or await _reads_whole(self.storage, segment))
+            ):
+                yield replace(segment, segment_id=replace(segment.segment_id, topic_id_partition=self.partition))
+
+
+def _lacks(state: RemoteLogMetadataState, several: Sequence[PartitionFacts]) -> bool:
+    """Whether the metadata lacks a CUT, a user's log start, or what holds back deletions: a longer total, a pause."""
+    partition = several[0].topic_id_partition
+    config = state.topic_tier_config(partition.topic_id)
+    known = recorded_total(config)
+    cuts = {(cut.leader_epoch, cut.offset) for cut in state.cuts(partition)}
+    log_start = RemoteLog(state, partition).log_start()
+    return any(
+        longest_total([recorded_total(each.tier_config), known]) != known
+        or not paused_work(each.tier_config) <= paused_work(config)
+        or not cuts.issuperset((cut.leader_epoch, cut.offset) for cut in each.cuts)
+        or any(start.reason is LogStartReason.USER and start.offset > log_start for start in each.log_starts)
+        for each in several
+    )
+
+
+async def _reads_whole(storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> bool:
+    """Returns whether the store has the `.indexes` object, which is written last, and the `.log` that it describes.
+
+    A copy counts only after it was read back, so the metadata never knew one that the store has damaged. Reads the last
+    chunk alone. In doubt a segment is whole: an owner of a later release may have written a format that this one does
+    not read. Raises the store's errors."""
+    try:
+        last = decode_indexes_object(await storage.fetch_indexes(segment), segment).chunks()[-1]
+        end = last.stored_position + last.stored_bytes
+        return len(await storage.fetch_log_segment(segment, last.stored_position, end - 1)) == last.stored_bytes
+    except LaterFormatError:
+        return True
+    except (RemoteResourceNotFoundError, CorruptSegmentError):
+        return False
 
 
 async def read_stored_facts(
@@ -125,108 +218,182 @@ async def _read_listed(
         except (RemoteResourceNotFoundError, CorruptSegmentError):
             continue
         if facts is not None and facts.position is not None:
-            return StoredFacts(segments, objects, facts)
-    return StoredFacts(segments, objects, None)
+            return StoredFacts(storage, partition, segments, objects, facts)
+    return StoredFacts(storage, partition, segments, objects, None)
 
 
-async def lost_reason(
-    storage: RemoteStorageManager,
-    log: MetadataLog,
-    partition: TopicIdPartition,
-    stored: StoredFacts,
-    timeout_ms: int,
-) -> str:
-    """Returns why the metadata has lost records; empty: it has not.
-
-    The caller has read the metadata after `stored`. Raises the errors of the brokers and of the store."""
-    if lost := await lost_positions(log, partition, stored, timeout_ms):
-        return (
-            f"facts of {partition} in the store name offset {lost[0].next_offset} of the metadata topic"
-            f" {lost[0].topic_id}: the metadata lost records since, or lacks the settings that held there: {WAY_BACK}"
-        )
-    remote = RemoteLog(log.state, partition)
-    log_start = remote.log_start()
-    lacking = [each for each in stored.segments if remote.unread_from(each, log_start) is not None]
-    hole = LogGap(log_start, LAST_OFFSET)
-    async for segment in unknown_segments(storage, log, partition, replace(stored, segments=lacking), hole):
-        return (
-            f"the store has segment {segment.segment_id.id} of {partition}, which the metadata does not know: metadata"
-            f" was lost: {WAY_BACK}"
-        )
-    return ""
+async def put_facts(storage: RemoteStorageManager, facts: PartitionFacts) -> str:
+    """Stores the facts as an object of their own. Returns its key. Raises the store's errors."""
+    position = facts.position
+    epoch, offset = (0, 0) if position is None else (position.leader_epoch, position.next_offset)
+    key = facts_key(facts.cluster_id, facts.topic_id_partition, epoch, offset, uuid4())
+    await storage.put_object(key, encode_partition_facts(facts))
+    return key
 
 
-async def lost_positions(
-    log: MetadataLog, partition: TopicIdPartition, stored: StoredFacts, timeout_ms: int
-) -> list[MetadataPosition]:
-    """Returns the positions in the stored facts that the metadata topic does not reach.
-
-    A position in another metadata topic does not count: `rebuild` or `import` made the present one. But an import
-    restores no settings. So it counts if no facts name the present topic, and the metadata lacks what the newest facts
-    have. Raises `BrokerError`."""
-    facts, topic_id = stored.not_accepted(), log.position(partition).topic_id
-    newest = newest_of(facts)
-    if newest is not None and newest_of(facts, topic_id) is None and _lacks(log.state, newest_of_topics(facts)):
-        return [position for _, position in newest.positions()]
-    named = dict.fromkeys(pair for each in facts for pair in each.positions() if pair[1].topic_id == topic_id)
-    return [position for of, position in named if not await log.confirms(of, position, timeout_ms)]
+async def delete_facts(services: TaskServices, partition: TopicIdPartition) -> None:
+    """Deletes the `.facts` objects of a deleted topic's partition, as its last objects. Raises the store's errors."""
+    prefix = partition_prefix(services.cluster_id, partition)
+    for key in [each.key async for each in services.storage.list_objects(prefix)]:
+        if parse_facts_key(key) is not None:
+            await services.storage.delete_object(key)
 
 
-def _lacks(state: RemoteLogMetadataState, several: Sequence[PartitionFacts]) -> bool:
-    """Whether the metadata lacks a CUT, a user's log start, or what holds back deletions: a longer total, a pause."""
-    partition = several[0].topic_id_partition
-    config = state.topic_tier_config(partition.topic_id)
-    known = recorded_total(config)
-    cuts = {(cut.leader_epoch, cut.offset) for cut in state.cuts(partition)}
-    log_start = RemoteLog(state, partition).log_start()
-    return any(
-        longest_total([recorded_total(each.tier_config), known]) != known
-        or not paused_work(each.tier_config) <= paused_work(config)
-        or not cuts.issuperset((cut.leader_epoch, cut.offset) for cut in each.cuts)
-        or any(start.reason is LogStartReason.USER and start.offset > log_start for start in each.log_starts)
-        for each in several
-    )
+@dataclass(slots=True)
+class Look:
+    """The next look at something that the store may have alone: a minute after the last one, and less often later."""
+
+    at_ms: int = 0
+    pause_ms: int = FIRST_PAUSE_MS
+    doubt: MetadataLostError | None = None
+    """What the last look found; None: nothing is lost."""
+
+    def again(self, now_ms: int, doubt: MetadataLostError | None = None) -> None:
+        self.at_ms, self.doubt = now_ms + self.pause_ms, doubt
+        self.pause_ms = min(2 * self.pause_ms, MAX_PAUSE_MS)
 
 
-async def unknown_segments(
-    storage: RemoteStorageManager,
-    log: MetadataLog,
-    partition: TopicIdPartition,
-    stored: StoredFacts,
-    hole: LogGap,
-) -> AsyncIterator[RemoteLogSegmentMetadata]:
-    """Yields the whole segments with records of `hole` that the metadata does not know, by the keys of the listing.
+class FactsTask:
+    """Gives the facts of one partition to its copies, and compares the metadata with the stored ones.
 
-    The broker's own retention may have removed the records of a copy that the metadata lost. Raises the store's
-    errors."""
-    known = stored.joined(log.position(partition).topic_id)
-    gone = {each.segment_id.id for each in log.state.deleted_segments(partition)} | set(known.dead if known else ())
-    for segment in _unknown(log.state, stored, hole):
-        # One answer may be damaged on its way, and the gap that is recorded because of it stays.
-        if segment.segment_id.id not in gone and (
-            await _reads_whole(storage, segment) or await _reads_whole(storage, segment)
-        ):
-            yield replace(segment, segment_id=replace(segment.segment_id, topic_id_partition=partition))
+    The owner compares once before it removes anything, and again after a day. Until then, and while it doubts, its
+    copies name no position. Facts that have changed go with the next copy. If none follows within a round, the owner
+    stores them as an object of their own. It deletes an earlier one when it has read a later one that contains it."""
 
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+        self._proved_at_ms: int | None = None
+        self._look = Look()
+        self._stored: PartitionFacts | None = None
+        """The content of the facts that this owner found or stored last; None: it knows of none."""
+        self._objects: dict[str, PartitionFacts] = {}
+        self._accepted: tuple[MetadataPosition, ...] = ()
+        self._changed: PartitionFacts | None = None
+        """The content that the last `run` found, if it is not stored."""
+        self._announced: dict[UUID, PartitionFacts] = {}
+        """The content of the facts that copies have, whose outcome is not known."""
+        self.doubt: MetadataLostError | None = None
+        """Why the last `check` doubts that the metadata knows all copies; None: it does not."""
 
-def _unknown(state: RemoteLogMetadataState, stored: StoredFacts, hole: LogGap) -> Iterator[RemoteLogSegmentMetadata]:
-    for segment in stored.segments:
-        is_in_hole = segment.start_offset < hole.next_offset and hole.first_offset <= segment.end_offset
-        if is_in_hole and state.remote_log_segment_metadata_by_id(segment.segment_id) is None:
-            yield segment
+    @property
+    def is_proved(self) -> bool:
+        """Whether the metadata was compared with the store within a day, and knows all copies."""
+        at_ms = self._proved_at_ms
+        return at_ms is not None and self._services.clock_ms() - at_ms < _PROVED_FOR_MS
 
+    @property
+    def is_check_due(self) -> bool:
+        return not self.is_proved and self._services.clock_ms() >= self._look.at_ms
 
-async def _reads_whole(storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> bool:
-    """Returns whether the store has the `.indexes` object, which is written last, and the `.log` that it describes.
+    def present(self) -> PartitionFacts:
+        """Returns the facts that the store has not refuted."""
+        services = self._services
+        return facts_of(services.log, services.cluster_id, self._partition, self._accepted, is_proved=self.is_proved)
 
-    A copy counts only after it was read back, so the metadata never knew one that the store has damaged. Reads the last
-    chunk alone. In doubt a segment is whole: an owner of a later release may have written a format that this one does
-    not read. Raises the store's errors."""
-    try:
-        last = decode_indexes_object(await storage.fetch_indexes(segment), segment).chunks()[-1]
-        end = last.stored_position + last.stored_bytes
-        return len(await storage.fetch_log_segment(segment, last.stored_position, end - 1)) == last.stored_bytes
-    except LaterFormatError:
-        return True
-    except (RemoteResourceNotFoundError, CorruptSegmentError):
+    def for_copy(self, segment_id: UUID) -> bytes:
+        """Returns the present facts for the `.indexes` object of a copy that is about to be announced."""
+        facts = self.present()
+        self._announced[segment_id] = facts.content
+        return encode_partition_facts(facts)
+
+    async def check(self) -> None:
+        """Compares the metadata with the store, and sets `doubt`. Raises the errors of the store and the brokers."""
+        services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
+        await services.place.require(services)
+        try:
+            stored = await read_stored_facts(services.storage, services.cluster_id, partition)
+        except (LaterFormatError, RemoteLogMetadataError) as error:
+            reason = f"it is not known whether the metadata lost records: {error}: {WAY_BACK}"
+        else:
+            for each in {partition, partition.of_settings}:
+                await services.log.ensure_fresh(each, 0, timeout_ms)
+            reason = await stored.lost_reason(services.log, timeout_ms)
+            self._objects, self._accepted = stored.objects, tuple(stored.accepted())
+            newest = newest_of(stored.not_accepted(), services.log.position(partition).topic_id)
+            self._stored = None if newest is None else newest.content
+        services.require_ownership(partition)  # to a former owner, the copies of the present one are unknown
+        if reason:
+            self.doubt, self._proved_at_ms = MetadataLostError(reason), None
+            self._look.again(services.clock_ms())
+        else:
+            self.doubt, self._proved_at_ms, self._look = None, services.clock_ms(), Look()
+
+    async def require_proved(self) -> None:
+        """Compares the metadata with the store before a deletion. Raises `MetadataLostError` too."""
+        await self.check()
+        if self.doubt is not None:
+            raise self.doubt
+
+    async def check_gap(self, gap: LogGap) -> None:
+        """Lists the store before the owner records `gap`.
+
+        Raises `MetadataLostError` unless no record of the gap was ever copied, and the store's errors."""
+        if not self.is_proved:
+            await self.require_proved()
+        if await self.has_unknown(gap):
+            raise MetadataLostError(
+                f"records of {self._partition} are in neither tier by the metadata, but the store has them in a segment"
+                f" that the metadata does not know: metadata was lost: {WAY_BACK}"
+            )
+
+    async def has_unknown(self, hole: LogGap) -> bool:
+        """Returns whether only the store knows a whole segment with records of `hole`. Raises the store's errors."""
+        services = self._services
+        await services.place.require(services)  # otherwise the listing is that of another place
+        stored = await read_stored_facts(services.storage, services.cluster_id, self._partition, is_strict=False)
+        async for _ in stored.unknown_segments(services.log, hole):
+            return True
         return False
+
+    async def run(self) -> None:
+        """Stores the facts if they have changed since the last run and no copy has them. Raises the store's errors."""
+        metadata = self._services.state
+        for uuid, content in list(self._announced.items()):
+            known = metadata.remote_log_segment_metadata_by_id(RemoteLogSegmentId(self._partition, uuid))
+            if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+                del self._announced[uuid]
+            if known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+                self._stored = content
+        facts = self.present()
+        # Stored facts without a position count if these have none either.
+        stored = [each.content for each in self._objects.values() if facts.position is None and each.position is None]
+        if facts.content in (self._stored, *stored):
+            self._changed = None
+        elif self._stored is None and self._changed is None and facts.is_empty:
+            return
+        elif facts.content != self._changed:
+            # The next copy may have them. What the store has is not theirs, also after the change is taken back.
+            self._changed, self._stored = facts.content, None
+        else:
+            await self.store()
+
+    async def store_dead(self) -> None:
+        """Stores facts that call every segment of the partition dead: its whole remote log is about to be deleted.
+
+        Unfinished copies are dead too. Stores nothing if the deletion of every segment has begun. The caller has called
+        `require_proved`. Raises the store's errors, and `OwnershipLostError`."""
+        segments = list(self._services.state.stored_segments(self._partition))
+        if any(each.state < RemoteLogSegmentState.DELETE_SEGMENT_STARTED for each in segments):
+            await self.store(frozenset(each.metadata.segment_id.id for each in segments))
+
+    async def store(self, dead: frozenset[UUID] = frozenset()) -> None:
+        """Stores the facts as an object of their own, and deletes the earlier objects that it contains.
+
+        `dead` are segments whose deletion is about to begin. Raises the store's errors, and `OwnershipLostError`."""
+        services, partition = self._services, self._partition
+        await services.place.require(services)
+        facts = self.present()
+        facts = replace(facts, dead=tuple(sorted({*facts.dead, *dead})))
+        services.require_ownership(partition)
+        key = await put_facts(services.storage, facts)
+        services.checkpoint("facts-stored")
+        read = decode_partition_facts(await services.storage.get_object(key))
+        self._stored, self._changed = facts.content, None
+        self._announced.clear()  # a copy that ends now has earlier facts
+        services.require_ownership(partition)
+        for earlier, known in list(self._objects.items()):
+            if read.contains(known):
+                await services.storage.delete_object(earlier)
+                del self._objects[earlier]
+        self._objects[key] = read

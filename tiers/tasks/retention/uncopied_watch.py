@@ -19,9 +19,7 @@ from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
-from tiers.tasks.copy.copy_due import DUE_SHARE
-from tiers.tasks.copy.uncopied import UncopiedSize
-from tiers.tasks.copy.uncopied_heads import UncopiedHeads
+from tiers.tasks.copy.uncopied import DUE_SHARE, UncopiedHeads, UncopiedSize
 from tiers.tasks.task_services import TaskServices
 
 _ALARMS = {

@@ -26,7 +26,7 @@ from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, TotalRetention, r
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.log_start import LogGap
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.history.stored_facts import lost_reason, read_stored_facts
+from tiers.tasks.history.stored_facts import read_stored_facts
 from tiers.tasks.history.tier_place import read_marker
 
 CONFIG = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
@@ -82,7 +82,7 @@ async def test_an_acceptance_announces_what_only_the_store_knows(bench: CommandB
     assert known is not None
     assert known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
     stored = await read_stored_facts(bench.storage, CLUSTER_ID, PARTITION)
-    assert await lost_reason(bench.storage, bench.rlmm.log, PARTITION, stored, 1) == ""
+    assert await stored.lost_reason(bench.rlmm.log, 1) == ""
 
 
 async def test_an_acceptance_writes_a_lost_marker_again(bench: CommandBench) -> None:

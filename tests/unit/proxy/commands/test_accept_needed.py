@@ -21,7 +21,7 @@ async def is_needed(bench: CommandBench, log: InMemoryLog, log_start: int = 0) -
     """Two segments of ten records are remote, and the log has 30 records."""
     bounds = await log.bounds(PARTITION, 1)
     stored = await read_stored_facts(bench.storage, CLUSTER_ID, PARTITION)
-    return await may_be_in_doubt(bench.storage, bench.rlmm.log, PARTITION, bounds, log_start, stored, 1)
+    return await may_be_in_doubt(bench.rlmm.log, bounds, log_start, stored, 1)
 
 
 @pytest.fixture

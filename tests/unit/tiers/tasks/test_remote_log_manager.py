@@ -18,9 +18,8 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
-from tiers.tasks.copy.kept_segments import KeptSegment
 from tiers.tasks.copy.segment_copy import announce, keep, store
-from tiers.tasks.copy.spool import SpoolError
+from tiers.tasks.copy.spool import KeptSegment, SpoolError
 from tiers.tasks.remote_log_manager import RemoteLogManager
 
 

@@ -27,7 +27,7 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.segment.transactions import TransactionTracker
-from tiers.tasks.history import cut_task
+from tiers.tasks.history import align
 from tiers.tasks.retention import trim_task
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 
@@ -71,7 +71,7 @@ def skip_the_epoch_check(patch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: object) -> None:
         return
 
-    patch.setattr(cut_task, "align", nothing)
+    patch.setattr(align, "align", nothing)
     patch.setattr(trim_task, "require_aligned", nothing)
 
 

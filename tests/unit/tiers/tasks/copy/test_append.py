@@ -17,7 +17,7 @@ from tiers.errors import BrokerError
 from tiers.model.segment_metadata import LeaderEpochEntry, leader_epoch_at
 from tiers.segment.leader_epochs import EpochHole
 from tiers.segment.segment_builder import SegmentBuilder
-from tiers.tasks.copy.append import append_records, epochs_in_hole
+from tiers.tasks.copy.segment_copy import append_records, epochs_in_hole
 
 TIMEOUT_MS = 1000
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.total_retention import Retention, TotalRetention
-from tiers.tasks.copy.copy_due import DUE_SHARE, Uncopied, age_of_oldest, copy_due
+from tiers.tasks.copy.uncopied import DUE_SHARE, Uncopied, age_of_oldest, copy_due
 from tiers.tasks.hold import HoldReason
 from tiers.tasks.retention.uncopied_watch import UncopiedWatch
 

@@ -28,7 +28,7 @@ from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.storage.remote_storage_manager import LogSegmentData
-from tiers.tasks.copy import copy_task
+from tiers.tasks.copy import segment_copy
 from tiers.tasks.copy.spool import Spool, SpoolError
 from tiers.tasks.partition_tasks import PartitionTasks
 
@@ -250,7 +250,7 @@ async def test_a_copy_that_is_cancelled_while_a_file_is_written_leaves_nothing(
             reached.set()
             go_on.wait(60)
 
-    monkeypatch.setattr(copy_task, "SegmentBuilder", Slow)
+    monkeypatch.setattr(segment_copy, "SegmentBuilder", Slow)
     bench.log.append(*batches(0, 4))
     copying = asyncio.create_task(bench.copy())
     await asyncio.to_thread(reached.wait, 20)

@@ -12,8 +12,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.segment_encryption import KeyRing
-from tiers.tasks.copy.kept_segments import KeptSegment
-from tiers.tasks.copy.spool import Spool, SpoolError
+from tiers.tasks.copy.spool import KeptSegment, Spool, SpoolError
 
 RECORDS = batch_of(0, 10, value_bytes=50) + batch_of(10, 10, value_bytes=50)
 RING = KeyRing({"k1": b"1" * 32}, current="k1")
@@ -105,7 +104,7 @@ async def test_a_full_disk_leaves_the_built_segment_as_it_was(
     async with spool_in(tmp_path) as spool:
         built = build_segment(tmp_path / "spool" / "built.spool", [RECORDS])
         with monkeypatch.context() as patched:
-            patched.setattr("tiers.tasks.copy.kept_segments._write_durably", full)
+            patched.setattr("os.fsync", full)
             with pytest.raises(SpoolError, match="no space left"):
                 await spool.keep(metadata_of(built), built, key_ring)
         assert files(tmp_path) == [".spool"]

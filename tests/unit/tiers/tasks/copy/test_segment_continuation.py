@@ -16,7 +16,7 @@ from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
 from tiers.segment.producer_state import decode_producer_snapshot
 from tiers.segment.transactions import AbortedTxn, decode_transaction_index
-from tiers.tasks.copy.segment_continuation import continuation_at
+from tiers.tasks.copy.segment_copy import continuation_at
 
 
 def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:

@@ -19,8 +19,7 @@ from tiers.model.log_start import LogGap
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import parse_facts_key
-from tiers.tasks.history.facts_task import FactsTask
-from tiers.tasks.history.stored_facts import put_facts, read_stored_facts
+from tiers.tasks.history.stored_facts import FactsTask, put_facts, read_stored_facts
 
 DAY_MS = 24 * 3_600_000
 

@@ -11,9 +11,7 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import Retention, TotalRetention
 from tiers.errors import BrokerError
-from tiers.tasks.copy.copy_due import DUE_SHARE
-from tiers.tasks.copy.uncopied import UncopiedSize
-from tiers.tasks.copy.uncopied_heads import UncopiedHeads
+from tiers.tasks.copy.uncopied import DUE_SHARE, UncopiedHeads, UncopiedSize
 from tiers.tasks.retention.uncopied_watch import AtMost, UncopiedWatch
 
 DAY_MS = 86_400_000
