@@ -96,34 +96,43 @@ def refuse(
     monkeypatch.setattr(bench.store, what, refused)
 
 
-async def test_a_whole_attempt_is_finished_without_another_read_of_its_records(log: Workbench) -> None:
-    attempt = await begun(log, 0, 30)
-    await run(log)
-    assert log.finished == [(0, 29)]
-    assert log.segments[0].segment_id == attempt.segment_id
+@pytest.mark.parametrize(
+    ("others", "attempts", "log_start", "finished"),
+    [
+        ([], [(0, 30)], 0, [(0, 29)]),
+        ([(0, 30)], [(20, 50)], 0, [(0, 29), (20, 49)]),
+        ([], [(30, 60)], 0, []),  # the records before it come first
+        ([], [(30, 60), (0, 30)], 0, [(0, 29), (30, 59)]),
+        ([(0, 10)], [(50, 80)], 60, [(0, 9), (50, 79)]),
+    ],
+)
+async def test_whole_attempts_are_finished_in_order_without_a_read(
+    log: Workbench,
+    others: list[tuple[int, int]],
+    attempts: list[tuple[int, int]],
+    log_start: int,
+    finished: list[tuple[int, int]],
+) -> None:
+    for other in others:
+        await copied(log, *other)
+    for attempt in attempts:
+        await begun(log, *attempt)
+    await run(log, log_start)
+    assert log.finished == finished
     assert log.log.reads == []
 
 
-@pytest.mark.parametrize("reason", ["the store refuses it", "the key is missing", "a later release wrote it"])
+@pytest.mark.parametrize("is_refused", [True, False], ids=["refused", "of-a-later-release"])
 async def test_an_attempt_that_is_not_known_is_neither_deleted_nor_replaced(
-    log: Workbench, monkeypatch: pytest.MonkeyPatch, reason: str
+    log: Workbench, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
-    if reason == "the key is missing":
-        log.services = replace(log.services, key_ring=RING)
-        log.restart()
-        await end_after(log, "objects-written")
-        await log.services.spool.remove(log.services.spool.kept()[0])
-        log.services = replace(log.services, key_ring=KeyRing())
-        log.restart()
-    else:
-        await begun(log, 0, 30)
-    [attempt] = log.segments
+    attempt = await begun(log, 0, 30)
     indexes = stored_file(log, attempt, ".indexes")
     raw = indexes.read_bytes()
     with monkeypatch.context() as patched:
-        if reason == "the store refuses it":
+        if is_refused:
             refuse(log, patched, "fetch_indexes")
-        elif reason == "a later release wrote it":
+        else:
             indexes.write_bytes(raw[:5] + bytes([raw[5] + 1]) + raw[6:])
         log.log.log_start_offset = 20
         for _ in range(3):
@@ -133,29 +142,36 @@ async def test_an_attempt_that_is_not_known_is_neither_deleted_nor_replaced(
             log.wall_ms += KEPT_WITHOUT_RECORDS_MS
         assert log.segments == [attempt]
     indexes.write_bytes(raw)
-    if reason == "the key is missing":
-        log.services = replace(log.services, key_ring=RING)
-        log.restart()
     await run(log)
     assert log.finished == [(0, 29)]
 
 
-async def test_no_gap_is_recorded_over_an_attempt_that_is_not_known(
-    log: Workbench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_stored_late", [True, False])
+async def test_no_gap_is_recorded_over_an_attempt_that_may_be_whole(
+    log: Workbench, monkeypatch: pytest.MonkeyPatch, is_stored_late: bool
 ) -> None:
     await copied(log, 0, 30)
-    await begun(log, 30, 60)
+    await copied(log, 60, 90)
+    if is_stored_late:
+        _, path, raw = await begun_not_whole(log, 30, 60)
+    else:
+        await begun(log, 30, 60)
     log.log.log_start_offset = 60
     with monkeypatch.context() as patched:
-        refuse(log, patched, "fetch_log_segment", 30)
-        await log.copy_all()
-        log.now_ms += log.services.settings.gap_alarm_ms
-        await log.copy_all()
-    assert log.finished == [(0, 29), (60, 89)]
+        if not is_stored_late:
+            refuse(log, patched, "fetch_log_segment", 30)
+        await log.copy()
+        log.now_ms += MEMBER_RETURNS_WITHIN_MS - 1
+        await log.copy()
+        assert log.metadata.state.gaps(PARTITION) == []
+        log.now_ms += 1
+        if is_stored_late:
+            path.write_bytes(raw)
+        await log.copy()
     assert log.metadata.state.gaps(PARTITION) == []
     log.now_ms += log.services.settings.remote_log.task_interval_ms
     await run(log)
-    assert log.finished == [(0, 29), (30, 59), (60, 89)]
+    assert log.finished[:3] == [(0, 29), (30, 59), (60, 89)]
 
 
 @pytest.mark.parametrize("suffix", [".log", ".indexes"])
@@ -184,66 +200,22 @@ async def test_an_attempt_is_not_whole_after_two_reads_that_are_far_enough_apart
     assert attempt.segment_id not in {one.segment_id for one in log.segments}
 
 
-async def test_an_attempt_that_becomes_visible_between_two_reads_is_finished(log: Workbench) -> None:
-    attempt = await begun(log, 0, 30)
-    path = stored_file(log, attempt, ".indexes")
-    raw = path.read_bytes()
-    path.unlink()
-    await run(log)
-    path.write_bytes(raw)
-    log.now_ms += log.services.settings.remote_log.visible_after_ms
-    await run(log)
-    assert log.finished == [(0, 29)]
-
-
-async def test_an_attempt_whose_records_no_leader_has_is_given_up_after_12_hours(log: Workbench) -> None:
-    attempt = await begun(log, 0, 30)
-    stored_file(log, attempt, ".log").unlink()
-    await run_until_decided(log)
+@pytest.mark.parametrize("is_stored_late", [False, True])
+async def test_an_attempt_that_no_leader_has_is_given_up_after_12_hours(log: Workbench, is_stored_late: bool) -> None:
+    attempt, path, raw = await begun_not_whole(log, 0, 30)
     log.wall_ms += KEPT_WITHOUT_RECORDS_MS
     assert await deletable(log) == []  # the leader has its records
     log.log.log_start_offset = 40
     log.wall_ms -= 1
     assert await deletable(log) == []
     log.wall_ms += 1
-    assert await deletable(log) == [attempt.segment_id.id]
-
-
-async def test_an_attempt_that_is_stored_late_is_finished_and_not_deleted(log: Workbench) -> None:
-    _, path, raw = await begun_not_whole(log, 0, 30)
-    log.log.log_start_offset = 40
-    log.wall_ms += KEPT_WITHOUT_RECORDS_MS
-    path.write_bytes(raw)
-    assert await deletable(log) == []
-    assert log.finished == [(0, 29)]
-
-
-async def test_no_gap_is_recorded_over_an_attempt_that_is_stored_late(log: Workbench) -> None:
-    await copied(log, 0, 30)
-    await copied(log, 60, 90)
-    _, path, raw = await begun_not_whole(log, 30, 60)
-    log.log.log_start_offset = 60
-    await log.copy()
-    log.now_ms += MEMBER_RETURNS_WITHIN_MS - 1
-    await log.copy()
-    assert log.metadata.state.gaps(PARTITION) == []
-    log.now_ms += 1
-    path.write_bytes(raw)
-    await log.copy()
-    assert log.metadata.state.gaps(PARTITION) == []
-    assert log.finished[:3] == [(0, 29), (30, 59), (60, 89)]
-
-
-async def test_an_attempt_that_is_given_up_is_not_finished(log: Workbench) -> None:
-    """The deletion of its objects may have begun."""
-    attempt, path, raw = await begun_not_whole(log, 0, 30)
-    log.log.log_start_offset = 40
-    log.wall_ms += KEPT_WITHOUT_RECORDS_MS
-    assert await deletable(log) == [attempt.segment_id.id]
-    path.write_bytes(raw)
+    if is_stored_late:
+        path.write_bytes(raw)
+    assert await deletable(log) == [attempt.segment_id.id] * (not is_stored_late)
+    path.write_bytes(raw)  # the deletion of its objects may have begun
     log.now_ms += KEPT_WITHOUT_RECORDS_MS
     await run(log)
-    assert log.finished == []
+    assert log.finished == [(0, 29)] * is_stored_late
 
 
 async def test_an_attempt_that_adds_no_record_is_deleted(log: Workbench) -> None:
@@ -256,30 +228,6 @@ async def test_an_attempt_that_adds_no_record_is_deleted(log: Workbench) -> None
     assert await deletable(log, log_start=50) == [inside.segment_id.id, passed.segment_id.id]
     await log.store.delete_log_segment_data(log.segments[0])
     assert await deletable(log) == [], "the metadata may have lost the deletion of the other copy"
-
-
-async def test_an_attempt_that_overlaps_a_segment_adds_its_other_records(log: Workbench) -> None:
-    await copied(log, 0, 30)
-    await begun(log, 20, 50)
-    await run(log)
-    assert log.finished == [(0, 29), (20, 49)]
-
-
-async def test_an_attempt_waits_for_the_records_before_it(log: Workbench) -> None:
-    await begun(log, 30, 60)
-    await run(log)
-    assert log.finished == []
-    await begun(log, 0, 30)
-    log.now_ms += log.services.settings.remote_log.task_interval_ms
-    await run(log)
-    assert log.finished == [(0, 29), (30, 59)]
-
-
-async def test_an_attempt_at_a_log_start_above_the_local_one_is_read(log: Workbench) -> None:
-    await copied(log, 0, 10)
-    await begun(log, 50, 80)
-    await run(log, log_start=60)
-    assert log.finished == [(0, 9), (50, 79)]
 
 
 async def test_attempts_whose_key_is_missing_keep_no_other_waiting(
@@ -397,21 +345,25 @@ async def test_a_kept_segment_is_stored_after_a_restart(log: Workbench, step: st
     assert log.services.spool.kept() == []
 
 
-@pytest.mark.parametrize("suffix", [".log", ".indexes"])
-async def test_a_kept_segment_that_the_store_damaged_is_stored_with_another_uuid(log: Workbench, suffix: str) -> None:
-    await end_after(log, "objects-written")
+@pytest.mark.parametrize("damaged", [".log", ".indexes", "a former PUT ended early"])
+async def test_a_kept_segment_that_the_store_damaged_gets_another_uuid(log: Workbench, damaged: str) -> None:
+    """The store refuses to replace an object."""
+    is_former = not damaged.startswith(".")
+    await end_after(log, "copy-started-written" if is_former else "objects-written")
     log.log.log_start_offset = 40
-    [damaged] = log.segments
-    path = stored_file(log, damaged, suffix)
-    raw = path.read_bytes()
-    path.unlink()
-    path.write_bytes(raw[:-10])
+    [attempt] = log.segments
+    if is_former:
+        await log.store.put_object(log_key("cluster", attempt), b"cut short")
+    else:
+        path = stored_file(log, attempt, damaged)
+        raw = path.read_bytes()
+        path.unlink()
+        path.write_bytes(raw[:-10])
     await run_until_decided(log)
     log.now_ms += 60_000
     await run(log)
-    assert log.finished == [(0, 29)]
-    [finished] = [one for one in log.segments if one.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
-    assert finished.segment_id != damaged.segment_id
+    [finished] = [each for each in log.segments if each.state is FINISHED]
+    assert (log.finished, finished.segment_id == attempt.segment_id) == ([(0, 29)], False)
     assert log.services.spool.kept() == []
 
 
@@ -506,15 +458,3 @@ async def test_records_of_a_lost_attempt_before_copied_ones_are_copied_again(log
     await run_until_decided(log)
     await log.copy_all()
     assert log.finished == [(0, 29), (30, 59), (60, 89)]
-
-
-async def test_a_shorter_object_in_the_store_is_not_replaced(log: Workbench) -> None:
-    """A former PUT ended early, and the store refuses to replace the object."""
-    await end_after(log, "copy-started-written")
-    [attempt] = log.segments
-    await log.store.put_object(log_key("cluster", attempt), b"cut short")
-    await run_until_decided(log)
-    log.now_ms += 60_000
-    await run(log)
-    [finished] = [each for each in log.segments if each.state is FINISHED]
-    assert (log.finished, finished.segment_id == attempt.segment_id) == ([(0, 29)], False)

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.config.total_retention import Retention, TotalRetention
+from tests.support.tiers.workbench import POLICY, Workbench
 from tiers.tasks.copy.uncopied import DUE_SHARE, Uncopied, age_of_oldest, copy_due
 from tiers.tasks.hold import HoldReason
-from tiers.tasks.retention.uncopied_watch import UncopiedWatch
 
 NOW_MS = 1_700_000_000_000
 MINUTE_MS = 60_000
@@ -28,21 +26,6 @@ def test_one_reason_is_enough_and_none_is_too_few(offsets: int, size_bytes: int,
     assert (hold is None) == (offsets > 0 and any(reasons))
     if hold is not None and offsets:
         assert (hold.reason, hold.at_ms) == (HoldReason.NOT_DUE, NOW_MS + POLICY.segment_ms - age_ms)
-
-
-@given(
-    uncopied=st.builds(Uncopied, amounts, amounts, amounts, shares),
-    more=st.tuples(amounts, amounts, amounts, shares),
-)
-def test_more_records_that_are_older_stay_due(uncopied: Uncopied, more: tuple[int, int, int, float]) -> None:
-    later = Uncopied(
-        uncopied.offsets + more[0],
-        uncopied.size_bytes + more[1],
-        uncopied.age_ms + more[2],
-        uncopied.retention_share + more[3],
-    )
-    if copy_due(POLICY, uncopied, NOW_MS) is None:
-        assert copy_due(POLICY, later, NOW_MS) is None
 
 
 @pytest.mark.parametrize(
@@ -69,13 +52,6 @@ def test_one_lag_that_is_over_ends_the_delay(
     """A segment has 1,000 bytes, or is a minute old."""
     policy = replace(POLICY, copy_lag_ms=lag_ms, copy_lag_bytes=lag_bytes)
     assert (copy_due(policy, Uncopied(1, size_bytes, age_ms, share), NOW_MS) is None) == is_due
-
-
-def test_a_lag_counts_from_the_timestamp_behind_earlier_copies() -> None:
-    policy = replace(POLICY, copy_lag_ms=9_000)
-    assert copy_due(policy, Uncopied(1, 1_000, 10, timestamp_age_ms=8_999), NOW_MS) is not None
-    assert copy_due(policy, Uncopied(1, 1_000, 10, timestamp_age_ms=9_000), NOW_MS) is None
-    assert copy_due(policy, Uncopied(1, 999, 10, timestamp_age_ms=9_000), NOW_MS) is not None
 
 
 @given(
@@ -127,48 +103,6 @@ async def test_the_broker_retention_makes_any_size_due(bench: Workbench) -> None
     assert [each.metadata.end_offset for each in bench.services.spool.kept()] == [9]
     await bench.attempts.run(bounds, 0)
     assert bench.finished == [(0, 9)]
-
-
-@pytest.mark.parametrize("has_size_right", [True, False])
-async def test_a_burst_of_large_records_is_copied_before_its_removal(bench: Workbench, has_size_right: bool) -> None:
-    """The broker has files of 1,000 bytes, and keeps 5,000 bytes. Its retention is not the total."""
-    bench.log.has_size_right, bench.log.has_large_files = has_size_right, True
-    total, broker = TotalRetention(minutes=60_000), Retention(-1, 5_000)
-    policy = replace(POLICY, segment_bytes=4_000, segment_ms=1 << 40, broker_retention=broker, recorded_total=total)
-    watch = UncopiedWatch(bench.services, PARTITION, bench.copy_task.heads)
-    produced = b""
-    for value_bytes in (*[1] * 15, *[250] * 10, *[1] * 15, *[100] * 20):
-        before = len(bench.log.records)
-        produce(bench, 1, value_bytes=value_bytes)
-        produced += bench.log.records[before:]
-        bench.log.remove_files(1_000, retention_bytes=5_000)
-        await watch.run(policy, await bench.survey(), bench.copy_task.uncopied.at_most)
-        while await bench.copy(policy, watch.share):
-            pass
-    assert bench.state.gaps(PARTITION) == []
-    copied = await bench.remote_bytes()
-    assert produced.startswith(copied)
-    assert len(produced) - len(copied) < 0.5 * 5_000
-
-
-async def test_records_below_the_log_start_make_no_segment_small(bench: Workbench) -> None:
-    """The broker keeps trimmed records in the file that it writes to. A restart and an election change the count."""
-    bench.log.has_large_files = True
-    produce(bench, 10)
-    while await bench.copy():
-        pass
-    counts: list[list[int]] = []
-    for change in ("trim", "restart", "election"):
-        if change == "restart":
-            bench.restart()
-        bench.log.leader_epoch += change == "election"
-        first = bench.log.log_start_offset = bench.finished[-1][1] + 1
-        for _ in range(6):
-            produce(bench, 1)
-            while await bench.copy():
-                pass
-        counts.append([(end + 1 - start) // 10 for start, end in bench.finished if start >= first])
-    assert counts == [[3, 3], [3, 3], [3, 3]]
 
 
 async def test_a_batch_larger_than_a_segment_is_a_segment(bench: Workbench) -> None:

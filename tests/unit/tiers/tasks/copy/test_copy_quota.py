@@ -63,13 +63,3 @@ async def test_a_read_that_fails_uses_nothing_up(bench: Workbench, quota: RateQu
             await bench.copy_task.run(POLICY, bounds, 30)
     bench.log.failure = None
     assert quota.throttle_ms() == 0
-
-
-async def test_a_partition_without_work_is_not_called_throttled(bench: Workbench, quota: RateQuota) -> None:
-    while bench.finished != [(0, 29), (30, 59), (60, 89)]:
-        bench.now_ms += 1000
-        await bench.copy()
-    bench.now_ms += 10_000
-    assert quota.reserve(10_000) is not None
-    await bench.copy()
-    assert bench.copy_task.throttled_ms == 0

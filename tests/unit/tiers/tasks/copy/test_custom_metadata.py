@@ -7,19 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.fakes.record_batches import batch_of
 from tests.support.proxy.parsed_config import parse_config
+from tests.support.tiers.attempts import batches
 from tests.support.tiers.workbench import Workbench
 from tiers.config.tier_config import ConfigError
 from tiers.errors import CustomMetadataTooLargeError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 UPSTREAM = '[upstream]\nbootstrap.servers = "a:9092"\n'
-
-
-def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
-    """Batches of ten records and about 300 bytes: three fill a segment of the test policy."""
-    return [batch_of(first + 10 * n, 10, value_bytes=15, leader_epoch=leader_epoch) for n in range(count)]
 
 
 def let_the_store_return(custom_metadata: bytes, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +28,7 @@ def let_the_store_return(custom_metadata: bytes, bench: Workbench, monkeypatch: 
 
 
 async def test_custom_metadata_above_the_limit_ends_the_copy(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.log.append(*batches(0, 4))
+    bench.log.append(*batches(0, 40))
     with monkeypatch.context() as patched:
         let_the_store_return(b"x" * 129, bench, patched)
         with pytest.raises(CustomMetadataTooLargeError):
@@ -43,8 +38,11 @@ async def test_custom_metadata_above_the_limit_ends_the_copy(bench: Workbench, m
     remote_log = bench.services.settings.remote_log.model_copy(update={"custom_metadata_max_bytes": 129})
     bench.services = replace(bench.services, settings=replace(bench.services.settings, remote_log=remote_log))
     bench.restart()
-    await bench.copy()
+    with monkeypatch.context() as patched:
+        let_the_store_return(b"x" * 129, bench, patched)
+        await bench.copy()
     assert bench.finished == [(0, 29)]
+    assert bench.segments[0].custom_metadata == b"x" * 129
 
 
 async def test_too_long_custom_metadata_goes_to_the_store_alone_for_deletion(
@@ -57,38 +55,13 @@ async def test_too_long_custom_metadata_goes_to_the_store_alone_for_deletion(
         told.append(segment.custom_metadata)
         raise RetriableRemoteStorageError("slow down")
 
-    bench.log.append(*batches(0, 4))
+    bench.log.append(*batches(0, 40))
     let_the_store_return(b"x" * 129, bench, monkeypatch)
     monkeypatch.setattr(bench.store, "delete_log_segment_data", deaf)
     with pytest.raises(CustomMetadataTooLargeError):
         await bench.copy()
     assert told == [b"x" * 129]
     assert [(one.state.name, one.custom_metadata) for one in bench.segments] == [("DELETE_SEGMENT_STARTED", None)]
-
-
-async def test_custom_metadata_is_kept_with_the_finished_segment(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.log.append(*batches(0, 4))
-    let_the_store_return(b"etag", bench, monkeypatch)
-    await bench.copy()
-    assert bench.segments[0].custom_metadata == b"etag"
-
-
-async def test_a_limit_of_0_refuses_one_byte_and_allows_none(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote_log = parse_config("remote.log.metadata.custom.metadata.max.bytes = 0\n" + UPSTREAM).remote_log
-    bench.services = replace(bench.services, settings=replace(bench.services.settings, remote_log=remote_log))
-    bench.restart()
-    bench.log.append(*batches(0, 7))
-    let_the_store_return(b"", bench, monkeypatch)
-    await bench.copy()
-    copied = len(bench.finished)
-    assert copied > 0
-    bench.log.append(*batches(70, 4))
-    let_the_store_return(b"x", bench, monkeypatch)
-    with pytest.raises(CustomMetadataTooLargeError, match="returned 1 bytes of custom metadata; the limit is 0"):
-        await bench.copy()
-    assert len(bench.finished) == copied
 
 
 @pytest.mark.parametrize(("value", "is_valid"), [(-1, False), (0, True), (2**31 - 1, True), (2**31, False)])

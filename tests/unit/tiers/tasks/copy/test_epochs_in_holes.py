@@ -1,24 +1,98 @@
-"""A log that was compacted once: an offset in a hole has the leader epoch that the leader gives it."""
+"""Holes in a log that was compacted once: an offset in a hole has the leader epoch that the leader gives it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.metadata.log_history import confirms_log_start, epoch_before
+from tiers.errors import BrokerError
+from tiers.metadata.log_history import epoch_before
 from tiers.metadata.remote_log import RemoteLog
-from tiers.model.log_start import LogStart, LogStartReason
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, leader_epoch_at
 from tiers.segment.indexes.indexes_object import decode_indexes_object
-from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.segment.leader_epochs import EpochHole
+from tiers.segment.segment_builder import SegmentBuilder
+from tiers.tasks.copy.segment_copy import append_records, epochs_in_hole
 from tiers.verify.segment_verification import verify_segment
 
 AT_ONCE = replace(POLICY, segment_ms=0)
+FAR = 2**31 + 1000
+
+
+def cluster_with(*epochs: tuple[int, int]) -> FakeCluster:
+    """Returns a cluster whose log has these leader epochs with their start offsets."""
+    log = LocalLog([batch_of(200, 100)], epochs[0][1], leader_epoch=epochs[-1][0], epochs=epochs)
+    return FakeCluster(logs={PARTITION: log})
+
+
+@pytest.mark.parametrize(
+    ("epochs", "hole", "found", "asked"),
+    [
+        ([(3, 0), (5, 150), (6, 250)], (3, 10, 5, 200), [(5, 150)], [4]),
+        ([(3, 0), (4, 60), (7, 61), (9, 150)], (3, 10, 9, 200), [(4, 60), (7, 61), (9, 150)], [8, 6, 3]),
+        ([(5, 150), (7, 170)], (3, 10, 7, 200), [(5, 150), (7, 170)], [6, 4, 3]),  # it has forgotten those below
+        ([(5, 5)], (3, 10, 5, 200), [(5, 10)], [4]),
+        ([(3, 0)], (3, 10, 5, 200), [(5, 200)], [4]),  # it does not know the batch's epoch
+        ([(1, 150)], (-1, 10, 1, 200), [(0, 10), (1, 150)], [0]),
+    ],
+)
+async def test_the_leader_names_the_epochs_in_a_hole(
+    epochs: list[tuple[int, int]], hole: tuple[int, int, int, int], found: list[tuple[int, int]], asked: list[int]
+) -> None:
+    cluster = cluster_with(*epochs)
+    entries = await epochs_in_hole(cluster, PARTITION, EpochHole(*hole), 1000)
+    assert [(one.epoch, one.start_offset) for one in entries] == found
+    assert [epoch for _, epoch in cluster.epochs_asked] == asked
+
+
+@given(
+    gaps=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 20)), min_size=1, max_size=8),
+    first_epoch=st.integers(0, 2),
+    data=st.data(),
+)
+async def test_every_offset_of_a_hole_has_the_leaders_epoch(
+    gaps: list[tuple[int, int]], first_epoch: int, data: st.DataObject
+) -> None:
+    epochs, epoch, offset = [(first_epoch, 0)], first_epoch, 0
+    for more_epochs, records in gaps:
+        epoch, offset = epoch + more_epochs, offset + records
+        epochs.append((epoch, offset))
+    leaders = [LeaderEpochEntry(*each) for each in epochs]
+    first_offset = data.draw(st.integers(1, offset + 20))
+    next_offset = data.draw(st.integers(0, first_offset - 1))
+    before = leader_epoch_at(leaders, next_offset - 1) if next_offset and data.draw(st.booleans()) else -1
+    hole = EpochHole(before, next_offset, leader_epoch_at(leaders, first_offset), first_offset)
+    entries = await epochs_in_hole(cluster_with(*epochs), PARTITION, hole, 1000)
+    known = (*([LeaderEpochEntry(before, 0)] if before >= 0 else []), *entries)
+    if hole.leader_epoch > before:
+        assert entries[-1].epoch == hole.leader_epoch
+    for at in range(next_offset, first_offset + 1):
+        assert leader_epoch_at(known, at) == leader_epoch_at(leaders, at)
+
+
+async def test_all_holes_of_one_read_are_asked_for(bench: Workbench, tmp_path: Path) -> None:
+    log = InMemoryLog(leader_epoch=9, elections={3: 0, 5: 50, 7: 120, 9: 150})
+    log.append(batch_of(0, 10, leader_epoch=3), batch_of(100, 10, leader_epoch=5), batch_of(200, 10, leader_epoch=9))
+    read = await log.read(PARTITION, 0, 1 << 20, 1000)
+    builder, spool = SegmentBuilder(tmp_path / "log", 0), bench.services.spool
+    log.failure = BrokerError("gone", retriable=True)
+    with pytest.raises(BrokerError):
+        await append_records(builder, read.records, (), spool, log, PARTITION, 1000)
+    assert builder.size_bytes == 0
+    log.failure = None
+    await append_records(builder, read.records, (), spool, log, PARTITION, 1000)
+    built = builder.finish()
+    epochs = [(one.epoch, one.start_offset) for one in built.segment_leader_epochs]
+    assert epochs == [(3, 0), (5, 50), (7, 120), (9, 150)]
+    assert built.log_segment.read_bytes() == log.records
 
 
 @pytest.fixture
@@ -33,16 +107,6 @@ def epochs_of(segment: RemoteLogSegmentMetadata) -> list[tuple[int, int]]:
     return [(one.epoch, one.start_offset) for one in segment.segment_leader_epochs]
 
 
-async def test_the_tier_and_the_leader_agree_on_every_offset(bench: Workbench, log: InMemoryLog) -> None:
-    await bench.copy(AT_ONCE)
-    [segment] = bench.segments
-    assert epochs_of(segment) == [(3, 0), (5, 150)]
-    for offset in range(1, 210):
-        of_leader = await epoch_before(log, PARTITION, offset, 5, 1000)
-        assert RemoteLog(bench.state, PARTITION).epoch_at(offset - 1) == of_leader
-    assert await verify_segment(bench.store, segment, None) == []
-
-
 async def test_a_segment_that_begins_in_a_hole_has_the_epochs_of_the_hole(bench: Workbench, log: InMemoryLog) -> None:
     log.elections[4] = 120
     log.last_stable_offset = 10
@@ -54,41 +118,29 @@ async def test_a_segment_that_begins_in_a_hole_has_the_epochs_of_the_hole(bench:
     assert (epochs_of(first), epochs_of(second)) == ([(3, 0)], [(3, 10), (4, 120), (5, 150)])
     cumulative = decode_indexes_object(await bench.store.fetch_indexes(second), second).indexes.leader_epochs
     assert [(one.epoch, one.start_offset) for one in cumulative] == [(3, 0), (4, 120), (5, 150)]
+    for offset in range(1, 210):
+        of_leader = await epoch_before(log, PARTITION, offset, 5, 1000)
+        assert RemoteLog(bench.state, PARTITION).epoch_at(offset - 1) == of_leader
 
 
-async def test_a_deletion_during_a_copy_cuts_off_no_record(
-    bench: Workbench, log: InMemoryLog, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("fetch_bytes", "segment_bytes"), [(1, 1000), (1 << 20, 100_000)])
+async def test_a_hole_that_no_int32_counts_is_copied_over(
+    bench: Workbench, fetch_bytes: int, segment_bytes: int
 ) -> None:
-    log.append(batch_of(210, 10, leader_epoch=5))
-    copy: Callable[[RemoteLogSegmentMetadata, LogSegmentData], Awaitable[bytes | None]]
-    copy = bench.store.copy_log_segment_data
-
-    async def copy_while_a_user_deletes(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        if not log.log_start_offset:
-            # The record before 200 is not remote, so the proxy asks the leader for its epoch.
-            last_epoch = await epoch_before(log, PARTITION, 200, 5, 1000)
-            log.log_start_offset = 200
-            await bench.metadata.put_log_start(PARTITION, LogStart(200, 5, LogStartReason.USER, last_epoch))
-        return await copy(metadata, data)
-
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", copy_while_a_user_deletes)
-    await bench.copy(AT_ONCE)
-    assert bench.state.log_start_offset(PARTITION) == 200
-    # The broker's own retention removes the copied records.
-    log.log_start_offset = 220
-    log.append(batch_of(220, 10, leader_epoch=5))
-    for _ in range(3):
-        await bench.check_facts()
-        await bench.copy(AT_ONCE)
-    assert {segment.cut_at for segment in bench.segments} == {None}
-    assert bench.state.remote_log_segment_metadata(PARTITION, 205) is not None
-
-
-async def test_a_log_start_in_a_hole_is_confirmed_by_a_leader_that_lost_it(bench: Workbench, log: InMemoryLog) -> None:
-    await bench.copy(AT_ONCE)
-    last_epoch = RemoteLog(bench.state, PARTITION).epoch_at(199)
-    start = LogStart(200, 5, LogStartReason.USER, last_epoch)
-    log.log_start_offset = 200
-    assert await confirms_log_start(log, PARTITION, start, 1000)
-    log.log_start_offset = 0  # an unclean stop before the checkpoint of the log start
-    assert await confirms_log_start(log, PARTITION, start, 1000)
+    policy, beyond = replace(POLICY, segment_bytes=segment_bytes), range(FAR, FAR + 400, 10)
+    bench.log.append(*(batch_of(at, 10) for at in (0, 10, 20)), *(batch_of(at, 10, leader_epoch=2) for at in beyond))
+    bench.log.append(batch_of(2 * FAR, 5, leader_epoch=2))
+    bench.log.leader_epoch, bench.log.elections = 2, {0: 0, 1: 1000, 2: FAR - 10}
+    bench.services = replace(bench.services, settings=replace(bench.services.settings, fetch_bytes=fetch_bytes))
+    bench.restart()
+    while bench.state.remote_end_offset(PARTITION) != bench.log.end_offset - 1:
+        await bench.copy_all(policy)
+        bench.now_ms += policy.segment_ms
+    assert await bench.remote_bytes() == bench.log.records
+    assert [end + 1 for _, end in bench.finished[:-1]] == [start for start, _ in bench.finished[1:]]
+    if segment_bytes > 1000:
+        assert bench.finished == [(0, 29), (30, FAR + 399), (FAR + 400, 2 * FAR + 4)]
+    for segment in bench.segments:
+        assert await verify_segment(bench.store, segment, None) == []
+    epochs = {one for segment in bench.segments for one in segment.segment_leader_epochs}
+    assert {(0, 0), (1, 1000), (2, FAR - 10)} <= {(one.epoch, one.start_offset) for one in epochs}

@@ -13,8 +13,6 @@ from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 
@@ -90,23 +88,6 @@ async def test_an_election_ends_the_read_and_a_later_round_reads_again(
     assert await bench.remote_bytes() == bench.log.bytes_of(0, 129)
 
 
-async def test_the_last_copy_is_kept_if_a_new_leader_lacks_the_records(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The new leader has the same log, and its broker has removed 60 to 69 while they were read."""
-    tasks = await owner(bench)
-
-    def elect() -> None:
-        bench.log.leader_epoch, bench.log.log_start_offset = 1, 70
-
-    produce(bench, 3)
-    before_read(bench, monkeypatch, 80, elect)
-    await round_of_all(bench, tasks)
-    assert bench.finished[2:] == [(60, 79)]
-    assert await copied_behind_60(bench, tasks) == [(60, 79, 0), (80, 109, 0)]
-    assert gaps(bench) == []
-
-
 async def test_the_last_copy_ends_where_the_new_leaders_history_begins(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,47 +105,6 @@ async def test_the_last_copy_ends_where_the_new_leaders_history_begins(
     assert bench.finished == [(0, 29), (30, 59)], "the leader is asked before the copy counts"
     assert await copied_behind_60(bench, tasks) == [(60, 69, 0), (70, 99, 1), (100, 119, 1)]
     assert gaps(bench) == []
-
-
-async def test_an_election_during_the_upload_ends_the_copy_before_it_counts(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tasks, copy = await owner(bench), bench.store.copy_log_segment_data
-
-    async def electing(segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        bench.log.elect_unclean(70)
-        produce(bench, 5)
-        return await copy(segment, data)
-
-    produce(bench, 3)
-    with monkeypatch.context() as during:
-        during.setattr(bench.store, "copy_log_segment_data", electing)
-        await round_of_all(bench, tasks)
-    assert bench.finished == [(0, 29), (30, 59)]
-    [attempt] = [one for one in bench.segments if one.start_offset == 60]
-    assert attempt.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
-    assert await copied_behind_60(bench, tasks) == [(60, 69, 0), (70, 99, 1), (100, 119, 1)]
-
-
-async def test_records_of_another_leader_than_the_rounds_are_not_copied(bench: Workbench) -> None:
-    tasks, log = await owner(bench), bench.log
-    bounds = await log.bounds(PARTITION, 1000)
-    log.elect_unclean(80)
-    produce(bench, 8)
-    assert not await tasks.copy.run(POLICY, bounds, 60, retention_share=1.0)
-    assert (bench.spooled(), bench.finished) == ([], [(0, 29), (30, 59)])
-
-
-async def test_segment_ms_goes_on_when_the_leader_changes(bench: Workbench) -> None:
-    """The leader changes more often than every `segment.ms`."""
-    tasks = await owner(bench)
-    for _ in range(3):
-        bench.log.leader_epoch += 1
-        await round_of_all(bench, tasks)
-    bench.now_ms += POLICY.segment_ms
-    bench.log.leader_epoch += 1
-    await round_of_all(bench, tasks)
-    assert bench.finished == [(0, 29), (30, 59), (60, 79)]
 
 
 async def test_a_survey_compares_a_kept_segment_before_the_next_copy(

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.fakes.in_memory_log import Aborted
 from tests.support.fakes.record_batches import batch_of, build_batch, control_batch, record
+from tests.support.tiers.attempts import batches
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.log_start import LogGap
@@ -19,31 +20,13 @@ from tiers.segment.transactions import AbortedTxn, decode_transaction_index
 from tiers.tasks.copy.segment_copy import continuation_at
 
 
-def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
-    """Batches of ten records and about 300 bytes: three fill a segment of the test policy."""
-    return [batch_of(first + 10 * n, 10, value_bytes=15, leader_epoch=leader_epoch) for n in range(count)]
-
-
-async def test_leader_epochs_are_carried_over_segments_and_restarts(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 2, leader_epoch=1), *batches(20, 5, leader_epoch=4), *batches(70, 4, leader_epoch=7))
-    assert await bench.copy(replace(POLICY, segment_bytes=700))
-    bench.restart()
-    await bench.copy_all()
-    epochs = [[(one.epoch, one.start_offset) for one in segment.segment_leader_epochs] for segment in bench.segments]
-    assert epochs[0] == [(1, 0)]
-    assert epochs[-1][-1] == (7, 70)
-    last = bench.segments[-1]
-    cumulative = decode_indexes_object(await bench.store.fetch_indexes(last)).indexes.leader_epochs
-    assert [(one.epoch, one.start_offset) for one in cumulative] == [(1, 0), (4, 20), (7, 70)]
-
-
 async def test_leader_epochs_are_carried_from_a_kept_segment_over_a_gap(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fails(*_: object) -> None:
         raise RetriableRemoteStorageError("down")
 
-    bench.log.append(*batches(0, 2, leader_epoch=1), *batches(20, 2, leader_epoch=4))
+    bench.log.append(*batches(0, 20, leader_epoch=1), *batches(20, 40, leader_epoch=4))
     monkeypatch.setattr(bench.store, "copy_log_segment_data", fails)
     with pytest.raises(RetriableRemoteStorageError):
         await bench.copy()
@@ -81,44 +64,16 @@ async def test_the_state_of_producers_is_carried_over_segments_and_restarts(benc
 
 
 async def test_lost_indexes_of_the_newest_segment_do_not_hold_up_the_copying(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 3, leader_epoch=1), *batches(30, 4, leader_epoch=4))
+    bench.log.append(*batches(0, 30, leader_epoch=1), *batches(30, 70, leader_epoch=4))
     await bench.copy_all()
     bench.restart()
     lost = next(path for path in (bench.folder / "remote").rglob("*.indexes") if "59-" in path.name)
     lost.unlink()
-    bench.log.append(*batches(70, 4, leader_epoch=7))
+    bench.log.append(*batches(70, 110, leader_epoch=7))
     await bench.copy_all()
     newest = bench.segments[-1]
     cumulative = decode_indexes_object(await bench.store.fetch_indexes(newest)).indexes.leader_epochs
     assert [(one.epoch, one.start_offset) for one in cumulative] == [(1, 0), (4, 30), (7, 70)]
-
-
-async def test_an_aborted_transaction_is_known_to_the_segments_it_overlaps(
-    bench: Workbench,
-) -> None:
-    def data(offset: int) -> bytes:
-        return build_batch(
-            offset, [record(offset, value=b"x" * 350)], producer_id=9, producer_epoch=0, transactional=True
-        )
-
-    def marker(offset: int, kind: int) -> bytes:
-        key, value = b"\x00\x00\x00" + bytes([kind]), b"\x00" * 6
-        control = [record(offset, key=key, value=value)]
-        return build_batch(offset, control, producer_id=9, producer_epoch=0, transactional=True, control=True)
-
-    bench.log.append(*map(data, range(5)), marker(5, 0), *map(data, range(6, 14)), marker(14, 1))
-    bench.log.aborted = [Aborted(9, 0, 5)]
-    await bench.copy_all()
-    bench.now_ms += POLICY.segment_ms
-    await bench.copy_all()
-    known = []
-    for segment in bench.segments:
-        indexes = decode_indexes_object(await bench.store.fetch_indexes(segment)).indexes
-        known.append((segment.start_offset, segment.end_offset, indexes.aborted_transactions))
-    open_end = 2**63 - 1
-    assert known[0] == (0, 1, (AbortedTransactionRange(9, 0, open_end),))
-    assert [entry[2] for entry in known if entry[0] <= 5 <= entry[1]] == [(AbortedTransactionRange(9, 0, 5),)]
-    assert all(entry[2] == () for entry in known if entry[0] > 5)
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
-from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import Section, decode_sections, encode_sections
 from tiers.segment.indexes.segment_index import (
@@ -24,7 +23,6 @@ from tiers.segment.leader_epochs import encode_leader_epoch_checkpoint
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.segment.transactions import encode_aborted_ranges
 from tiers.storage.local import LocalRemoteStorageManager
-from tiers.storage.retries import with_retries
 from tiers.verify.segment_verification import Damage, DamageKind, verify_segment
 
 RING = KeyRing({"k": b"k" * 32}, "k")
@@ -120,30 +118,6 @@ async def test_a_missing_key_is_named_for_the_segment(stored: Stored) -> None:
         stored.ring = KeyRing()
         [found] = await stored.verify()
         assert "add it to [encryption.keys]" in found.what
-
-
-async def test_a_passing_error_is_retried_but_not_for_ever() -> None:
-    asked = 0
-
-    async def fails(times: int) -> str:
-        nonlocal asked
-        asked += 1
-        if asked <= times:
-            raise RetriableRemoteStorageError("503")
-        return "answer"
-
-    assert await with_retries(lambda: fails(2), pause_ms=0) == "answer"
-    asked = 0
-    with pytest.raises(RetriableRemoteStorageError):
-        await with_retries(lambda: fails(100), pause_ms=0)
-    assert asked == 5
-
-
-async def test_bytes_after_the_last_chunk_are_damage(stored: Stored) -> None:
-    stored.change(".log", lambda data: data + b"\0")
-    [found] = await stored.verify()
-    assert found.position == len(stored.file(".log").read_bytes()) - 1
-    assert "continues after the end of its last chunk" in found.what
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from uuid import uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench, workbench
 from tiers.metadata.remote_log import RemoteLog
-from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.segment_state import RemoteLogSegmentState
 
 
 def produce(bench: Workbench, count: int, value_bytes: int = 15) -> None:
@@ -26,17 +22,6 @@ def produce(bench: Workbench, count: int, value_bytes: int = 15) -> None:
 
 def size_from(bench: Workbench, offset: int) -> int:
     return len(bench.log.bytes_of(offset, bench.log.end_offset - 1))
-
-
-async def finished_by_a_job(bench: Workbench, start: int, end: int) -> None:
-    built = build_segment(bench.folder / f"{start}", [bench.log.bytes_of(start, end)], start)
-    segment = replace(
-        metadata_of(built),
-        segment_id=RemoteLogSegmentId(PARTITION, uuid4()),
-        state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
-    )
-    await bench.metadata.add_remote_log_segment_metadata(segment)
-    await bench.services.write_state(segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 
 
 Act = tuple[str, int]
@@ -96,15 +81,6 @@ async def test_an_owner_begins_with_the_density_of_the_newest_segment(bench: Wor
     assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
 
 
-async def test_the_estimate_grows_with_the_replica(bench: Workbench) -> None:
-    produce(bench, 5)
-    await bench.copy()
-    await bench.survey()
-    produce(bench, 2, value_bytes=300)
-    await bench.survey()
-    assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
-
-
 async def test_a_size_that_is_known_late_replaces_the_guess(bench: Workbench) -> None:
     """The broker's last answer is older than the topic."""
     bench.log.has_size_right = False
@@ -128,32 +104,6 @@ async def test_a_read_to_the_end_corrects_the_estimate(bench: Workbench) -> None
     await bench.copy()
     assert (bench.finished, bench.log.reads) == ([(0, 9)], reads)
     assert bench.copy_task.uncopied.size_bytes == size_from(bench, 10)
-
-
-async def test_records_of_an_open_transaction_count(bench: Workbench) -> None:
-    produce(bench, 3)
-    await bench.copy()
-    produce(bench, 9)
-    bench.log.last_stable_offset = 50
-    for _ in range(3):
-        await bench.copy()
-    assert bench.finished == [(0, 29)]
-    assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
-    bench.log.last_stable_offset = None
-    while await bench.copy():
-        pass
-    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
-
-
-async def test_records_before_copied_ones_are_not_remote(bench: Workbench) -> None:
-    produce(bench, 6)
-    await finished_by_a_job(bench, 30, 59)
-    bounds = await bench.survey()
-    assert RemoteLog(bench.state, PARTITION).first_uncopied(bounds) == 0
-    assert bench.copy_task.uncopied.size_bytes >= len(bench.log.bytes_of(0, 29))
-    await finished_by_a_job(bench, 0, 29)
-    await bench.survey()
-    assert bench.copy_task.uncopied.size_bytes == 0
 
 
 async def test_segments_in_the_spool_are_not_due_again(bench: Workbench) -> None:

@@ -8,14 +8,12 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
-from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
-from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import UNKNOWN_EPOCH
-from tiers.model.segment_metadata import Cut, LeaderEpochEntry
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.producer_state import decode_producer_snapshot
 from tiers.tasks.history.align import Parting, find_parting
@@ -27,10 +25,6 @@ AT_ONCE = replace(POLICY, segment_ms=0)
 def produce(bench: Workbench, count: int) -> None:
     for _ in range(count):
         bench.log.append(batch_of(bench.log.end_offset, 10, value_bytes=15, leader_epoch=bench.log.leader_epoch))
-
-
-async def put_nothing(partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool) -> None:
-    raise RemoteLogMetadataNotReadyError("the record may be lost")
 
 
 def answering(bench: Workbench) -> list[tuple[int, int]]:
@@ -112,8 +106,14 @@ async def test_a_cut_whose_write_failed_is_told_once(
     with pytest.raises(RemoteLogMetadataNotReadyError):
         await bench.cut_task.run(bounds)
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 0
-    assert await bench.cut_task.run(bounds)
-    assert not await bench.cut_task.run(bounds)
+    ended: list[int | None] = []
+
+    async def end_work() -> None:
+        ended.append(bench.state.remote_end_offset(PARTITION))
+
+    assert await bench.cut_task.run(bounds, end_work)
+    assert ended[-1] == 49
+    assert not await bench.cut_task.run(bounds, end_work)
     assert answering(bench)[-1][1] == 49
     assert bench.metric("remote_log_cuts_total", topic="orders") == 1
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
@@ -144,110 +144,6 @@ async def test_a_cut_is_returned_again_until_a_run_succeeds(bench: Workbench, mo
     assert await bench.cut_task.run(bounds)
     assert not await bench.cut_task.run(bounds)
     assert bench.metric("remote_log_cuts_total", topic="orders") == 1
-
-
-async def test_a_cut_that_takes_effect_in_a_later_round_is_told(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The leader that has all copied records is back before the owner reads the CUT."""
-    await copied(bench, 10)
-    records, put = bench.log.records, bench.metadata.put_cut
-    written: list[tuple[TopicIdPartition, int, int]] = []
-
-    async def put_later(partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool) -> None:
-        written.append((partition, leader_epoch, offset))
-        raise RemoteLogMetadataNotReadyError("the record may be lost")
-
-    monkeypatch.setattr(bench.metadata, "put_cut", put_later)
-    bench.log.elect_unclean(50)
-    with pytest.raises(RemoteLogMetadataNotReadyError):
-        await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
-    bench.log.records, bench.log.leader_epoch = records, 2
-    bounds = await bench.log.bounds(PARTITION, 1000)
-    assert not await bench.cut_task.run(bounds)
-    await put(*written[0])
-    ended: list[int | None] = []
-
-    async def end_work() -> None:
-        ended.append(bench.state.remote_end_offset(PARTITION))
-
-    assert await bench.cut_task.run(bounds, end_work)
-    assert ended == [49]
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
-
-
-async def test_each_of_two_cuts_that_take_effect_late_is_told(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await copied(bench, 10)
-    put = bench.metadata.put_cut
-    written: list[tuple[TopicIdPartition, int, int]] = []
-
-    async def put_later(partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool) -> None:
-        written.append((partition, leader_epoch, offset))
-        raise RemoteLogMetadataNotReadyError("the record may be lost")
-
-    monkeypatch.setattr(bench.metadata, "put_cut", put_later)
-    for end in (60, 30):
-        bench.log.elect_unclean(end)
-        with pytest.raises(RemoteLogMetadataNotReadyError):
-            await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
-    for cut in written:
-        await put(*cut)
-    assert await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
-    assert answering(bench)[-1][1] == 29
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 2
-
-
-async def test_a_cut_that_the_next_leader_does_not_need_is_not_told(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its write failed, and the leader that has all copied records is back."""
-    await copied(bench, 10)
-    records = bench.log.records
-
-    monkeypatch.setattr(bench.metadata, "put_cut", put_nothing)
-    bench.log.elect_unclean(50)
-    with pytest.raises(RemoteLogMetadataNotReadyError):
-        await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
-    bench.log.records, bench.log.leader_epoch = records, 2
-    assert not await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 0
-
-
-async def test_records_that_were_cut_off_leave_no_epoch_in_later_segments(bench: Workbench) -> None:
-    await copied(bench, 3)
-    bench.log.leader_epoch = 1
-    await copied(bench, 3)
-    bench.log.leader_epoch = 2
-    await copied(bench, 3)
-    bench.log.elect_unclean(40)
-    bench.restart()
-    await copied(bench, 2)
-    last = bench.state.remote_log_segment_metadata(PARTITION, 59)
-    assert last is not None
-    stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
-    assert stored.indexes.leader_epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(1, 30), LeaderEpochEntry(3, 40))
-
-
-async def test_a_segment_that_is_cut_before_its_last_epoch_does_not_hand_that_on(bench: Workbench) -> None:
-    produce(bench, 1)
-    bench.log.leader_epoch = 1
-    produce(bench, 3)
-    await bench.copy_all()
-    assert bench.finished == [(0, 29)]
-    bench.log.elect_unclean(10)
-    assert not await bench.copy()
-    async with RemoteLogReader(bench.metadata.log, bench.store) as reader:
-        epochs = await reader.leader_epochs(PARTITION, deadline_ms=monotonic_ms() + 20_000, connection_id=1)
-    assert epochs == (LeaderEpochEntry(0, 0),)
-
-    bench.restart()
-    await copied(bench, 2)
-    last = bench.state.remote_log_segment_metadata(PARTITION, 29)
-    assert last is not None
-    stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
-    assert stored.indexes.leader_epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(2, 10))
 
 
 async def test_a_segment_that_is_cut_hands_on_no_state_of_producers(bench: Workbench) -> None:
@@ -305,29 +201,12 @@ async def test_a_deletion_that_is_recorded_late_counts_for_its_leader(bench: Wor
     assert answering(bench)[-1][1] == 149
 
 
-async def test_a_log_start_that_a_leader_disproved_stays_ended(bench: Workbench) -> None:
-    await bench.metadata.put_log_start(PARTITION, DELETED)
-    await lead(bench, 5, 0, *CUT_OFF[:9])
-    assert bench.state.log_starts(PARTITION) == []
-    await lead(bench, 7, 90, *DELETING)
-    assert (answering(bench)[0][0], answering(bench)[-1][1]) == (0, 149)
-
-
 async def test_a_late_deletion_of_another_leader_deletes_nothing_below_the_log(bench: Workbench) -> None:
     """The leader that was cut off has removed its record before the log start, and that was not copied."""
     await lead(bench, 5, 0, *CUT_OFF[:8])
     await bench.metadata.put_log_start(PARTITION, DELETED)
     await lead(bench, 5, 100, *CUT_OFF)
     assert (answering(bench), bench.state.log_starts(PARTITION)) == ([(0, 29), (30, 59), (60, 79)], [])
-
-
-async def test_a_log_that_begins_above_both_gives_no_deletion_its_records(bench: Workbench) -> None:
-    """The leader that was cut off has forgotten its epoch 3. It answers for epochs 3 and 4 alike."""
-    await lead(bench, 5, 0, *CUT_OFF)
-    readable = answering(bench)
-    await bench.metadata.put_log_start(PARTITION, DELETED)
-    await lead(bench, 5, 140, *CUT_OFF)
-    assert (answering(bench), await bench.log_start()) == (readable, 0)
 
 
 async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench) -> None:
@@ -343,15 +222,6 @@ async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench
     assert parting == Parting(30, is_proved=True)
 
 
-async def test_a_leader_with_nothing_new_cuts_too(bench: Workbench) -> None:
-    await copied(bench, 10)
-    bench.log.elect_unclean(70)
-    await bench.copy_all(AT_ONCE)
-    assert bench.state.remote_end_offset(PARTITION) == 69
-    await bench.copy_all(AT_ONCE)
-    assert bench.metric("remote_log_cuts_total", topic="orders") == 1
-
-
 @pytest.mark.parametrize("answer", [EpochEndOffset(0, 0), EpochEndOffset(-1, -1), EpochEndOffset(9, 70)])
 async def test_an_answer_that_leaves_nothing_stops_the_partition(bench: Workbench, answer: EpochEndOffset) -> None:
     await copied(bench, 10)
@@ -360,33 +230,6 @@ async def test_an_answer_that_leaves_nothing_stops_the_partition(bench: Workbenc
         await bench.copy(AT_ONCE)
     assert bench.state.cuts(PARTITION) == []
     assert bench.state.remote_end_offset(PARTITION) == 99
-
-
-async def test_a_cut_below_the_last_trim_voids_the_trim(bench: Workbench) -> None:
-    """A broker was restored from an older copy: its leader epochs show where its log ends."""
-    await copied(bench, 20)
-    bench.now_ms += 60_000
-    start = await bench.trim(with_retention(local_retention_bytes=300))
-    assert start is not None
-    assert RemoteLog(bench.state, PARTITION).last_trim() == (start, 0)
-    bench.log.log_start_offset = 0
-    bench.log.elect_unclean(start - 10)
-    bench.restart()
-    await bench.copy_all(AT_ONCE)
-    assert bench.state.cuts(PARTITION) == [Cut(1, start - 10, bench.wall_ms)]
-    assert RemoteLog(bench.state, PARTITION).last_trim() is None
-    assert RemoteLog(bench.state, PARTITION).lost_trim(start - 10) is None
-
-
-async def test_a_cut_above_the_last_trim_is_only_a_cut(bench: Workbench) -> None:
-    await copied(bench, 20)
-    bench.now_ms += 60_000
-    start = await bench.trim(with_retention(local_retention_bytes=300))
-    assert start is not None
-    bench.log.elect_unclean(start + 10)
-    bench.restart()
-    await bench.copy_all(AT_ONCE)
-    assert [cut.offset for cut in bench.state.cuts(PARTITION)] == [start + 10]
 
 
 @pytest.mark.parametrize("last_epoch", [1, UNKNOWN_EPOCH])
@@ -410,55 +253,9 @@ async def test_a_log_start_above_the_cut_does_not_prevent_the_cut(
     assert answering(bench)[0][0] == log_start
 
 
-async def test_records_below_the_log_start_do_not_diverge(bench: Workbench) -> None:
-    await copied(bench, 10)
-    produce(bench, 10)
-    await bench.record_log_start(150)
-    bench.log.log_start_offset = 150
-    bench.log.elect_unclean(170)
-    produce(bench, 5)
-    await bench.copy_all(AT_ONCE)
-    await bench.expire(POLICY)
-    assert answering(bench)[0][0] == 150
-    assert bench.state.cuts(PARTITION) == []
-
-
-async def test_a_log_start_of_records_that_the_leader_never_had_deletes_nothing(bench: Workbench) -> None:
-    """Records 50 to 219 are the new leader's: no user deleted any of them."""
-    await copied(bench, 10)
-    produce(bench, 10)
-    await bench.record_log_start(150)
-    bench.log.elect_unclean(50)
-    produce(bench, 17)
-    await bench.copy_all(AT_ONCE)
-    await bench.expire(POLICY)
-    assert bench.log.trims == []
-    assert [cut.offset for cut in bench.state.cuts(PARTITION)] == [50]
-    assert bench.state.log_start_offset(PARTITION) == 0
-    assert bench.state.remote_end_offset(PARTITION) == 219
-
-
 async def test_a_former_owner_does_not_cut(bench: Workbench) -> None:
     await copied(bench, 10)
     bench.log.elect_unclean(50)
     bench.metadata.owned = False
     with pytest.raises(OwnershipLostError):
         await bench.copy(AT_ONCE)
-
-
-async def test_what_is_cut_goes_when_the_retention_has_passed_since_the_cut(bench: Workbench) -> None:
-    produce(bench, 20)
-    await bench.copy_all()
-    bench.log.elect_unclean(50)
-    await copied(bench, 10)
-    cut = {one.segment_id for one in bench.segments if one.cut_at is not None}
-    assert len(cut) > 1
-    bench.wall_ms += HOUR_MS // 2
-    await bench.metadata.put_cut(PARTITION, 1, 50)
-    bench.wall_ms += HOUR_MS // 2 + 1
-    retention = with_retention(retention_ms=HOUR_MS)
-    while await bench.expire(retention):
-        pass
-    assert {one.segment_id for one in bench.segments} == cut
-    bench.wall_ms += HOUR_MS // 2
-    assert await bench.expire(retention) == len(cut)

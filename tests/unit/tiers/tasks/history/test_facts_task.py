@@ -12,10 +12,9 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, Workbench, copied
 from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import RETENTION_MINUTES
-from tiers.errors import MetadataLostError, RetriableRemoteStorageError
+from tiers.errors import MetadataLostError
 from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts, newest_of
-from tiers.model.log_start import LogGap
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import parse_facts_key
@@ -56,20 +55,6 @@ async def test_every_copy_has_the_facts_as_of_its_announcement(bench: Workbench)
     assert facts.log_starts == (user_log_start(5, 0),)
     assert facts.position is not None
     assert at <= facts.position
-
-
-async def test_the_facts_are_the_history_cuts_and_settings(bench: Workbench) -> None:
-    await bench.check_facts()
-    await copied(bench)
-    await bench.metadata.put_log_start(PARTITION, user_log_start(5, 0))
-    await bench.metadata.put_log_gap(PARTITION, LogGap(2, 4), 0)
-    await bench.metadata.put_cut(PARTITION, 1, 500)
-    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "9"})
-    facts = decode_partition_facts(bench.facts_task.for_copy(UUID(int=7)))
-    assert facts.log_starts == (user_log_start(5, 0),)
-    assert facts.gaps == (LogGap(2, 4),)
-    assert [cut.offset for cut in facts.cuts] == [500]
-    assert facts.tier_config == {RETENTION_MINUTES: "9"}
 
 
 async def test_a_change_is_stored_alone_only_if_no_copy_follows(bench: Workbench) -> None:
@@ -134,14 +119,6 @@ async def test_a_whole_unknown_segment_shows_a_loss(bench: Workbench, lost: int)
     with pytest.raises(MetadataLostError, match="which the metadata does not know"):
         await bench.check_facts()
     await bench.store.delete_log_segment_data(segment)
-    await bench.check_facts()
-
-
-async def test_an_unknown_segment_below_the_log_start_shows_no_loss(bench: Workbench) -> None:
-    await copied(bench)
-    first = bench.segments[0]
-    del bench.metadata.segments[first.segment_id]
-    await bench.record_log_start(first.end_offset + 1)
     await bench.check_facts()
 
 
@@ -253,18 +230,6 @@ async def test_the_comparison_is_repeated_after_a_day_and_in_doubt(bench: Workbe
     assert await bench.accept() == []
     await task.check()
     assert (task.doubt, task.is_proved) == (None, True)
-
-
-async def test_a_store_without_a_listing_proves_nothing(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    await copied(bench)
-
-    def refused(prefix: str) -> None:
-        raise RetriableRemoteStorageError("503")
-
-    monkeypatch.setattr(bench.store, "list_objects", refused)
-    with pytest.raises(RetriableRemoteStorageError):
-        await bench.facts_task.check()
-    assert (bench.facts_task.is_proved, bench.facts_task.doubt) == (False, None)
 
 
 async def test_what_an_operator_accepts_counts_from_then_on(bench: Workbench) -> None:

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.tiers.attempts import batches
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.errors import (
     OwnershipLostError,
@@ -15,22 +16,12 @@ from tiers.errors import (
     RetriableRemoteStorageError,
 )
 from tiers.metadata.remote_log import RemoteLog
-from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import marker_key
 from tiers.storage.remote_storage_manager import StoredObject
-from tiers.tasks.partition_tasks import PartitionTasks
 
 GAP_ALARM_MS = 30_000
-
-
-def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
-    """Batches of ten records and about 300 bytes: three fill a segment of the test policy."""
-    return [batch_of(first + 10 * n, 10, value_bytes=15, leader_epoch=leader_epoch) for n in range(count)]
 
 
 async def copy_to_the_end(bench: Workbench) -> None:
@@ -41,22 +32,13 @@ async def copy_to_the_end(bench: Workbench) -> None:
 
 async def with_removed_records(bench: Workbench, local_log_start: int = 120) -> None:
     """Offsets 0 to 89 are remote. The broker has 120 to 199, and removed the rest."""
-    bench.log.append(*batches(0, 9))
+    bench.log.append(*batches(0, 90))
     await copy_to_the_end(bench)
     assert bench.finished == [(0, 29), (30, 59), (60, 89)]
     await bench.check_facts()
     await bench.facts_task.store()
-    bench.log.append(*batches(90, 11))
+    bench.log.append(*batches(90, 200))
     bench.log.log_start_offset = local_log_start
-
-
-async def with_removed_records_after(bench: Workbench, first: int) -> None:
-    """Three segments more from `first` on, then a gap of 30 records."""
-    bench.log.append(*batches(first, 9))
-    await copy_to_the_end(bench)
-    await bench.check_facts()
-    bench.log.append(*batches(first + 90, 9))
-    bench.log.log_start_offset = first + 120
 
 
 async def copy_start(bench: Workbench) -> int | None:
@@ -79,11 +61,14 @@ def alarms(bench: Workbench) -> float:
     return bench.metric("remote_log_alarms_total", topic="orders", reason="gap")
 
 
+@pytest.mark.parametrize("is_passed", [True, False])
 @pytest.mark.parametrize("is_written", [True, False])
 async def test_a_gap_whose_write_failed_is_told_once(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_written: bool
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_written: bool, is_passed: bool
 ) -> None:
-    """The leader of the metadata partition stops, and its successor may have the record."""
+    """The leader of the metadata partition stops, and its successor may have the record.
+
+    The log start may pass the gap before the next round."""
     await with_removed_records(bench)
     put = bench.metadata.put_log_gap
 
@@ -97,27 +82,11 @@ async def test_a_gap_whose_write_failed_is_told_once(
     with pytest.raises(RemoteLogMetadataNotReadyError):
         await until_recorded(bench)
     assert alarms(bench) == 0
-    assert await copy_start(bench) == 120
-    assert await copy_start(bench) == 120
-    assert alarms(bench) == 1
-
-
-async def test_a_gap_that_ends_at_once_is_told(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its write failed but took effect, and the log start passes the gap before the next round."""
-    await with_removed_records(bench)
-    put = bench.metadata.put_log_gap
-
-    async def put_without_answer(partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
-        await put(partition, gap, leader_epoch)
-        raise RemoteLogMetadataNotReadyError("the record may be lost")
-
-    monkeypatch.setattr(bench.metadata, "put_log_gap", put_without_answer)
-    with pytest.raises(RemoteLogMetadataNotReadyError):
-        await until_recorded(bench)
     bounds = await bench.log.bounds(PARTITION, 1000)
-    assert await bench.gap_task.copy_start(bounds, bounds.log_start_offset) == 120
-    assert bench.state.gaps(PARTITION) == []
-    assert alarms(bench) == 1
+    for _ in range(2):
+        assert await bench.gap_task.copy_start(bounds, bounds.log_start_offset if is_passed else 0) == 120
+    assert alarms(bench) == (is_written or not is_passed)
+    assert bench.state.gaps(PARTITION) == [LogGap(90, 120)] * (not is_passed)
 
 
 async def test_a_gap_is_recorded_and_copying_goes_on_behind_it(bench: Workbench) -> None:
@@ -131,25 +100,6 @@ async def test_a_gap_is_recorded_and_copying_goes_on_behind_it(bench: Workbench)
     assert bench.state.gaps(PARTITION) == [LogGap(90, 120)]
     assert bench.finished[3:] == [(120, 149), (150, 179)]
     assert alarms(bench) == 1
-
-
-async def test_a_gap_moves_no_log_start_and_deletes_nothing(bench: Workbench) -> None:
-    await with_removed_records(bench)
-    await until_recorded(bench)
-    await bench.copy_all()
-    assert await bench.expire(POLICY) == 0
-    assert bench.state.log_starts(PARTITION) == []
-    assert bench.state.log_start_offset(PARTITION) == 0
-    assert bench.finished[0] == (0, 29)
-    assert bench.log.trims == []
-
-
-async def test_records_behind_a_gap_are_trimmed_as_ever(bench: Workbench) -> None:
-    await with_removed_records(bench)
-    await until_recorded(bench)
-    await bench.copy_all()
-    bench.now_ms += 60_000
-    assert await bench.trim(with_retention(local_retention_bytes=0)) == 150
 
 
 async def test_retention_passes_the_gap_and_the_gap_ends(bench: Workbench) -> None:
@@ -181,7 +131,7 @@ async def test_a_deletion_that_is_recorded_late_is_no_gap(bench: Workbench) -> N
 
 async def test_records_removed_before_the_first_copy_are_no_gap(bench: Workbench) -> None:
     """Without a record of what the owner saw, proxies cannot know whether metadata was lost, and clients wait."""
-    bench.log.append(*batches(0, 9))
+    bench.log.append(*batches(0, 90))
     bench.log.log_start_offset = 30
     for _ in range(2):
         assert await copy_start(bench) == 30
@@ -215,26 +165,11 @@ async def test_a_gap_shrinks_when_a_new_leader_has_more(bench: Workbench) -> Non
     assert bench.state.gaps(PARTITION) == []
 
 
-async def test_leader_epochs_are_handed_on_over_a_gap(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 3), *batches(30, 6, leader_epoch=3))
-    bench.log.leader_epoch = 3
-    await copy_to_the_end(bench)
-    await bench.check_facts()
-    bench.log.append(*batches(90, 3, leader_epoch=5), *batches(120, 6, leader_epoch=7))
-    bench.log.leader_epoch, bench.log.log_start_offset = 7, 120
-    await until_recorded(bench)
-    await bench.copy_all()
-    newest = bench.segments[-1]
-    stored = decode_indexes_object(await bench.store.fetch_indexes(newest), newest)
-    expected = LeaderEpochEntry(0, 0), LeaderEpochEntry(3, 30), LeaderEpochEntry(7, 120)
-    assert stored.indexes.leader_epochs == expected
-
-
 @pytest.mark.parametrize("is_same_place", [True, False])
 async def test_a_gap_needs_the_right_place(bench: Workbench, is_same_place: bool) -> None:
-    bench.log.append(*batches(0, 9))
+    bench.log.append(*batches(0, 90))
     await copy_to_the_end(bench)
-    bench.log.append(*batches(90, 11))
+    bench.log.append(*batches(90, 200))
     bench.log.log_start_offset = 120
     if is_same_place:
         assert await until_recorded(bench) == 120
@@ -243,14 +178,6 @@ async def test_a_gap_needs_the_right_place(bench: Workbench, is_same_place: bool
         with pytest.raises(RemoteStorageError, match="another place"):
             await copy_start(bench)
     assert bench.state.gaps(PARTITION) == [LogGap(90, 120)] * is_same_place
-
-
-async def test_no_gap_is_recorded_when_the_metadata_topic_lost_records(bench: Workbench) -> None:
-    await with_removed_records(bench)
-    bench.metadata.is_position_confirmed = False
-    bench.restart()
-    assert "lost records since" in await doubt(bench)
-    assert bench.state.gaps(PARTITION) == []
 
 
 async def test_no_gap_is_recorded_over_what_was_trimmed(bench: Workbench) -> None:
@@ -263,7 +190,7 @@ async def test_the_trim_of_another_history_says_nothing(bench: Workbench) -> Non
     """The broker was emptied: its log begins anew in a later leader epoch, and nothing is remote any more."""
     await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(500, 0))
     bench.log.leader_epoch = 2
-    bench.log.append(*batches(0, 9, leader_epoch=2))
+    bench.log.append(*batches(0, 90, leader_epoch=2))
     bench.log.log_start_offset = 30
     assert await copy_start(bench) == 30
 
@@ -272,53 +199,10 @@ async def test_a_trim_of_what_a_user_deleted_since_is_no_lost_metadata(bench: Wo
     """The user deleted in a history that an unclean election cut off: the leader denies the log start."""
     await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(60, 0))
     await bench.record_log_start(150)
-    bench.log.append(*batches(0, 9))
+    bench.log.append(*batches(0, 90))
     bench.log.elect_unclean(80)
     bench.log.log_start_offset = 60
     assert await copy_start(bench) == 60
-
-
-async def test_the_trim_of_another_history_than_the_remote_one_is_refused(bench: Workbench) -> None:
-    """Behind the gap both histories are one. Before it the leader has other records than the remote tier."""
-    await with_removed_records(bench)
-    await until_recorded(bench)
-    await bench.copy_all()
-    bench.now_ms += 60_000
-    bench.log.log_start_offset = 40
-    bench.log.epoch_answer = EpochEndOffset(0, 50)
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="from offset 50 on"):
-        await bench.trim(with_retention(local_retention_bytes=0))
-    assert bench.log.trims == []
-
-
-async def test_an_operator_accepts_a_gap_though_metadata_was_lost(bench: Workbench) -> None:
-    await with_removed_records(bench)
-    bench.metadata.is_position_confirmed = False
-    bench.restart()
-    await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(120, 0))
-    assert await doubt(bench)
-    assert await bench.accept() == []
-    bench.metadata.is_position_confirmed = True
-    await bench.check_facts()
-    assert await until_recorded(bench) == 120
-    assert bench.state.gaps(PARTITION) == [LogGap(90, 120)]
-    assert RemoteLog(bench.state, PARTITION).lost_trim(90) is None
-
-
-async def test_no_gap_is_recorded_while_the_store_does_not_answer(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await with_removed_records(bench)
-
-    async def get_object(key: str) -> bytes:
-        raise RetriableRemoteStorageError("503")
-
-    monkeypatch.setattr(bench.store, "get_object", get_object)
-    for _ in range(2):
-        with pytest.raises(RetriableRemoteStorageError):
-            await copy_start(bench)
-        bench.now_ms += GAP_ALARM_MS
-    assert bench.state.gaps(PARTITION) == []
 
 
 async def test_only_the_owner_records_a_gap(bench: Workbench) -> None:
@@ -331,43 +215,9 @@ async def test_only_the_owner_records_a_gap(bench: Workbench) -> None:
     assert bench.state.gaps(PARTITION) == []
 
 
-async def test_an_unclean_election_ends_the_gap_of_the_history_that_it_cut_off(bench: Workbench) -> None:
-    await with_removed_records(bench)
-    await until_recorded(bench)
-    bench.log.log_start_offset = 0
-    bench.log.elect_unclean(50)
-    bench.log.append(*batches(50, 10, leader_epoch=1))
-    await copy_to_the_end(bench)
-    assert bench.state.gaps(PARTITION) == []
-    assert bench.state.remote_end_offset(PARTITION) == 139
-
-
-async def test_the_bounds_that_a_gap_is_judged_by_are_the_leaders(bench: Workbench) -> None:
-    await with_removed_records(bench)
-    earlier = LocalLogBounds(0, 200, 200, 0)
-    assert await bench.gap_task.copy_start(earlier, 0) == 90
-    assert bench.state.gaps(PARTITION) == []
-
-
-async def test_records_of_a_gap_that_a_broker_has_again_raise_an_alarm(bench: Workbench) -> None:
-    """They end the trimming: the last segment before the gap stays local, until the total retention removes it."""
-    await with_removed_records(bench)
-    await until_recorded(bench)
-    await copy_to_the_end(bench)
-    bench.log.log_start_offset = 0
-    bench.now_ms += bench.services.settings.remote_log.visible_after_ms
-    trimmed = [await bench.trim(with_retention(local_retention_bytes=0)) for _ in range(2)]
-    assert trimmed == [60, None]
-    await PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0)).survey()
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="uncopied-beginning") == 1
-    bench.log.log_start_offset = 120
-    await PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0)).survey()
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="uncopied-beginning") == 1
-
-
 async def with_lost_segments(bench: Workbench, *lost: int) -> None:
     """Offsets 0 to 89 are copied. The broker has 90 to 99. The metadata lost the segments with these numbers."""
-    bench.log.append(*batches(0, 10))
+    bench.log.append(*batches(0, 100))
     await bench.copy_all()
     bench.log.log_start_offset = 90
     for segment in [bench.segments[number] for number in lost]:
@@ -384,16 +234,6 @@ async def test_the_store_has_segments_at_the_head_that_the_metadata_lost(bench: 
     assert bench.state.gaps(PARTITION) == []
     await copy_to_the_end(bench)
     assert bench.finished == [(90, 99)]
-
-
-async def test_an_acceptance_finishes_the_segments_at_the_head(bench: Workbench) -> None:
-    await with_lost_segments(bench, 0, 1, 2)
-    assert await copy_start(bench) == 90
-    await bench.accept()
-    await bench.check_facts()
-    await bench.copy()
-    assert bench.gap_task.doubt is None
-    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
 
 
 async def test_a_store_that_cannot_be_listed_at_the_head_is_asked_less_and_less(
@@ -420,18 +260,18 @@ async def test_a_store_that_cannot_be_listed_at_the_head_is_asked_less_and_less(
     assert bench.gap_task.doubt is not None
 
 
-async def test_a_hole_between_segments_becomes_a_gap(bench: Workbench) -> None:
-    """Copying does not wait for it."""
+async def test_two_holes_become_gaps_at_once(bench: Workbench) -> None:
     await with_lost_segments(bench)
     middle = bench.segments[1]
     await bench.store.delete_log_segment_data(middle)
     del bench.metadata.segments[middle.segment_id]
-    await bench.check_facts()
-    assert await copy_start(bench) == 90
+    bench.log.append(*batches(100, 200))
+    bench.log.log_start_offset = 120
+    assert await copy_start(bench) is None
     bench.now_ms += GAP_ALARM_MS
-    assert await copy_start(bench) == 90
-    assert bench.state.gaps(PARTITION) == [LogGap(30, 60)]
-    assert (alarms(bench), bench.gap_task.doubt) == (1, None)
+    assert await copy_start(bench) == 120
+    assert bench.state.gaps(PARTITION) == [LogGap(30, 60), LogGap(90, 120)]
+    assert (alarms(bench), bench.gap_task.doubt) == (2, None)
 
 
 async def test_a_hole_whose_segment_the_store_has_becomes_no_gap(bench: Workbench) -> None:
@@ -441,3 +281,55 @@ async def test_a_hole_whose_segment_the_store_has_becomes_no_gap(bench: Workbenc
         assert "the metadata does not know" in str(bench.gap_task.doubt)
         bench.now_ms += GAP_ALARM_MS
     assert bench.state.gaps(PARTITION) == []
+
+
+async def test_a_local_log_start_that_moves_costs_few_listings(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await with_lost_segments(bench, 1, 2)
+    bench.log.append(*batches(100, 200))
+    listed, list_objects = [], bench.store.list_objects
+    monkeypatch.setattr(bench.store, "list_objects", lambda prefix: listed.append(prefix) or list_objects(prefix))
+    for local_log_start in range(90, 190):
+        bench.log.log_start_offset = local_log_start
+        await copy_start(bench)
+        assert bench.gap_task.doubt is not None
+        bench.now_ms += 30_000
+    assert len(listed) < 10
+
+
+@pytest.mark.parametrize(("is_cut", "gaps"), [(False, [LogGap(30, 60)]), (True, [])])
+async def test_an_attempt_of_another_history_leaves_the_earliest_offset_known(
+    bench: Workbench, is_cut: bool, gaps: list[LogGap]
+) -> None:
+    bench.log.leader_epoch = 4
+    bench.log.append(*batches(0, 300, 4))
+    await bench.check_facts()
+    await bench.record_log_start(0)
+    bench.log.log_start_offset = 60
+    await bench.copy_all()
+    built = build_segment(bench.folder / "attempt", batches(30, 60, leader_epoch=5), 30)
+    await bench.metadata.add_remote_log_segment_metadata(attempt := metadata_of(built, PARTITION))
+    await bench.store.copy_log_segment_data(attempt, built.log_segment_data(attempt))
+    if is_cut:
+        await bench.metadata.put_cut(PARTITION, 6, 20)
+    for _ in range(5):
+        await bench.copy_all()
+        bench.now_ms += 60_000
+    void = [(30, 59)] * is_cut
+    assert bench.finished[: len(void) + 1] == [*void, (60, 89)]
+    assert bench.state.gaps(PARTITION) == gaps
+    assert RemoteLog(bench.state, PARTITION).attempt_at_head(0, 60) is None
+
+
+async def test_a_gap_is_recorded_over_an_attempt_that_a_cut_voids(bench: Workbench) -> None:
+    await with_lost_segments(bench)
+    bench.log.append(*batches(100, 300))
+    built = build_segment(bench.folder / "attempt", batches(120, 150), 120)
+    await bench.metadata.add_remote_log_segment_metadata(metadata_of(built, PARTITION))
+    await bench.metadata.put_cut(PARTITION, 1, 110)
+    bench.log.log_start_offset = 180
+    for _ in range(3):
+        await bench.copy_all()
+        bench.now_ms += 60_000
+    assert bench.state.gaps(PARTITION) == [LogGap(90, 180)]

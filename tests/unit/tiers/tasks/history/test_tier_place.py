@@ -11,9 +11,8 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers import segment_metadata
-from tests.support.tiers.attempts import begun
-from tests.support.tiers.workbench import PARTITION, Workbench, copied, with_retention
-from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError, RetriableRemoteStorageError
+from tests.support.tiers.workbench import Workbench, copied, with_retention
+from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import HOME, LocatedRemoteStorageManager, StorageLocation
@@ -104,15 +103,6 @@ async def test_a_place_without_the_segments_that_were_copied_gets_no_marker(benc
     assert await bench.objects() == []
 
 
-async def test_an_unread_metadata_partition_may_know_copies(bench: Workbench) -> None:
-    await without_marker(bench)
-    bench.metadata.knows_all_partitions = False
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="whether any partition was copied"):
-        await require(bench)
-    bench.metadata.knows_all_partitions = True
-    await require(bench)
-
-
 async def test_no_copy_counts_after_the_file_system_was_unmounted(bench: Workbench) -> None:
     """The brokers keep all records until it is mounted again."""
     await copied(bench)
@@ -132,27 +122,6 @@ async def test_no_copy_counts_after_the_file_system_was_unmounted(bench: Workben
     await bench.check_facts()
     await bench.copy_all()
     assert len(bench.finished) > len(known)
-
-
-async def test_no_attempt_is_finished_in_the_folder_below_that_has_its_objects(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file system is unmounted between the two looks at the place of the store."""
-    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10)))
-    await begun(bench, 0, 30)
-    places = iter([None, RemoteStorageError("not mounted")])
-
-    async def require(services: object, segments: object) -> None:
-        if error := next(places, None):
-            raise error
-
-    monkeypatch.setattr(bench.services.place, "require", require)
-    bounds = await bench.log.bounds(PARTITION, 1000)
-    assert not await bench.attempts.run(bounds, 0)
-    assert bench.finished == []
-    bench.now_ms += 60_000
-    assert await bench.attempts.run(bounds, 0)
-    assert bench.finished == [(0, 29)]
 
 
 async def test_no_copy_counts_that_the_next_mount_hides(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
