@@ -1,12 +1,11 @@
 """`CopyAttempts` finishes the attempts of one partition that have not ended, or lets other copies replace them.
 
 See docs/design.md, "Attempts". An attempt is COPY_SEGMENT_STARTED without COPY_SEGMENT_FINISHED: of this owner, of an
-earlier one, or of a job. The owner reads both objects of each attempt back. There are three answers.
+earlier one, or of a job. The owner reads both objects of each attempt back. There are three answers:
 
-* *Whole*: the owner finishes the attempt, if it adds a record and its leader epochs agree with the other segments.
-* *Not known*: the store does not answer, or this process cannot read the objects. Nothing is deleted, no gap is
-  recorded over the attempt, and no second attempt of its records begins. The owner reads it back again.
-* *Not whole*: two reads, T_vis apart, find no object, a short one or a wrong checksum. If the spool has the segment, it
+* *whole*: the owner finishes the attempt, if it adds a record and its leader epochs agree with the other segments;
+* *not known*: the owner reads it back again, and neither deletes nor replaces it, nor records a gap over it;
+* *not whole*: two reads, T_vis apart, find no object, a short one or a wrong checksum. If the spool has the segment, it
   is stored again, with another uuid if its objects are damaged. Otherwise the records are read from the leader again.
 """
 

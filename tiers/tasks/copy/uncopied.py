@@ -108,9 +108,9 @@ def age_of_oldest(timestamp_ms: int | None, finished_ms: int | None, known_for_m
     if there is no copy."""
     if finished_ms is None:
         return known_for_ms
-    is_credible = timestamp_ms is not None and finished_ms <= timestamp_ms <= now_ms
-    began_ms = timestamp_ms if timestamp_ms is not None and is_credible else finished_ms
-    return max(known_for_ms, now_ms - began_ms)
+    if timestamp_ms is None or not finished_ms <= timestamp_ms <= now_ms:
+        timestamp_ms = finished_ms
+    return max(known_for_ms, now_ms - timestamp_ms)
 
 
 def timestamp_of(batch: RecordBatch) -> int | None:
@@ -196,10 +196,9 @@ class _Point(NamedTuple):
 class UncopiedBytes:
     """Estimates the size of the records that are not remote. The estimate decides when they fill a segment.
 
-    It is a curve: the bytes that the log has before an offset. Each survey adds the point of the high watermark. A
-    broker removes whole files, so its replica also has records below the log start. Its size is not that of the
-    uncopied records, but its growth is. So the curve grows with the replica, or with the offsets if that is more.
-    It begins with the bytes per offset of the newest segment. Each read and each copy measures a part of the curve.
+    It is a curve: the bytes that the log has before an offset. Each survey adds the point of the high watermark. The
+    curve begins with the bytes per offset of the newest segment. It grows with the leader's replica, which also has
+    records below the log start, or with the offsets if that is more. Each read and each copy measures a part of it.
 
     If the estimate is too high, a segment is smaller, or a read of less than half a segment corrects the estimate. One
     that is too low delays a copy, until the records' age or the broker's retention (`at_most`) begins it. No deletion
@@ -208,7 +207,7 @@ class UncopiedBytes:
     def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
         self._services = services
         self._partition = topic_id_partition
-        self._points: list[_Point] = []
+        self._points = [_Point(0, 0.0)]
         self._bytes_per_offset: float | None = None
         self._replica_bytes: int | None = None
         self._origin_bytes: float | None = None
@@ -224,7 +223,7 @@ class UncopiedBytes:
         first = RemoteLog(self._services.state, self._partition).first_uncopied(bounds)
         end = max(first, bounds.high_watermark)
         points, is_size_new = self._points, self._origin_bytes is None and replica_bytes is not None
-        is_continued = points and points[0].offset <= first and points[-1].offset <= end
+        is_continued = points[0].offset <= first and points[-1].offset <= end
         if is_size_new or not (is_continued and is_same_leader):
             self._begin(first, end)
             return
@@ -268,7 +267,7 @@ class UncopiedBytes:
     def measured(self, first: int, end: int, size_bytes: int) -> None:
         """Takes the size of the records from `first` (inclusive) to `end` (exclusive), which were read."""
         self._bytes_per_offset = density = size_bytes / (end - first)
-        if not self._points or not self._points[0].offset <= first < self._points[-1].offset:
+        if not self._points[0].offset <= first < self._points[-1].offset:
             return
         last, begin = self._points[-1], _Point(first, self._at(first))
         known_end = min(end, last.offset)
@@ -278,8 +277,6 @@ class UncopiedBytes:
 
     def between(self, first: int, end: int | None = None) -> int:
         """Returns the size of the records from `first` to `end` (exclusive); None: to the high watermark."""
-        if not self._points:
-            return 0
         return max(0, int(self._at(self._points[-1].offset if end is None else end) - self._at(first)))
 
     def _at(self, offset: int) -> float:
@@ -313,8 +310,6 @@ class UncopiedBytes:
     @property
     def size_bytes(self) -> int:
         """The size of all records that are not remote."""
-        if not self._points:
-            return 0
         return self.between(RemoteLog(self._services.state, self._partition).next_uncopied(self._points[0].offset))
 
     def at_least(self) -> int:

@@ -76,7 +76,11 @@ class LogGapTask:
         remote_end = remote.end()
         covered_to = 0 if remote_end is None else remote_end + 1
         await self._end_gaps(bounds, log_start)
-        await self._record_seen(bounds)
+        if not self._services.state.is_known(self._partition):
+            # Without a record, a proxy cannot know whether the metadata was lost, so clients wait.
+            self._check_ownership()
+            seen = LogStart(local_start, bounds.leader_epoch, LogStartReason.SEEN)
+            await self._services.metadata.put_log_start(self._partition, seen)
         if local_start > log_start:
             await self._check_head(log_start, bounds)
         found = await remote.holes(log_start, local_start)
@@ -87,16 +91,6 @@ class LogGapTask:
             if not await self._behind_hole(hole, bounds) and hole.first_offset >= covered_to:
                 return None
         return remote.next_uncopied(max(local_start, log_start))
-
-    async def _record_seen(self, bounds: LocalLogBounds) -> None:
-        """Records the first log start that an owner saw.
-
-        Without a record, a proxy cannot know whether the metadata of the partition was lost, so clients wait."""
-        metadata, partition = self._services.metadata, self._partition
-        if not metadata.state.is_known(partition):
-            self._check_ownership()
-            seen = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.SEEN)
-            await metadata.put_log_start(partition, seen)
 
     async def _check_head(self, log_start: int, bounds: LocalLogBounds) -> None:
         """Checks that the store has no segment between the log start and the first segment, or the local log.
@@ -158,7 +152,7 @@ class LogGapTask:
         earlier = next((gap for gap in metadata.state.gaps(partition) if gap.next_offset == hole.first_offset), None)
         gap = hole if earlier is None else LogGap(earlier.first_offset, hole.next_offset)
         if self._untold is None or self._untold[0] != gap.first_offset:
-            self._untold = gap.first_offset, self._recorded_at(gap.first_offset)
+            self._untold = gap.first_offset, earlier
         self._check_ownership()
         await metadata.put_log_gap(partition, gap, bounds.leader_epoch)
         services.checkpoint("gap-written")
@@ -184,16 +178,13 @@ class LogGapTask:
             self._seen.pop(hole.first_offset, None)
         return self.doubt is None
 
-    def _recorded_at(self, first_offset: int) -> LogGap | None:
-        gaps = self._services.state.gaps(self._partition)
-        return next((gap for gap in gaps if gap.first_offset == first_offset), None)
-
     def _tell_of_effect(self) -> None:
         """Tells of a gap if the task wrote it, and it is new or has grown since."""
         if self._untold is None:
             return
         first_offset, before = self._untold
-        gap = self._recorded_at(first_offset)
+        gaps = self._services.state.gaps(self._partition)
+        gap = next((gap for gap in gaps if gap.first_offset == first_offset), None)
         if gap is None:
             self._untold = first_offset, None  # an earlier record of the gap has ended
         if gap is None or gap == before:
@@ -209,11 +200,7 @@ class LogGapTask:
             logger.warning("a gap of the log has grown", extra=self._fields(gap))
 
     def _fields(self, gap: LogGap) -> dict[str, object]:
-        return {
-            "partition": str(self._partition),
-            "first_offset": gap.first_offset,
-            "next_offset": gap.next_offset,
-        }
+        return {"partition": str(self._partition), **gap._asdict()}
 
     async def _check_trim(self, trim: OffsetAndEpoch, known_to: int) -> None:
         """Compares a trim with the remote records, which end at `known_to`: all records that were trimmed are remote.

@@ -3,11 +3,10 @@
     <cluster id>/tier.json               {"version": 1, "clusterId": ..., "id": ...}
     <cluster id>/tier.<location>.json    the same, in a location beside home
 
-The settings of this process may name another bucket or folder than those of the other processes, or a file system may
-not be mounted at its folder. The copies would go where no other process reads them, and a deletion would delete
-nothing. So the metadata has the id of the marker object, and the store has the object. The id is announced in the
-metadata before the object is written, and confirmed after it was read back. From then on, a store without this object
-is another place. Reads never ask for it.
+The settings of a process may name another bucket or folder, or a file system may not be mounted. So the metadata has
+the id of the marker object, and the store has the object. The id is announced in the metadata before the object is
+written, and confirmed after it was read back. From then on, a store without this object is another place. Reads never
+ask for it.
 """
 
 from __future__ import annotations
