@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ class CopyAttempts:
         self._services = services
         self._partition = topic_id_partition
         self._remote = RemoteLog(services.state, topic_id_partition)
-        self._readings: dict[UUID, _Reading] = {}
+        self._readings: defaultdict[UUID, _Reading] = defaultdict(_Reading)
         self._reading = asyncio.Lock()
         """Held while an attempt is read back and finished, or given up."""
         self.in_progress: RemoteLogSegmentId | None = None
@@ -102,15 +103,15 @@ class CopyAttempts:
         Raises the errors of the metadata manager and of the brokers."""
         services = self._services
         known = list(self._remote.attempts())
-        ids = {each.segment_id.id for each in known}
-        self._readings = {uuid: reading for uuid, reading in self._readings.items() if uuid in ids}
+        for uuid in self._readings.keys() - {each.segment_id.id for each in known}:
+            del self._readings[uuid]
         failures, needs_survey = 0, False
         for attempt in known:
             remote_end = services.state.remote_end_offset(self._partition)
             next_offset = 0 if remote_end is None else remote_end + 1
             if attempt.start_offset > max(bounds.log_start_offset, log_start, next_offset):
                 break  # the records before it come first
-            reading = self._readings.setdefault(attempt.segment_id.id, _Reading())
+            reading = self._readings[attempt.segment_id.id]
             if reading.refused_end not in (None, attempt.valid_end_offset):
                 reading.refused_end, reading.due_ms = None, 0  # it was cut since
             if reading.due_ms > services.clock_ms() or self._adds_nothing(attempt, log_start):
@@ -129,8 +130,8 @@ class CopyAttempts:
     async def read_again(self, bounds: LocalLogBounds, first_offset: int, next_offset: int) -> None:
         """Reads the attempts with records of `[first_offset, next_offset)` before the owner records a gap there."""
         for attempt in self._remote.attempts(first_offset):
-            reading = self._readings.get(attempt.segment_id.id)
-            if reading is not None and reading.is_not_whole and attempt.start_offset < next_offset:
+            reading = self._readings[attempt.segment_id.id]
+            if reading.is_not_whole and attempt.start_offset < next_offset:
                 await self._read(attempt, reading, bounds)
 
     async def copy(self, kept: KeptSegment, progress: Progress) -> None:
@@ -142,7 +143,7 @@ class CopyAttempts:
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 await announce(self._services, kept.metadata)
-                reading = self._readings[self.in_progress.id] = _Reading()
+                reading = self._readings[self.in_progress.id]
                 segment = await store(self._services, kept, progress)
                 reading.is_stored = True
                 found = await self._read_back(segment, progress)
@@ -227,7 +228,7 @@ class CopyAttempts:
         """Returns the attempts whose objects are not needed any more. They are not finished from then on."""
         given_up: list[RemoteLogSegmentMetadata] = []
         for attempt in self._remote.attempts():
-            reading = self._readings.setdefault(attempt.segment_id.id, _Reading())
+            reading = self._readings[attempt.segment_id.id]
             reading.is_given_up = False
             if attempt.segment_id == self.in_progress or not self._is_needless(attempt, bounds, log_start):
                 continue
@@ -247,8 +248,8 @@ class CopyAttempts:
         if self._adds_nothing(attempt, log_start):
             return True
         missing = self._remote.unread_from(attempt, log_start)
-        reading = self._readings.get(attempt.segment_id.id)
-        if reading is None or not reading.is_not_whole:
+        reading = self._readings[attempt.segment_id.id]
+        if not reading.is_not_whole:
             return False
         age_ms = self._services.wall_clock_ms() - attempt.event_timestamp_ms
         if reading.is_renewed or missing is None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import shutil
 import threading
@@ -12,21 +13,29 @@ from typing import Any
 
 import pytest
 
+from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.attempts import batches
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
+from tiers.config.tier_config import ConfigError
 from tiers.errors import (
     BrokerError,
     CorruptSegmentError,
+    CustomMetadataTooLargeError,
     RetriableRemoteStorageError,
 )
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.quota import QuotaWindow, RateQuota
 from tiers.segment.segment_builder import SegmentBuilder
+from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.copy import segment_copy
+from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.spool import Spool, SpoolError
 
+RING = KeyRing({"k1": b"1" * 32}, current="k1")
+UPSTREAM = '[upstream]\nbootstrap.servers = "a:9092"\n'
 COPY_STEPS = [
     "segment-built",
     "segment-kept",
@@ -83,8 +92,11 @@ async def test_records_that_the_broker_removes_meanwhile_are_copied(
     assert bench.spooled() == []
 
 
+@pytest.mark.parametrize("key_ring", [KeyRing(), RING], ids=["plain", "encrypted"])
 @pytest.mark.parametrize("step", COPY_STEPS)
-async def test_a_process_that_ends_after_any_step_loses_nothing(bench: Workbench, step: str) -> None:
+async def test_a_process_that_ends_after_any_step_loses_nothing(bench: Workbench, step: str, key_ring: KeyRing) -> None:
+    bench.services = replace(bench.services, key_ring=key_ring)
+    bench.restart()
     bench.log.append(*batches(0, 100))
     bench.end_after = step
     with pytest.raises(ProcessEnded):
@@ -92,11 +104,19 @@ async def test_a_process_that_ends_after_any_step_loses_nothing(bench: Workbench
     begun = {one.segment_id for one in bench.segments}
     bench.end_after = ""
     bench.restart()
+    if step not in (COPY_STEPS[0], COPY_STEPS[-1]):
+        assert sorted(path.suffix for path in bench.spooled()) == [".indexes", ".log"]
+    is_plain, first = key_ring.current is None, bench.log.bytes_of(0, 9)[61:]
+    assert any(first in path.read_bytes() for path in bench.spooled()) <= is_plain
     await bench.copy_all()
     assert bench.finished == [(0, 29), (30, 59), (60, 89)]
-    assert await bench.remote_bytes() == bench.log.bytes_of(0, 89)
+    assert ((stored := await bench.remote_bytes()) == bench.log.bytes_of(0, 89), first in stored) == (
+        is_plain,
+        is_plain,
+    )
     assert begun <= {one.segment_id for one in bench.segments}
     assert len(await bench.objects()) == 2 * len(bench.segments) == 6
+    assert bench.spooled() == []
 
 
 async def test_a_store_that_damages_each_copy_gets_the_next_one_later_and_later(
@@ -203,3 +223,116 @@ async def test_a_kept_segment_counts_once_as_copy_lag(bench: Workbench, monkeypa
     bench.copy_task.observe(POLICY, await bench.survey())
     lag = bench.metric("remote_copy_lag_bytes", topic="orders", partition="0")
     assert lag == len(bench.log.bytes_of(0, 39))
+
+
+def let_the_store_return(custom_metadata: bytes, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = bench.store.copy_log_segment_data
+
+    async def copy_and_return(*args: object) -> bytes:
+        await copy(*args)  # type: ignore[arg-type]  # handed through
+        return custom_metadata
+
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", copy_and_return)
+
+
+async def test_custom_metadata_above_the_limit_ends_the_copy(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.log.append(*batches(0, 40))
+    with monkeypatch.context() as patched:
+        let_the_store_return(b"x" * 129, bench, patched)
+        with pytest.raises(CustomMetadataTooLargeError):
+            await bench.copy()
+    assert bench.segments == []
+    assert await bench.objects() == []
+    remote_log = bench.services.settings.remote_log.model_copy(update={"custom_metadata_max_bytes": 129})
+    bench.services = replace(bench.services, settings=replace(bench.services.settings, remote_log=remote_log))
+    bench.restart()
+    with monkeypatch.context() as patched:
+        let_the_store_return(b"x" * 129, bench, patched)
+        await bench.copy()
+    assert bench.finished == [(0, 29)]
+    assert bench.segments[0].custom_metadata == b"x" * 129
+
+
+async def test_too_long_custom_metadata_goes_to_the_store_alone_for_deletion(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may need it to find the objects (KIP-917)."""
+    told = []
+
+    async def deaf(segment: RemoteLogSegmentMetadata) -> bool:
+        told.append(segment.custom_metadata)
+        raise RetriableRemoteStorageError("slow down")
+
+    bench.log.append(*batches(0, 40))
+    let_the_store_return(b"x" * 129, bench, monkeypatch)
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", deaf)
+    with pytest.raises(CustomMetadataTooLargeError):
+        await bench.copy()
+    assert told == [b"x" * 129]
+    assert [(one.state.name, one.custom_metadata) for one in bench.segments] == [("DELETE_SEGMENT_STARTED", None)]
+
+
+@pytest.mark.parametrize(("value", "is_valid"), [(-1, False), (0, True), (2**31 - 1, True), (2**31, False)])
+def test_the_limit_has_the_range_of_kafkas_key(value: int, is_valid: bool) -> None:
+    text = f"remote.log.metadata.custom.metadata.max.bytes = {value}\n{UPSTREAM}"
+    with contextlib.nullcontext() if is_valid else pytest.raises(ConfigError, match=r"custom\.metadata\.max\.bytes"):
+        assert parse_config(text).remote_log.custom_metadata_max_bytes == value
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "weight", "is_valid"), [(13, 1, True), (12, 1, False), (12, 0, True), (0, 1, False)]
+)
+def test_a_location_whose_name_does_not_fit_is_refused(limit_bytes: int, weight: int, is_valid: bool) -> None:
+    text = f"""
+        remote.log.metadata.custom.metadata.max.bytes = {limit_bytes}
+        {UPSTREAM}
+        [storage]
+        implementation = "local"
+        path = "/tier"
+        [[storage.locations]]
+        name = "archive"
+        path = "/archive"
+        weight = {weight}
+    """
+    message = (
+        r"custom\.metadata\.max\.bytes is \d+, but the location 'archive' takes 13 bytes .*: set it to at least 13"
+    )
+    with contextlib.nullcontext() if is_valid else pytest.raises(ConfigError, match=message):
+        assert parse_config(text).storage is not None
+
+
+@pytest.fixture
+def quota(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> RateQuota:
+    """1000 bytes in any second. Who sleeps lets the time pass."""
+
+    async def sleep(seconds: float) -> None:
+        bench.now_ms += int(1000 * seconds)
+
+    monkeypatch.setattr("tiers.tasks.copy.copy_task.asyncio.sleep", sleep)
+    quota = RateQuota(1000, QuotaWindow(1, 1000), lambda: bench.now_ms)
+    bench.services = replace(bench.services, copy_quota=quota)
+    bench.restart()
+    bench.log.append(*batches(0, 100))
+    return quota
+
+
+async def test_a_copy_that_has_begun_waits_for_the_quota(bench: Workbench, quota: RateQuota) -> None:
+    began_ms, size_bytes = bench.now_ms, len(bench.log.bytes_of(0, 89))
+    while bench.finished != [(0, 29), (30, 59), (60, 89)]:
+        bench.now_ms += bench.copy_task.throttled_ms
+        await bench.copy()
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 89)
+    # A sample counts until the window has passed behind it.
+    assert size_bytes // 2 < bench.now_ms - began_ms < 3 * size_bytes
+    assert bench.metric("remote_copy_throttle_time_seconds_count") >= 2
+
+
+async def test_no_copy_begins_while_the_quota_is_used_up(bench: Workbench, quota: RateQuota) -> None:
+    assert quota.reserve(1000) is not None
+    other = RLMCopyTask(bench.services, PARTITION, bench.attempts, bench.facts_task)
+    bounds = await bench.survey()
+    other.uncopied.survey(await bench.log.size_bytes(PARTITION, 1000), bounds)
+    for task in (bench.copy_task, other):
+        assert not await task.run(POLICY, bounds, 0)
+        assert task.throttled_ms == 2000
+    assert (bench.finished, bench.spooled()) == ([], [])

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tests.support.fakes.in_memory_log import Aborted
-from tests.support.fakes.record_batches import batch_of, build_batch, control_batch, record
+from tests.support.fakes.record_batches import build_batch, control_batch, record
 from tests.support.tiers.attempts import batches
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import decode_indexes_object
-from tiers.segment.indexes.segment_index import AbortedTransactionRange
 from tiers.segment.producer_state import decode_producer_snapshot
 from tiers.segment.transactions import AbortedTxn, decode_transaction_index
 from tiers.tasks.copy.segment_copy import continuation_at
@@ -98,27 +97,3 @@ async def test_kafkas_transaction_index_knows_open_transactions_after_a_restart(
     indexes = decode_indexes_object(await bench.store.fetch_indexes(bench.segments[1])).indexes
     assert decode_transaction_index(indexes.transaction_index) == [AbortedTxn(9, 1, 3, 0)]
     assert indexes.history_from == 0
-
-
-async def test_an_aborted_transaction_without_its_first_records_stays(bench: Workbench) -> None:
-    """The topic was compacted once: the cleaner removed the aborted record 5, and had not reached record 20 yet.
-
-    The leader names the transaction by the offset of the record that is gone, as Kafka's transaction index does."""
-
-    def aborted_record(offset: int) -> bytes:
-        return build_batch(offset, [record(offset)], producer_id=7, producer_epoch=0, transactional=True)
-
-    log, policy = bench.log, replace(POLICY, segment_ms=0)
-    log.append(batch_of(0, 5), batch_of(6, 4), batch_of(10, 10), aborted_record(20), batch_of(21, 9))
-    log.append(control_batch(30, commit=False, producer_id=7))
-    log.aborted = [Aborted(7, 5, 30)]
-    for last_stable_offset in (10, 21, 30, 31):
-        log.last_stable_offset = last_stable_offset
-        await bench.copy(policy)
-        bench.restart()
-    listed = []
-    for segment in bench.segments:
-        indexes = decode_indexes_object(await bench.store.fetch_indexes(segment)).indexes
-        listed += [(segment.start_offset, one) for one in indexes.aborted_transactions]
-    begun, ended = AbortedTransactionRange(7, 5, 2**63 - 1), AbortedTransactionRange(7, 5, 30)
-    assert listed == [(0, begun), (10, begun), (21, begun), (30, ended)]

@@ -1,4 +1,4 @@
-"""How many bytes an owner takes for not remote, from the size of the leader's replica."""
+"""The records that are not remote: how many bytes an owner takes them for, and when it copies them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench, workbench
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.log_source import LocalLogBounds
+from tiers.tasks.copy.uncopied import DUE_SHARE, Uncopied, age_of_oldest, copy_due
+from tiers.tasks.hold import HoldReason
+
+NOW_MS = 1_700_000_000_000
 
 
 def produce(bench: Workbench, count: int, value_bytes: int = 15) -> None:
@@ -121,3 +125,108 @@ async def test_segments_in_the_spool_are_not_due_again(bench: Workbench) -> None
         pass
     assert bench.finished == [(0, 29), (30, 59)]
     assert bench.copy_task.uncopied.between(60) == len(bench.log.bytes_of(60, 79))
+
+
+amounts = st.integers(0, 1 << 40)
+shares = st.floats(0, 2)
+
+
+@given(offsets=amounts, size_bytes=amounts, age_ms=amounts, share=shares)
+def test_one_reason_is_enough_and_none_is_too_few(offsets: int, size_bytes: int, age_ms: int, share: float) -> None:
+    hold = copy_due(POLICY, Uncopied(offsets, size_bytes, age_ms, share), NOW_MS)
+    reasons = size_bytes >= POLICY.segment_bytes, age_ms >= POLICY.segment_ms, share >= DUE_SHARE
+    assert (hold is None) == (offsets > 0 and any(reasons))
+    if hold is not None and offsets:
+        assert (hold.reason, hold.at_ms) == (HoldReason.NOT_DUE, NOW_MS + POLICY.segment_ms - age_ms)
+
+
+@pytest.mark.parametrize(
+    ("lag_ms", "lag_bytes", "age_ms", "size_bytes", "share", "is_due"),
+    [
+        (0, -1, 0, 1_000, 0.0, True),  # the defaults
+        (0, 5_000, 0, 1_000, 0.0, True),
+        (9_000, 0, 0, 1_000, 0.0, True),
+        (9_000, -1, 8_999, 1 << 40, 0.0, False),
+        (9_000, -1, 9_000, 1_000, 0.0, True),
+        (9_000, -1, 9_000, 999, 0.0, False),
+        (90_000, -1, 89_999, 999, 0.0, False),
+        (90_000, -1, 90_000, 999, 0.0, True),
+        (9_000, 5_000, 0, 5_999, 0.0, False),
+        (9_000, 5_000, 0, 6_000, 0.0, True),
+        (-1, 5_000, 1 << 40, 5_999, 0.0, False),
+        (-1, -1, 1 << 40, 1 << 40, DUE_SHARE - 0.01, False),
+        (-1, -1, 0, 1, DUE_SHARE, True),
+    ],
+)
+def test_one_lag_that_is_over_ends_the_delay(
+    lag_ms: int, lag_bytes: int, age_ms: int, size_bytes: int, share: float, is_due: bool
+) -> None:
+    """A segment has 1,000 bytes, or is a minute old."""
+    policy = replace(POLICY, copy_lag_ms=lag_ms, copy_lag_bytes=lag_bytes)
+    assert (copy_due(policy, Uncopied(1, size_bytes, age_ms, share), NOW_MS) is None) == is_due
+
+
+@given(
+    timestamp_ms=st.none() | st.integers(0, 2 * NOW_MS),
+    finished_ms=st.none() | st.integers(0, NOW_MS),
+    known_ms=amounts,
+)
+def test_a_timestamp_makes_no_record_older_than_the_last_copy(
+    timestamp_ms: int | None, finished_ms: int | None, known_ms: int
+) -> None:
+    age_ms = age_of_oldest(timestamp_ms, finished_ms, known_ms, NOW_MS)
+    assert age_ms >= known_ms
+    if finished_ms is None:
+        assert age_ms == known_ms
+    else:
+        assert age_ms <= max(known_ms, NOW_MS - finished_ms)
+        is_credible = timestamp_ms is not None and finished_ms <= timestamp_ms <= NOW_MS
+        assert age_ms == max(known_ms, NOW_MS - (timestamp_ms or 0 if is_credible else finished_ms))
+
+
+def pass_ms(bench: Workbench, passed_ms: int) -> None:
+    bench.now_ms += passed_ms
+    bench.wall_ms += passed_ms
+
+
+async def test_a_restart_does_not_reset_the_age(bench: Workbench) -> None:
+    """The owner restarts more often than every `segment.ms`."""
+    produce(bench, 4)
+    await bench.copy()
+    for _ in range(3):
+        assert bench.finished == [(0, 29)]
+        pass_ms(bench, POLICY.segment_ms // 3)
+        bench.restart()
+        await bench.copy()
+    assert bench.finished == [(0, 29), (30, 39)]
+
+
+async def test_the_broker_retention_makes_any_size_due(bench: Workbench) -> None:
+    produce(bench, 1)
+    bounds = await bench.survey()
+    await bench.copy_task.run(POLICY, bounds, 0, retention_share=DUE_SHARE - 0.01)
+    assert bench.finished == []
+    await bench.copy_task.run(POLICY, bounds, 0, retention_share=DUE_SHARE)
+    assert [each.metadata.end_offset for each in bench.services.spool.kept()] == [9]
+    await bench.attempts.run(bounds, 0)
+    assert bench.finished == [(0, 9)]
+
+
+async def test_a_batch_larger_than_a_segment_is_a_segment(bench: Workbench) -> None:
+    produce(bench, 1, value_bytes=200)
+    produce(bench, 1)
+    await bench.copy()
+    assert bench.finished == [(0, 9)]
+
+
+async def test_what_lies_below_an_open_transaction_waits_for_its_age(bench: Workbench) -> None:
+    produce(bench, 8)
+    bench.log.last_stable_offset = 40
+    for _ in range(3):
+        await bench.copy()
+    assert bench.finished == [(0, 29)]
+    assert bench.log.reads == [0, 10, 20, 30, 30], "the last one: the age of the first batch"
+    pass_ms(bench, POLICY.segment_ms)
+    await bench.copy()
+    assert bench.finished == [(0, 29), (30, 39)]
+    assert bench.spooled() == []

@@ -62,30 +62,6 @@ async def test_the_end_that_another_leader_replaced_is_cut_off_and_copied_again(
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
 
 
-async def test_a_leader_that_was_replaced_meanwhile_cuts_nothing_off(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An out-of-date replica answers, and then the leader that has all copied records is back."""
-    await copied(bench, 10)
-    records, ask = bench.log.records, bench.log.end_offset_for_epoch
-    bench.log.elect_unclean(50)
-    bounds, asked = await bench.log.bounds(PARTITION, 1000), 0
-
-    async def answer_and_go(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
-        nonlocal asked
-        answer = await ask(partition, leader_epoch, timeout_ms)
-        asked += 1
-        if asked == 3:  # the history, and the search for the common end
-            bench.log.records, bench.log.leader_epoch = records, 2
-        return answer
-
-    monkeypatch.setattr(bench.log, "end_offset_for_epoch", answer_and_go)
-    with pytest.raises(BrokerError, match="was replaced"):
-        await bench.cut_task.run(bounds)
-    assert answering(bench)[-1][1] == 99
-    assert not await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
-
-
 @pytest.mark.parametrize("is_written", [True, False])
 async def test_a_cut_whose_write_failed_is_told_once(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_written: bool

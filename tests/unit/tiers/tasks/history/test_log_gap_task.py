@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.attempts import batches
-from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import (
     OwnershipLostError,
     RemoteLogMetadataNotReadyError,
@@ -102,33 +102,6 @@ async def test_a_gap_is_recorded_and_copying_goes_on_behind_it(bench: Workbench)
     assert alarms(bench) == 1
 
 
-async def test_retention_passes_the_gap_and_the_gap_ends(bench: Workbench) -> None:
-    await with_removed_records(bench)
-    await until_recorded(bench)
-    await bench.copy_all()
-    sizes = [each.segment_size_bytes for each in bench.segments]
-    await bench.expire(with_retention(retention_bytes=sum(sizes[3:])))
-    assert bench.state.log_start_offset(PARTITION) == 90
-    await copy_start(bench)
-    assert bench.state.gaps(PARTITION) == [LogGap(90, 120)]
-    await bench.expire(with_retention(retention_bytes=sizes[4]))
-    assert bench.state.log_start_offset(PARTITION) == 150
-    await copy_start(bench)
-    assert bench.state.gaps(PARTITION) == []
-    assert alarms(bench) == 1
-
-
-async def test_a_deletion_that_is_recorded_late_is_no_gap(bench: Workbench) -> None:
-    await with_removed_records(bench)
-    for _ in range(2):
-        assert await copy_start(bench) is None
-        bench.now_ms += GAP_ALARM_MS // 2
-    await bench.record_log_start(120)
-    assert await copy_start(bench) == 120
-    assert bench.state.gaps(PARTITION) == []
-    assert alarms(bench) == 0
-
-
 async def test_records_removed_before_the_first_copy_are_no_gap(bench: Workbench) -> None:
     """Without a record of what the owner saw, proxies cannot know whether metadata was lost, and clients wait."""
     bench.log.append(*batches(0, 90))
@@ -193,16 +166,6 @@ async def test_the_trim_of_another_history_says_nothing(bench: Workbench) -> Non
     bench.log.append(*batches(0, 90, leader_epoch=2))
     bench.log.log_start_offset = 30
     assert await copy_start(bench) == 30
-
-
-async def test_a_trim_of_what_a_user_deleted_since_is_no_lost_metadata(bench: Workbench) -> None:
-    """The user deleted in a history that an unclean election cut off: the leader denies the log start."""
-    await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(60, 0))
-    await bench.record_log_start(150)
-    bench.log.append(*batches(0, 90))
-    bench.log.elect_unclean(80)
-    bench.log.log_start_offset = 60
-    assert await copy_start(bench) == 60
 
 
 async def test_only_the_owner_records_a_gap(bench: Workbench) -> None:

@@ -17,7 +17,7 @@ from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
-from tiers.model.log_start import UNKNOWN_EPOCH, OffsetAndEpoch
+from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.tasks.history.align import find_parting, open_cut
 from tiers.tasks.partition_tasks import PartitionTasks
 
@@ -151,17 +151,6 @@ async def test_a_log_start_that_is_recorded_late_hides_nothing(partition: Partit
     assert (partition.log.trims, partition.readable) == ([], (0, [(0, 149)]))
 
 
-async def test_a_late_log_start_deletes_nothing_of_a_log_that_is_not_copied(partition: Partition) -> None:
-    partition.elect(50)
-    surveyed = await partition.tasks.survey()
-    assert surveyed is not None
-    await partition.metadata.put_log_start(PARTITION, DELETED)
-    await partition.tasks.expire(surveyed)
-    assert partition.log.trims == []
-    await partition.rounds()
-    assert (partition.log.trims, partition.readable) == ([], (0, [(0, 149)]))
-
-
 async def test_restored_controllers_end_no_log_start_while_the_partition_stops(partition: Partition) -> None:
     """The broker was emptied, and its log has grown beyond the tier. Only an operator voids copies of later epochs."""
     log, deleted = partition.log, user_log_start(90, leader_epoch=5, last_epoch=5)
@@ -172,26 +161,6 @@ async def test_restored_controllers_end_no_log_start_while_the_partition_stops(p
     log.records, log.leader_epoch = b"".join(batches(0, 150, 1)), 1
     await partition.stops()
     assert partition.metadata.state.recorded_log_starts(PARTITION)[-1] == deleted
-
-
-async def test_after_restored_controllers_a_later_trim_counts(bench: Workbench) -> None:
-    """They count leader epochs anew, so the CUT has a later epoch than the trims that follow it."""
-    partition, log = Partition(bench), bench.log
-    log.leader_epoch = 5
-    log.append(*batches(0, 100, 5))
-    await partition.rounds()
-    await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(60, 5))
-    log.records, log.leader_epoch = b"", 0
-    await partition.cut(0)
-    assert partition.cuts == [(6, 0, True)]
-    assert RemoteLog(bench.state, PARTITION).last_trim() is None
-    log.leader_epoch = 1
-    log.append(*batches(0, 150, 1))
-    partition.new_owner(local_retention_bytes=300)
-    await partition.rounds()
-    [trimmed_to] = log.trims
-    assert RemoteLog(bench.state, PARTITION).last_trim() == (trimmed_to, 1)
-    assert partition.readable == (0, [(0, 149)])
 
 
 async def test_an_emptied_broker_stops_until_an_operator_cuts(partition: Partition) -> None:
