@@ -80,7 +80,7 @@ class PartitionTasks:
         self.facts = FactsTask(services, topic_id_partition)
         self.attempts = CopyAttempts(services, topic_id_partition)
         self.copy = RLMCopyTask(services, topic_id_partition, self.attempts, self.facts)
-        self.watch = PartitionWatch(services, topic_id_partition, self.copy.heads)
+        self.watch = PartitionWatch(services, topic_id_partition, self.copy.uncopied)
         self.is_copy_stopped = False
         self.running: dict[str, asyncio.Task[None]] = {}
         """What runs now, by the name of the stage. The round itself has the name of the survey."""

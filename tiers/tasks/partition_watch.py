@@ -14,7 +14,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.bounds import violated_bounds
 from tiers.tasks.copy.copy_task import RLMCopyTask
-from tiers.tasks.copy.uncopied import UncopiedHeads, has_lag
+from tiers.tasks.copy.uncopied import UncopiedRecords, has_lag
 from tiers.tasks.retention.uncopied_watch import UncopiedWatch
 from tiers.tasks.task_services import TaskServices
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class PartitionWatch:
-    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, heads: UncopiedHeads) -> None:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, heads: UncopiedRecords) -> None:
         self._services = services
         self._partition = topic_id_partition
         self.uncopied = UncopiedWatch(services, topic_id_partition, heads)

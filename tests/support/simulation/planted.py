@@ -34,7 +34,7 @@ from tiers.reader.collected_batches import CollectedBatches
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.tasks.copy import copy_attempts
-from tiers.tasks.copy.uncopied import UncopiedBytes
+from tiers.tasks.copy.uncopied import UncopiedRecords
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.missing_topics import MissingTopics
 from tiers.tasks.history import align, stored_facts, tier_place
@@ -214,7 +214,7 @@ def _expires_one_more(stack: ExitStack) -> None:
 
 def _counts_local_twice(stack: ExitStack) -> None:
     """Size retention adds the bytes of the local log to a size that has them (KAFKA-20732)."""
-    _replace(stack, UncopiedBytes, "at_least", lambda self: self._replica_bytes or 0)
+    _replace(stack, UncopiedRecords, "at_least", lambda self: self._replica_bytes or 0)
 
 
 def _missing_means_deleted(stack: ExitStack) -> None:

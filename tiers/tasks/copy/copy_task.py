@@ -38,8 +38,7 @@ from tiers.tasks.copy.spool import KeptSegment, SpoolError
 from tiers.tasks.copy.uncopied import (
     DUE_SHARE,
     Uncopied,
-    UncopiedBytes,
-    UncopiedHeads,
+    UncopiedRecords,
     age_of_oldest,
     copy_due,
     has_lag,
@@ -62,8 +61,7 @@ class RLMCopyTask:
         self._partition = topic_id_partition
         self._attempts = attempts
         self._facts = facts
-        self.heads = UncopiedHeads(services, topic_id_partition)
-        self.uncopied = UncopiedBytes(services, topic_id_partition)
+        self.uncopied = UncopiedRecords(services, topic_id_partition)
         self._continuation: SegmentContinuation | None = None
         """What the next segment takes over, if it begins where the last one ends."""
         self._behind_since_ms: int | None = None
@@ -120,10 +118,10 @@ class RLMCopyTask:
         uncopied = Uncopied(offsets, size_bytes, retention_share=retention_share)
         if offsets == 0 or (is_full(policy, uncopied) and not has_lag(policy)):
             return uncopied
-        timestamp_ms, now_ms = await self.heads.look(start), services.wall_clock_ms()
+        timestamp_ms, now_ms = await self.uncopied.look(start), services.wall_clock_ms()
         newest = newest_segment(services.state, self._partition)
         finished_ms = None if newest is None else newest.event_timestamp_ms
-        age_ms = age_of_oldest(timestamp_ms, finished_ms, self.heads.known_for_ms(start), now_ms)
+        age_ms = age_of_oldest(timestamp_ms, finished_ms, self.uncopied.known_for_ms(start), now_ms)
         return replace(uncopied, age_ms=age_ms, timestamp_age_ms=0 if timestamp_ms is None else now_ms - timestamp_ms)
 
     async def _make(
@@ -134,14 +132,11 @@ class RLMCopyTask:
         If a segment that is due by its size alone has less than half of it, what was read corrects the estimate.
         Raises the errors of the source and of the spool."""
         services, is_urgent = self._services, uncopied.retention_share >= DUE_SHARE
-        portion = await self._portion(is_begun=False, is_urgent=is_urgent)
-        if portion is None:
-            return None
         try:
-            read = await self._read(start, portion)
+            read = await self._read(start, is_begun=False, is_urgent=is_urgent)
         except OffsetGapError:
             return None  # the next round finds where copying continues
-        if read.leader_epoch != bounds.leader_epoch or not read.records:
+        if read is None or read.leader_epoch != bounds.leader_epoch or not read.records:
             return None  # the next round compares the tier with the new leader's log
         copy_epoch = epoch_of_copy(bounds.leader_epoch, services.state.cuts(self._partition))
         async with self._builder(start) as builder:
@@ -211,22 +206,25 @@ class RLMCopyTask:
             if is_last_copy or is_full or not read.records:
                 return read
             try:
-                portion = await self._portion(is_begun=True, is_urgent=is_urgent)
-                assert portion is not None
-                read = await self._read(builder.next_offset, portion)
+                following = await self._read(builder.next_offset, is_begun=True, is_urgent=is_urgent)
             except (BrokerError, OffsetGapError):
                 return read  # the broker may remove the records that were read, so they are copied
+            assert following is not None
+            read = following
 
-    async def _read(self, offset: int, portion: Reservation) -> LogRead:
-        """Reads the next batches. If one of them is damaged, reads fewer.
+    async def _read(self, offset: int, *, is_begun: bool, is_urgent: bool) -> LogRead | None:
+        """Reads the next batches. If one of them is damaged, reads fewer. None: the quota is used up.
 
         An operator who removes the damaged batch removes all records before it as well, so they must be copied first.
         """
         services, max_bytes = self._services, self._services.settings.fetch_bytes
-        timeout_ms = services.settings.request_timeout_ms
+        portion = await self._portion(is_begun=is_begun, is_urgent=is_urgent)
+        if portion is None:
+            return None
         with portion:
             while True:
                 try:
+                    timeout_ms = services.settings.request_timeout_ms
                     read = await services.source.read(self._partition, offset, max_bytes, timeout_ms)
                 except BrokerError as error:
                     if error.code != ErrorCode.CORRUPT_MESSAGE or max_bytes == 1:
@@ -288,11 +286,10 @@ class RLMCopyTask:
         """Measures the lag, whether or not anything is copied."""
         services, lso = self._services, bounds.last_stable_offset
         self._first = start = RemoteLog(services.state, self._partition).first_uncopied(bounds)
-        self.heads.keep_from(start, bounds.leader_epoch)
         if start >= lso:
             self._behind_since_ms = None
         elif self._behind_since_ms is None:
-            self._behind_since_ms = services.clock_ms() - self.heads.known_for_ms(start)
+            self._behind_since_ms = services.clock_ms() - self.uncopied.known_for_ms(start)
         labels = self._partition.topic, str(self._partition.partition)
         size_bytes = self.uncopied.size_bytes
         services.metrics.copy_lag_bytes.labels(*labels).set(size_bytes)
@@ -303,7 +300,7 @@ class RLMCopyTask:
         """Shows how long records have not been remote. The caller calls it also while nothing is read."""
         labels = self._partition.topic, str(self._partition.partition)
         metrics, oldest_ms = self._services.metrics, self.behind_ms
-        timestamp_ms = self.heads.timestamp_ms(self._first) if oldest_ms else None
+        timestamp_ms = self.uncopied.timestamp_ms(self._first) if oldest_ms else None
         if timestamp_ms is not None:
             oldest_ms = max(oldest_ms, self._services.wall_clock_ms() - timestamp_ms)
         metrics.copy_lag_seconds.labels(*labels).set(self.behind_ms / 1000)

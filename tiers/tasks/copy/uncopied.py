@@ -118,51 +118,6 @@ def timestamp_of(batch: RecordBatch) -> int | None:
     return timestamp_ms if timestamp_ms >= 0 else None
 
 
-class UncopiedHeads:
-    """The offsets from which records are not remote. The batch at each of them is read once, for its timestamp."""
-
-    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
-        self._services = services
-        self._partition = topic_id_partition
-        self._since_ms: dict[int, int] = {}
-        self._timestamps_ms: dict[int, int | None] = {}
-        self._leader_epoch = -1
-
-    def keep_from(self, offset: int, leader_epoch: int) -> None:
-        """Drops the offsets below `offset`, and the timestamps of another leader epoch.
-
-        Other records may have the offsets then."""
-        if self._leader_epoch not in (leader_epoch, -1):
-            self._timestamps_ms.clear()
-        self._leader_epoch = leader_epoch
-        for known in (self._since_ms, self._timestamps_ms):
-            for at in [at for at in known if at < offset]:
-                del known[at]
-
-    def known_for_ms(self, offset: int) -> int:
-        """Returns how long this owner has known a record at `offset`, which is not remote."""
-        now_ms = self._services.clock_ms()
-        return now_ms - self._since_ms.setdefault(offset, now_ms)
-
-    def timestamp_ms(self, offset: int) -> int | None:
-        """Returns the timestamp of the batch at `offset`. None: it has none, or was not read."""
-        return self._timestamps_ms.get(offset)
-
-    async def look(self, offset: int) -> int | None:
-        """Reads the batch at `offset`, unless it was read. Returns its timestamp, None while it cannot be read."""
-        services, partition = self._services, self._partition
-        if offset not in self._timestamps_ms:
-            try:
-                read = await services.source.read(partition, offset, 1, services.settings.request_timeout_ms)
-                batch = next(iterate_batches(read.records), None)
-                if batch is not None:
-                    self._timestamps_ms[offset] = timestamp_of(batch)
-            except RemoteLogError as error:
-                fields = {"partition": str(partition), "error": str(error)}
-                logger.debug("the first record that is not copied cannot be read", extra=fields)
-        return self._timestamps_ms.get(offset)
-
-
 def newest_segment(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> RemoteLogSegmentMetadata | None:
     remote_end = metadata.remote_end_offset(partition)
     return None if remote_end is None else metadata.remote_log_segment_metadata(partition, remote_end)
@@ -193,12 +148,13 @@ class _Point(NamedTuple):
     size_bytes: float
 
 
-class UncopiedBytes:
-    """Estimates the size of the records that are not remote. The estimate decides when they fill a segment.
+class UncopiedRecords:
+    """What the owner of a partition knows of the records that are not remote: the ages of the first ones, and the size.
 
-    It is a curve: the bytes that the log has before an offset. Each survey adds the point of the high watermark. The
-    curve begins with the bytes per offset of the newest segment. It grows with the leader's replica, which also has
-    records below the log start, or with the offsets if that is more. Each read and each copy measures a part of it.
+    The size is an estimate, which decides when the records fill a segment. It is a curve: the bytes that the log has
+    before an offset. Each survey adds the point of the high watermark. The curve begins with the bytes per offset of
+    the newest segment. It grows with the leader's replica, which also has records below the log start, or with the
+    offsets if that is more. Each read and each copy measures a part of it.
 
     If the estimate is too high, a segment is smaller, or a read of less than half a segment corrects the estimate. One
     that is too low delays a copy, until the records' age or the broker's retention (`at_most`) begins it. No deletion
@@ -214,6 +170,9 @@ class UncopiedBytes:
         """The point of the curve at which the replica would have no byte; None while its size is unknown."""
         self._leader_epoch = -1
         self._log_start = 0
+        self._since_ms: dict[int, int] = {}
+        self._timestamps_ms: dict[int, int | None] = {}
+        """By the offsets from which records are not remote: since when this owner knows that, and the timestamps."""
 
     def survey(self, replica_bytes: int | None, bounds: LocalLogBounds) -> None:
         """Takes the leader's answers. `replica_bytes` is None if the leader does not answer the size of its replica."""
@@ -222,6 +181,11 @@ class UncopiedBytes:
         is_same_leader, self._leader_epoch = bounds.leader_epoch == self._leader_epoch, bounds.leader_epoch
         first = RemoteLog(self._services.state, self._partition).first_uncopied(bounds)
         end = max(first, bounds.high_watermark)
+        if not is_same_leader:
+            self._timestamps_ms.clear()  # other records may have the offsets
+        for known in (self._since_ms, self._timestamps_ms):
+            for at in [at for at in known if at < first]:
+                del known[at]
         points, is_size_new = self._points, self._origin_bytes is None and replica_bytes is not None
         is_continued = points[0].offset <= first and points[-1].offset <= end
         if is_size_new or not (is_continued and is_same_leader):
@@ -318,3 +282,26 @@ class UncopiedBytes:
 
     def _kept(self) -> Iterator[RemoteLogSegmentMetadata]:
         return (each.metadata for each in self._services.spool.kept_in(self._partition))
+
+    def known_for_ms(self, offset: int) -> int:
+        """Returns how long this owner has known a record at `offset`, which is not remote."""
+        now_ms = self._services.clock_ms()
+        return now_ms - self._since_ms.setdefault(offset, now_ms)
+
+    def timestamp_ms(self, offset: int) -> int | None:
+        """Returns the timestamp of the batch at `offset`. None: it has none, or was not read."""
+        return self._timestamps_ms.get(offset)
+
+    async def look(self, offset: int) -> int | None:
+        """Reads the batch at `offset`, unless it was read. Returns its timestamp, None while it cannot be read."""
+        services, partition = self._services, self._partition
+        if offset not in self._timestamps_ms:
+            try:
+                read = await services.source.read(partition, offset, 1, services.settings.request_timeout_ms)
+                batch = next(iterate_batches(read.records), None)
+                if batch is not None:
+                    self._timestamps_ms[offset] = timestamp_of(batch)
+            except RemoteLogError as error:
+                fields = {"partition": str(partition), "error": str(error)}
+                logger.debug("the first record that is not copied cannot be read", extra=fields)
+        return self._timestamps_ms.get(offset)

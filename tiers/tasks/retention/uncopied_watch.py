@@ -19,7 +19,7 @@ from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
-from tiers.tasks.copy.uncopied import DUE_SHARE, UncopiedHeads, UncopiedSize
+from tiers.tasks.copy.uncopied import DUE_SHARE, UncopiedRecords, UncopiedSize
 from tiers.tasks.task_services import TaskServices
 
 _ALARMS = {
@@ -52,7 +52,7 @@ def used_share(broker: Retention, age_ms: int, size_bytes: int) -> float:
 class UncopiedWatch:
     """The watch of one partition, for as long as this process owns it."""
 
-    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, heads: UncopiedHeads) -> None:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, heads: UncopiedRecords) -> None:
         self._services = services
         self._partition = topic_id_partition
         self._heads = heads

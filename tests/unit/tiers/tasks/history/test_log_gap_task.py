@@ -252,7 +252,12 @@ async def test_a_local_log_start_that_moves_costs_few_listings(
     await with_lost_segments(bench, 1, 2)
     bench.log.append(*batches(100, 200))
     listed, list_objects = [], bench.store.list_objects
-    monkeypatch.setattr(bench.store, "list_objects", lambda prefix: listed.append(prefix) or list_objects(prefix))
+
+    def counted(prefix: str) -> AsyncIterator[StoredObject]:
+        listed.append(prefix)
+        return list_objects(prefix)
+
+    monkeypatch.setattr(bench.store, "list_objects", counted)
     for local_log_start in range(90, 190):
         bench.log.log_start_offset = local_log_start
         await copy_start(bench)

@@ -11,7 +11,7 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import Retention, TotalRetention
 from tiers.errors import BrokerError
-from tiers.tasks.copy.uncopied import DUE_SHARE, UncopiedHeads, UncopiedSize
+from tiers.tasks.copy.uncopied import DUE_SHARE, UncopiedRecords, UncopiedSize
 from tiers.tasks.retention.uncopied_watch import AtMost, UncopiedWatch
 
 DAY_MS = 86_400_000
@@ -22,7 +22,7 @@ REASONS = ("broker-retention-50", "broker-retention-80", "broker-retention-passe
 @pytest.fixture
 def watch(bench: Workbench) -> UncopiedWatch:
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
-    return UncopiedWatch(bench.services, PARTITION, UncopiedHeads(bench.services, PARTITION))
+    return UncopiedWatch(bench.services, PARTITION, UncopiedRecords(bench.services, PARTITION))
 
 
 def raised(bench: Workbench) -> list[float]:
@@ -97,7 +97,7 @@ async def test_records_of_an_unknown_age_or_size_are_due(
 ) -> None:
     timestamp_ms = bench.wall_ms if timestamp_ms == 0 else timestamp_ms
     bench.log.append(batch_of(0, 10, timestamp=timestamp_ms))
-    watch = UncopiedWatch(bench.services, PARTITION, UncopiedHeads(bench.services, PARTITION))
+    watch = UncopiedWatch(bench.services, PARTITION, UncopiedRecords(bench.services, PARTITION))
     policy = replace(IN_TIME, broker_retention=retention)
     assert await watch.share_from(policy, 0, at_most(size_bytes)) == share
 
