@@ -24,7 +24,6 @@ from tiers.metadata.partition_facts import (
 )
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStartReason, OffsetAndEpoch
@@ -118,7 +117,8 @@ async def accept_what_is_left(
     if settings:  # first: the owner may expire records as soon as its doubt ends
         await metadata.change_topic_tier_config(partition.topic_id, partition.topic, settings)
     facts = stored.joined(log.position(partition).topic_id) or PartitionFacts(cluster_id, partition)
-    holes = await RemoteLog(state, partition).holes(log_start, bounds.log_start_offset)
+    remote = RemoteLog(state, partition)
+    holes = await remote.holes(log_start, bounds.log_start_offset)
     known_cuts = {(cut.leader_epoch, cut.offset) for cut in state.cuts(partition)}
     known_starts = state.recorded_log_starts(partition)
     await metadata.restore(
@@ -136,7 +136,7 @@ async def accept_what_is_left(
         log_starts=[
             start for start in facts.log_starts if start.reason is LogStartReason.USER and start not in known_starts
         ],
-        local_log_start=_trim_left(state, partition, holes, log_start, bounds.leader_epoch),
+        local_log_start=_trim_left(remote, holes, log_start, bounds.leader_epoch),
     )
     for first in range(0, len(found), _SEGMENTS_PER_WRITE):
         await metadata.restore(partition, segments=found[first : first + _SEGMENTS_PER_WRITE])
@@ -150,19 +150,10 @@ def _overlap(segment: RemoteLogSegmentMetadata, gap: LogGap) -> bool:
     return segment.start_offset < gap.next_offset and gap.first_offset <= segment.end_offset
 
 
-def _trim_left(
-    state: RemoteLogMetadataState,
-    partition: TopicIdPartition,
-    holes: Iterable[LogGap],
-    log_start: int,
-    leader_epoch: int,
-) -> OffsetAndEpoch | None:
+def _trim_left(remote: RemoteLog, holes: Iterable[LogGap], log_start: int, leader_epoch: int) -> OffsetAndEpoch | None:
     """Returns the trim that takes the place of the recorded one, which shows lost segments. None: it stays."""
-    trim = RemoteLog(state, partition).last_trim()
-    if trim is None:
-        return None
-    for hole in holes:
-        if hole.first_offset < trim.offset <= hole.next_offset:
-            return OffsetAndEpoch(hole.first_offset, leader_epoch)
-    is_unexplained = RemoteLog(state, partition).lost_trim(log_start) is not None
-    return OffsetAndEpoch(log_start, leader_epoch) if is_unexplained else None
+    trim, is_lost = remote.last_trim(), remote.lost_trim(log_start) is not None
+    end = 0 if trim is None else trim.offset
+    offsets = [hole.first_offset for hole in holes if hole.first_offset < end <= hole.next_offset]
+    offsets += [log_start] * is_lost
+    return OffsetAndEpoch(offsets[0], leader_epoch) if offsets else None

@@ -9,13 +9,11 @@ from uuid import UUID
 
 import pytest
 
-from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.attempts import batches, begun, copied
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import EncryptionKeyError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.tenure import Tenure
-from tiers.model.copy_plan import CopyPlan
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -269,43 +267,6 @@ async def test_an_attempt_ends_the_gap_that_it_fills(log: Workbench) -> None:
     assert log.metadata.state.gaps(PARTITION) == []
 
 
-async def test_an_attempt_that_the_leader_denies_is_not_finished(log: Workbench) -> None:
-    await copied(log, 0, 30)
-    attempt = await begun(log, 30, 60, leader_epoch=1)
-    log.log.append(*batches(100, 120, leader_epoch=2))
-    log.log.leader_epoch = 2
-    await run(log)
-    assert log.finished == [(0, 29)]
-    assert log.attempts.blocking(30, 31) is None
-    log.log.log_start_offset = 60
-    assert await deletable(log) == []
-    assert attempt.segment_id in {one.segment_id for one in log.segments}
-
-
-async def test_an_attempt_that_is_cut_adds_the_records_before_the_cut(log: Workbench) -> None:
-    await begun(log, 0, 30)
-    await log.metadata.put_cut(PARTITION, 1, 20)
-    log.log.elect_unclean(20)
-    log.log.append(*batches(20, 70, leader_epoch=1))
-    await run(log)
-    assert log.metadata.state.remote_end_offset(PARTITION) == 19
-    await log.copy()
-    assert log.finished == [(0, 29), (20, 49)]
-    assert RemoteLog(log.metadata.state, PARTITION).epoch_at(20) == 1
-
-
-async def test_an_attempt_of_a_plan_is_finished_with_what_its_objects_say(log: Workbench) -> None:
-    plan = CopyPlan(PARTITION, "", 0, UUID(int=7), attempts=2, leader_epoch=0, copy_epoch=0, bounds=(0, 30))
-    await log.metadata.put_copy_plan(plan)
-    built = build_segment(log.folder / "planned", batches(0, 30))
-    attempt = metadata_of(built, PARTITION, plan.segment_id(0, 1).id)
-    await log.store.copy_log_segment_data(attempt, built.log_segment_data(attempt))
-    await run_until_decided(log)
-    [finished] = [one for one in log.segments if one.state is FINISHED]
-    assert finished.segment_size_bytes == built.size_bytes
-    assert await deletable(log) == [plan.segment_id(0, 0).id]
-
-
 @pytest.mark.parametrize(
     ("others", "epochs", "is_agreed"),
     [
@@ -449,12 +410,3 @@ async def test_a_cut_attempt_holds_up_no_record_behind_the_cut(log: Workbench, m
             await log.copy()
         await log.metadata.put_cut(PARTITION, 1, 20)
         assert log.attempts.start_behind(0, is_urgent=False) == 20
-
-
-async def test_records_of_a_lost_attempt_before_copied_ones_are_copied_again(log: Workbench) -> None:
-    attempt = await begun(log, 0, 30)
-    await copied(log, 30, 60)
-    stored_file(log, attempt, ".log").unlink()
-    await run_until_decided(log)
-    await log.copy_all()
-    assert log.finished == [(0, 29), (30, 59), (60, 89)]

@@ -46,16 +46,6 @@ COPY_STEPS = [
 ]
 
 
-async def test_records_that_are_not_due_are_looked_at_once(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 20))
-    for _ in range(3):
-        await bench.copy()
-    assert bench.log.reads == [0]
-    bench.log.append(*batches(20, 40))
-    await bench.copy()
-    assert (bench.log.reads, bench.finished) == ([0, 0, 10, 20, 30, 30], [(0, 29)])
-
-
 async def test_the_first_copy_begins_where_the_local_log_starts(bench: Workbench) -> None:
     bench.log.append(*batches(0, 100))
     bench.log.log_start_offset = 20

@@ -212,13 +212,6 @@ async def test_the_broker_retention_makes_any_size_due(bench: Workbench) -> None
     assert bench.finished == [(0, 9)]
 
 
-async def test_a_batch_larger_than_a_segment_is_a_segment(bench: Workbench) -> None:
-    produce(bench, 1, value_bytes=200)
-    produce(bench, 1)
-    await bench.copy()
-    assert bench.finished == [(0, 9)]
-
-
 async def test_what_lies_below_an_open_transaction_waits_for_its_age(bench: Workbench) -> None:
     produce(bench, 8)
     bench.log.last_stable_offset = 40

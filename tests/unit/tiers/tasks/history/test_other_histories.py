@@ -132,13 +132,6 @@ async def test_a_leader_that_was_cut_off_ends_no_later_log_start(partition: Part
     assert partition.readable == (120, [(120, 149)])
 
 
-async def test_what_the_owner_deleted_before_is_copied_again(partition: Partition) -> None:
-    await partition.delete_to_90()
-    partition.elect(50)
-    await partition.rounds()
-    assert (partition.log.trims, partition.readable) == ([], (0, [(0, 149)]))
-
-
 @pytest.mark.parametrize("is_trimmed", [False, True])
 async def test_a_log_start_that_is_recorded_late_hides_nothing(partition: Partition, is_trimmed: bool) -> None:
     """A proxy was slow. The new leader's records are copied, and perhaps trimmed."""

@@ -68,13 +68,6 @@ async def test_a_marker_that_was_announced_is_written_by_any_owner(bench: Workbe
     assert await read_marker(bench.store, "cluster") == UUID(int=7)
 
 
-async def test_new_metadata_takes_the_marker_that_the_store_has(bench: Workbench) -> None:
-    known = recorded(bench)
-    bench.metadata.markers.clear()
-    await require(bench)
-    assert recorded(bench) == known
-
-
 async def test_the_place_of_another_tier_is_refused(bench: Workbench) -> None:
     await write_marker(bench.store, "cluster", HOME, UUID(int=8))
     for _ in range(2):
