@@ -46,16 +46,6 @@ COPY_STEPS = [
 ]
 
 
-async def test_the_first_copy_begins_where_the_local_log_starts(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 100))
-    bench.log.log_start_offset = 20
-    await bench.copy_all()
-    assert bench.state.log_starts(PARTITION) == []
-    assert bench.state.log_start_offset(PARTITION) == 20
-    assert bench.finished[0][0] == 20
-    assert bench.state.gaps(PARTITION) == []
-
-
 @pytest.mark.parametrize(
     "answer", ["the next records are gone", "another leader", "the last stable offset", "no answer", "all records"]
 )
@@ -199,20 +189,6 @@ async def test_a_full_spool_ends_no_copy_that_cannot_wait(bench: Workbench, monk
     assert bench.finished == []
     await bench.copy_task.run(POLICY, await bench.survey(), 0, retention_share=0.4)
     assert [each.metadata.start_offset for each in bench.services.spool.kept_in(PARTITION)] == [0, 30]
-
-
-async def test_a_kept_segment_counts_once_as_copy_lag(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(*_: object) -> None:
-        raise RetriableRemoteStorageError("down")
-
-    bench.log.append(*batches(0, 40))
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", fails)
-    with pytest.raises(RetriableRemoteStorageError):
-        await bench.copy()
-    bench.copy_task.start_over()
-    bench.copy_task.observe(POLICY, await bench.survey())
-    lag = bench.metric("remote_copy_lag_bytes", topic="orders", partition="0")
-    assert lag == len(bench.log.bytes_of(0, 39))
 
 
 def let_the_store_return(custom_metadata: bytes, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
