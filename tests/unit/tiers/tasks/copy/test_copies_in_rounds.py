@@ -152,10 +152,6 @@ async def copied_behind_60(bench: Workbench, tasks: PartitionTasks) -> list[tupl
     return [line(one) for one in finished if one.start_offset >= 60]
 
 
-def gaps(bench: Workbench) -> list[tuple[int, int]]:
-    return [(gap.first_offset, gap.next_offset) for gap in bench.state.gaps(PARTITION)]
-
-
 def before_read(bench: Workbench, patch: pytest.MonkeyPatch, at: int, happens: Callable[[], None]) -> None:
     """Lets something happen before the first read at an offset that is more than a look at the first batch."""
     read, left = bench.log.read, [happens]
@@ -202,7 +198,7 @@ async def test_the_last_copy_ends_where_the_new_leaders_history_begins(
     await round_of_all(bench, tasks)
     assert bench.finished == [(0, 29), (30, 59)], "the leader is asked before the copy counts"
     assert await copied_behind_60(bench, tasks) == [(60, 69, 0), (70, 99, 1), (100, 119, 1)]
-    assert gaps(bench) == []
+    assert bench.state.gaps(PARTITION) == []
 
 
 async def test_a_survey_compares_a_kept_segment_before_the_next_copy(
@@ -224,4 +220,4 @@ async def test_a_survey_compares_a_kept_segment_before_the_next_copy(
         for _ in range(3):
             await round_of_all(bench, tasks, 20)
     assert await copied_behind_60(bench, tasks) == [(60, 69, 0), (70, 99, 1)]
-    assert gaps(bench) == []
+    assert bench.state.gaps(PARTITION) == []

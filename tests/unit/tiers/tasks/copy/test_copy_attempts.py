@@ -17,7 +17,6 @@ from tiers.metadata.tenure import Tenure
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.object_key import log_key
 from tiers.tasks.copy.copy_attempts import KEPT_WITHOUT_RECORDS_MS
 from tiers.tasks.copy.spool import Spool
@@ -25,7 +24,6 @@ from tiers.tasks.history.log_gap_task import MEMBER_RETURNS_WITHIN_MS
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-RING = KeyRing({"k1": b"1" * 32}, current="k1")
 
 
 @pytest.fixture

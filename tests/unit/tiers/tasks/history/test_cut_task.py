@@ -18,7 +18,6 @@ from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.producer_state import decode_producer_snapshot
 from tiers.tasks.history.align import Parting, find_parting
 
-HOUR_MS = 3_600_000
 AT_ONCE = replace(POLICY, segment_ms=0)
 
 

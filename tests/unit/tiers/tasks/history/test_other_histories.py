@@ -43,13 +43,6 @@ class Partition:
         await whole_rounds(self.bench, self.tasks, 5)
         assert (self.tasks.doubt, self.tasks.stopped) == ("", "")
 
-    async def delete_to_90(self) -> None:
-        """A user's deletion, which the owner applies to the tier."""
-        self.log.log_start_offset = 90
-        await self.metadata.put_log_start(PARTITION, DELETED)
-        await self.rounds()
-        assert self.readable == (90, [(90, 99)])
-
     def elect(self, common_end: int, log_start: int = 0, end: int = 150) -> None:
         """An unclean election. The new leader has none of the records from `common_end` on, and appends others."""
         self.log.elect_unclean(common_end)
