@@ -34,11 +34,10 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LogRead, LogSource
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tasks.copy.segment_copy import SegmentContinuation, append_records, write_objects
+from tiers.tasks.copy.segment_copy import SegmentContinuation, append_records, started, write_objects
 from tiers.tasks.copy.spool import Spool
 from tiers.verify.read_back import read_back
 
@@ -252,19 +251,7 @@ class TileCopier:
         return read
 
     async def _store(self, tile: Tile, built: BuiltSegment) -> RemoteLogSegmentMetadata:
-        segment = RemoteLogSegmentMetadata(
-            segment_id=tile.segment_id,
-            start_offset=built.start_offset,
-            end_offset=built.end_offset,
-            broker_id=-1,
-            max_timestamp_ms=built.max_timestamp_ms,
-            event_timestamp_ms=wall_clock_ms(),
-            segment_leader_epochs=built.segment_leader_epochs,
-            segment_size_bytes=built.size_bytes,
-            state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
-            txn_index_empty=built.txn_index_empty,
-            copy_epoch=self._task.plan.copy_epoch,
-        )
+        segment = started(built, tile.segment_id, -1, wall_clock_ms(), self._task.plan.copy_epoch)
         custom_metadata = await write_objects(
             self._storage, self._spool, self._key_ring, built.with_facts(self._task.facts), segment
         )

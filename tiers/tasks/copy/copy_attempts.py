@@ -40,7 +40,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.segment_copy import Progress, announce, finish, keep, no_progress, read_attempt, store
 from tiers.tasks.copy.spool import KeptSegment, SpoolError
 from tiers.tasks.deletion.segment_deletion import delete_segment
-from tiers.tasks.history.align import check_lineage, epoch_ranges
+from tiers.tasks.history.align import check_epochs, check_lineage, epoch_ranges
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 
@@ -455,10 +455,9 @@ class CopyAttempts:
         if not is_measured(attempt) and attempt.cut_at is not None:
             return False
         services, timeout_ms = self._services, self._services.settings.request_timeout_ms
+        ranges = epoch_ranges(found.segment_leader_epochs, bounds.log_start_offset, attempt.valid_end_offset)
         try:
-            for each in epoch_ranges(found.segment_leader_epochs, bounds.log_start_offset, attempt.valid_end_offset):
-                next_offset = each.last_offset + 1
-                await check_lineage(services.source, self._partition, each.leader_epoch, next_offset, timeout_ms)
+            await check_epochs(services.source, self._partition, ranges, timeout_ms)
         except LogDivergedError:
             return False  # the next survey compares the attempt with the leader's log, and may cut the tier
         return True
@@ -492,7 +491,7 @@ async def store_for_its_owner(services: TaskServices, kept: KeptSegment) -> None
     if not is_attempt and metadata.state.log_starts(partition):
         # The owner may have to end a log start yet. The question about it names the topic, and this one the topic's id.
         await services.source.bounds(partition, settings.request_timeout_ms)
-        log_start = await kept_log_start(services.source, metadata.state, partition, settings.request_timeout_ms) or 0
+        log_start = await kept_log_start(services.source, metadata.state, partition, settings.request_timeout_ms)
     # Only an owner announces a segment. So another one stays until this process owns the partition again.
     if await removed_if_needless(services, kept, log_start) or not is_attempt:
         return

@@ -59,6 +59,7 @@ class RLMCopyTask:
     ) -> None:
         self._services = services
         self._partition = topic_id_partition
+        self._labels = topic_id_partition.topic, str(topic_id_partition.partition)
         self._attempts = attempts
         self._facts = facts
         self.uncopied = UncopiedRecords(services, topic_id_partition)
@@ -290,21 +291,19 @@ class RLMCopyTask:
             self._behind_since_ms = None
         elif self._behind_since_ms is None:
             self._behind_since_ms = services.clock_ms() - self.uncopied.known_for_ms(start)
-        labels = self._partition.topic, str(self._partition.partition)
         size_bytes = self.uncopied.size_bytes
-        services.metrics.copy_lag_bytes.labels(*labels).set(size_bytes)
-        services.metrics.copy_lag_segments.labels(*labels).set(size_bytes // policy.segment_bytes)
+        services.metrics.copy_lag_bytes.labels(*self._labels).set(size_bytes)
+        services.metrics.copy_lag_segments.labels(*self._labels).set(size_bytes // policy.segment_bytes)
         self.show_age()
 
     def show_age(self) -> None:
         """Shows how long records have not been remote. The caller calls it also while nothing is read."""
-        labels = self._partition.topic, str(self._partition.partition)
         metrics, oldest_ms = self._services.metrics, self.behind_ms
         timestamp_ms = self.uncopied.timestamp_ms(self._first) if oldest_ms else None
         if timestamp_ms is not None:
             oldest_ms = max(oldest_ms, self._services.wall_clock_ms() - timestamp_ms)
-        metrics.copy_lag_seconds.labels(*labels).set(self.behind_ms / 1000)
-        metrics.oldest_uncopied_seconds.labels(*labels).set(oldest_ms / 1000)
+        metrics.copy_lag_seconds.labels(*self._labels).set(self.behind_ms / 1000)
+        metrics.oldest_uncopied_seconds.labels(*self._labels).set(oldest_ms / 1000)
 
     @property
     def behind_ms(self) -> int:

@@ -167,25 +167,30 @@ def no_progress() -> None:
     return
 
 
-async def keep(
-    services: TaskServices, segment_id: RemoteLogSegmentId, built: BuiltSegment, copy_epoch: int
-) -> KeptSegment:
-    """Keeps a built segment in the spool for an attempt. After a `SpoolError`, `built` is as before.
-
-    The leader of `copy_epoch` gave its records, and `built` has the facts of the partition."""
-    segment = RemoteLogSegmentMetadata(
+def started(
+    built: BuiltSegment, segment_id: RemoteLogSegmentId, broker_id: int, now_ms: int, copy_epoch: int
+) -> RemoteLogSegmentMetadata:
+    """Returns a built segment in COPY_SEGMENT_STARTED. The leader of `copy_epoch` gave its records."""
+    return RemoteLogSegmentMetadata(
         segment_id=segment_id,
         start_offset=built.start_offset,
         end_offset=built.end_offset,
-        broker_id=services.settings.broker_id,
+        broker_id=broker_id,
         max_timestamp_ms=built.max_timestamp_ms,
-        event_timestamp_ms=services.wall_clock_ms(),
+        event_timestamp_ms=now_ms,
         segment_leader_epochs=built.segment_leader_epochs,
         segment_size_bytes=built.size_bytes,
         state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
         txn_index_empty=built.txn_index_empty,
         copy_epoch=copy_epoch,
     )
+
+
+async def keep(
+    services: TaskServices, segment_id: RemoteLogSegmentId, built: BuiltSegment, copy_epoch: int
+) -> KeptSegment:
+    """Keeps a built segment, which has the facts of the partition, for an attempt: see `Spool.keep`."""
+    segment = started(built, segment_id, services.settings.broker_id, services.wall_clock_ms(), copy_epoch)
     kept = await services.spool.keep(segment, built, services.key_ring)
     services.checkpoint("segment-kept")
     return kept

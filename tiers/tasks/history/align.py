@@ -60,6 +60,14 @@ async def check_lineage(
         )
 
 
+async def check_epochs(
+    source: LogSource, partition: TopicIdPartition, ranges: Iterable[EpochRange], timeout_ms: int
+) -> None:
+    """Raises the errors of `check_lineage` unless the leader's log has all of `ranges`, or begins behind them."""
+    for each in ranges:
+        await check_lineage(source, partition, each.leader_epoch, each.last_offset + 1, timeout_ms)
+
+
 async def align(
     source: LogSource,
     metadata: RemoteLogMetadataState,
