@@ -174,7 +174,7 @@ class CopyAttempts:
 
     def _undecided(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
         """Yields the attempts that may be whole and have the only copy of a record from `offset` on, in order."""
-        return (each for each in self._unfinished(offset) if not self._reading_of(each).is_not_whole)
+        return (each for each in self._unfinished(offset) if not self._readings[each.segment_id.id].is_not_whole)
 
     def _unfinished(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
         """Yields the attempts of the log's history with a record from `offset` on that no segment has, in order."""
@@ -182,13 +182,10 @@ class CopyAttempts:
         for kept in self._services.spool.kept_in(self._partition):
             known.setdefault(kept.metadata.segment_id, kept.metadata)  # the owner is about to announce it
         for attempt in sorted(known.values(), key=lambda each: each.start_offset):
-            end = attempt.valid_end_offset
-            is_there = max(attempt.start_offset, offset) <= end and self._reading_of(attempt).refused_end != end
+            end, reading = attempt.valid_end_offset, self._readings[attempt.segment_id.id]
+            is_there = max(attempt.start_offset, offset) <= end and reading.refused_end != end
             if is_there and self._remote.unread_from(attempt, offset) is not None:
                 yield attempt
-
-    def _reading_of(self, attempt: RemoteLogSegmentMetadata) -> _Reading:
-        return self._readings.get(attempt.segment_id.id, _Reading())
 
     def start_behind(self, start: int, *, is_urgent: bool) -> int:
         """Returns where copying continues: at `start`, or behind the attempts from there on that may be whole.
@@ -201,7 +198,7 @@ class CopyAttempts:
                 break
             if attempt.valid_end_offset < start:
                 continue
-            reading = self._reading_of(attempt)
+            reading = self._readings[attempt.segment_id.id]
             is_kept = self._services.spool.kept_of(attempt.segment_id) is not None
             has_room = reading.is_stored and not self._services.spool.is_full
             if not (is_kept and (is_urgent or has_room)):
