@@ -304,6 +304,12 @@ async def test_a_kept_segment_is_stored_after_a_restart(log: Workbench, step: st
     assert log.services.spool.kept() == []
 
 
+async def test_a_kept_segment_below_the_log_start_is_not_announced(log: Workbench) -> None:
+    await end_after(log, "segment-kept")
+    assert not await log.attempts.announce_kept(30)
+    assert (log.segments, log.spooled()) == ([], [])
+
+
 @pytest.mark.parametrize("damaged", [".log", ".indexes", "a former PUT ended early"])
 async def test_a_kept_segment_that_the_store_damaged_gets_another_uuid(log: Workbench, damaged: str) -> None:
     """The store refuses to replace an object."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Final
 
 import pytest
 
@@ -17,13 +16,10 @@ from tests.support.tiers.workbench import POLICY, Workbench, workbench
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead
 
-SEGMENT_BYTES: Final = 16 << 20
-SEGMENT_MS: Final = 3_600_000 // 16
-READ_BYTES_PER_MS: Final = 100_000 // 16
-FETCH_BYTES: Final = 1 << 20
-BATCH_BYTES: Final = 16_384
+SEGMENT_BYTES, SEGMENT_MS = 16 << 20, 3_600_000 // 16
+READ_BYTES_PER_MS, FETCH_BYTES, BATCH_BYTES = 100_000 // 16, 1 << 20, 16_384
 ROUND_MS, RESTART_MS = 30_000, 15_000
-POLICY_BYTES: Final = replace(POLICY, segment_bytes=SEGMENT_BYTES, segment_ms=SEGMENT_MS)
+POLICY_BYTES = replace(POLICY, segment_bytes=SEGMENT_BYTES, segment_ms=SEGMENT_MS)
 
 
 class RestartedError(Exception):

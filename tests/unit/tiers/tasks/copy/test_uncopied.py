@@ -184,18 +184,14 @@ def test_a_timestamp_makes_no_record_older_than_the_last_copy(
         assert age_ms == max(known_ms, NOW_MS - (timestamp_ms or 0 if is_credible else finished_ms))
 
 
-def pass_ms(bench: Workbench, passed_ms: int) -> None:
-    bench.now_ms += passed_ms
-    bench.wall_ms += passed_ms
-
-
 async def test_a_restart_does_not_reset_the_age(bench: Workbench) -> None:
     """The owner restarts more often than every `segment.ms`."""
     produce(bench, 4)
     await bench.copy()
     for _ in range(3):
         assert bench.finished == [(0, 29)]
-        pass_ms(bench, POLICY.segment_ms // 3)
+        bench.wall_ms += POLICY.segment_ms // 3
+        bench.now_ms += POLICY.segment_ms // 3
         bench.restart()
         await bench.copy()
     assert bench.finished == [(0, 29), (30, 39)]
@@ -219,7 +215,7 @@ async def test_what_lies_below_an_open_transaction_waits_for_its_age(bench: Work
         await bench.copy()
     assert bench.finished == [(0, 29)]
     assert bench.log.reads == [0, 10, 20, 30, 30], "the last one: the age of the first batch"
-    pass_ms(bench, POLICY.segment_ms)
+    bench.now_ms += POLICY.segment_ms
     await bench.copy()
     assert bench.finished == [(0, 29), (30, 39)]
     assert bench.spooled() == []

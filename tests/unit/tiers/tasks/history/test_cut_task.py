@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
+from tests.support.tiers.attempts import batches
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
@@ -138,22 +139,18 @@ async def test_a_segment_that_is_cut_hands_on_no_state_of_producers(bench: Workb
     assert decode_producer_snapshot(stored.indexes.producer_snapshot) == ()
 
 
-def tens(first: int, end: int, leader_epoch: int) -> list[bytes]:
-    return [batch_of(offset, 10, value_bytes=15, leader_epoch=leader_epoch) for offset in range(first, end, 10)]
-
-
-async def lead(bench: Workbench, leader_epoch: int, log_start_offset: int, *batches: bytes) -> None:
+async def lead(bench: Workbench, leader_epoch: int, log_start_offset: int, *records: bytes) -> None:
     """Elects a replica with this log, and runs a round."""
     log = bench.log
-    log.records, log.leader_epoch, log.log_start_offset = b"".join(batches), leader_epoch, log_start_offset
+    log.records, log.leader_epoch, log.log_start_offset = b"".join(records), leader_epoch, log_start_offset
     if await bench.cut_task.run(await log.bounds(PARTITION, 1000)):
         bench.copy_task.start_over()
     await bench.copy_all(AT_ONCE)
     await bench.expire(POLICY)
 
 
-DELETING = [*tens(0, 60, 3), *tens(60, 150, 4)]
-CUT_OFF = [*tens(0, 120, 3), *tens(120, 180, 5)]
+DELETING = [*batches(0, 60, 3), *batches(60, 150, 4)]
+CUT_OFF = [*batches(0, 120, 3), *batches(120, 180, 5)]
 DELETED = user_log_start(90, leader_epoch=4, last_epoch=4)
 """One leader deletes to 90, and a leader that was cut off in epoch 3 has other records there."""
 

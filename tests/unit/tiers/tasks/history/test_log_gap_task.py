@@ -147,11 +147,17 @@ async def test_a_gap_needs_the_right_place(bench: Workbench, is_same_place: bool
     assert bench.state.gaps(PARTITION) == [LogGap(90, 120)] * is_same_place
 
 
-async def test_no_gap_is_recorded_over_what_was_trimmed(bench: Workbench) -> None:
+@pytest.mark.parametrize(("is_trimmed", "doubt"), [(True, "trimmed to 120"), (False, "lost records since")])
+async def test_no_gap_is_recorded_over_what_was_copied(bench: Workbench, is_trimmed: bool, doubt: str) -> None:
     await with_removed_records(bench)
-    await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(120, 0))
+    if is_trimmed:
+        await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(120, 0))
+    else:
+        bench.metadata.is_position_confirmed = False
+        bench.restart()
     assert await copy_start(bench) == 120, "copying goes on"
-    assert "trimmed to 120" in str(bench.gap_task.doubt)
+    assert doubt in str(bench.gap_task.doubt)
+    assert bench.state.gaps(PARTITION) == []
 
 
 async def test_the_trim_of_another_history_says_nothing(bench: Workbench) -> None:
