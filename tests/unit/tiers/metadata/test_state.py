@@ -250,6 +250,19 @@ def test_a_segment_answers_only_while_it_is_finished(state: RemoteLogMetadataSta
     ]
 
 
+def test_a_later_copy_of_one_offset_answers_for_it(state: RemoteLogMetadataStateWriter) -> None:
+    topic, long, one = Topic(state), segment(1, 0, 9), segment(2, 5, 5)
+
+    def holders() -> list[int | None]:
+        found = [state.remote_log_segment_metadata(PARTITION, offset) for offset in (4, 5, 6)]
+        return [None if each is None else each.segment_id.id.int for each in found]
+
+    topic.put(long, to(long, State.COPY_SEGMENT_FINISHED), one, to(one, State.COPY_SEGMENT_FINISHED))
+    assert holders() == [1, 2, 1]
+    topic.put(to(one, State.DELETE_SEGMENT_STARTED))
+    assert holders() == [1, 1, 1]
+
+
 def test_custom_metadata_outlives_an_update_that_has_none(state: RemoteLogMetadataStateWriter) -> None:
     first = segment(1, 0, 99)
     finished = replace(to(first, State.COPY_SEGMENT_FINISHED), custom_metadata=b"where")

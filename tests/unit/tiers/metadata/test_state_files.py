@@ -71,7 +71,9 @@ def test_a_folder_keeps_its_writers_name_unless_it_was_copied(tmp_path: Path) ->
 def test_a_new_start_keeps_the_keepers_name(state: RemoteLogMetadataStateWriter) -> None:
     name = state.writer_name("host")
     Topic(state).put(segment(1, 0, 9))
+    state.mark_fresh({0: 4711})
     state.start_over("the metadata topic lost records")
+    assert state.fresh_at_ms(0) is None
     assert state.writer() == name
     assert state.identity() == IDENTITY
     assert state.next_offset(0) == 0
