@@ -31,8 +31,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest, monotonic_ms
 from tiers.reader.shared.buffers import SharedBuffers
 from tiers.reader.shared.channel import Address, listen
-from tiers.reader.shared.client import RemoteReadClient
-from tiers.reader.shared.server import RemoteReadServer
+from tiers.reader.shared.lent_reads import RemoteReadClient, RemoteReadServer
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
 MIB: Final = 1 << 20

@@ -12,7 +12,6 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from pipeline.config import PipelineConfig
 from pipeline.source.options import EARLIEST, LATEST, Access, OptionError, Position, ReadOptions, Tier
@@ -32,8 +31,8 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.stored_segment import StoredSegment
-from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
+from tiers.reader.chunk_fetcher import Caller
+from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.texts import did_you_mean
 from tiers.two_tier_log import TwoTierLog
 
@@ -265,23 +264,15 @@ class TieredLog:
         tier = self._tier
         if tier is None or not times_ms:
             return {}
-        reader = RemoteLogReader(
-            tier.log,
-            tier.storage,
-            RemoteLogReaderSettings(),
-            decode_indexes=partial(decode_index, ciphers=tier.key_ring),
-        )
-        async with reader:
-            offsets = RemoteLogOffsetReader(tier.state, reader)
+        async with RemoteLogReader(tier.log, tier.storage, ciphers=tier.key_ring) as reader:
 
             async def look_up(partition: TopicIdPartition) -> int | None:
-                found = await offsets.offset_for_timestamp(
+                found = await reader.offsets.offset_for_timestamp(
                     partition,
                     times_ms[partition],
                     bounds[partition].log_start,
                     bounds[partition].end,
-                    deadline_ms=monotonic_ms() + TIMEOUT_MS,
-                    connection_id=0,
+                    Caller(monotonic_ms() + TIMEOUT_MS, 0),
                 )
                 return None if found is None else found.offset
 

@@ -33,7 +33,7 @@ from proxy.admin.tier_view import TierView
 from proxy.config import TidegateConfig
 from proxy.wire.error_log import Incident
 from tiers.errors import RemoteLogError
-from tiers.reader.read_accounts import ReadAccounts
+from tiers.reader.read_accounts import MAX_CLIENTS, ReadAccounts
 from tiers.tasks.alarms import ActiveAlarm
 
 MAX_ALARMS = 200
@@ -185,7 +185,7 @@ class OwnFacts:
             for each in accounts.accounts()
         ]
         lines.sort(key=lambda each: (-each.bytes_per_second, -each.bytes, each.client_id, each.topic))
-        return ReadersPage(wall_ms, accounts.max_clients, tuple(lines))
+        return ReadersPage(wall_ms, MAX_CLIENTS, tuple(lines))
 
     async def settings(self) -> SettingsPage:
         return settings_page(self._config, self._environ)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +45,8 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.log.broker_offsets import offsets_for_times
 from tiers.metadata.topic.group.group_members import group_members
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader, decode_index
+from tiers.reader.chunk_fetcher import Caller
+from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.history.stored_facts import StoredFacts, read_stored_facts
@@ -226,13 +226,10 @@ async def _offset_at(
     moment = moment_text(time_ms)
     if segment is not None and storage is not None:
         try:
-            decode = partial(decode_index, ciphers=key_ring)
-            async with RemoteLogReader(around.log, storage, decode_indexes=decode) as reader:
-                deadline_ms = monotonic_ms() + _READ_TIMEOUT_MS
+            async with RemoteLogReader(around.log, storage, ciphers=key_ring) as reader:
+                caller = Caller(monotonic_ms() + _READ_TIMEOUT_MS, 0)
                 end = facts.remote.end() or 0
-                found = await reader.offsets.offset_for_timestamp(
-                    partition, time_ms, facts.log_start, end + 1, deadline_ms=deadline_ms, connection_id=0
-                )
+                found = await reader.offsets.offset_for_timestamp(partition, time_ms, facts.log_start, end + 1, caller)
         except RemoteLogError as error:
             return segment.start_offset, (
                 f"The index of the segment from offset {segment.start_offset} on cannot be read: {error}. The first"

@@ -48,6 +48,7 @@ from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from tiers.config.topic_policy import is_internal
 from tiers.errors import NotKnownNow, RemoteLogError
 from tiers.model.ids import TopicIdPartition
+from tiers.reader.chunk_fetcher import Caller
 from tiers.reader.remote_log_offset_reader import TimestampOffset
 from tiers.two_tier_log import BEYOND_ALL
 
@@ -263,8 +264,7 @@ class ListOffsetsHandler:
             asked.timestamp,
             log_start,
             broker.offset if broker.offset >= 0 else BEYOND_ALL,
-            deadline_ms=deadline_ms,
-            connection_id=connection_id,
+            Caller(deadline_ms, connection_id),
         )
         await self._tools.log.require_no_hole(partition, log_start, broker.offset if found is None else found.offset)
         return None if found is None else _of_record(found)
@@ -323,7 +323,7 @@ class ListOffsetsHandler:
                 return None
         log_start = await self._tools.log.log_start(partition)
         found = await self._tools.reader.offsets.max_timestamp(
-            partition, log_start, BEYOND_ALL, deadline_ms=deadline_ms, connection_id=connection_id
+            partition, log_start, BEYOND_ALL, Caller(deadline_ms, connection_id)
         )
         await self._tools.log.require_no_hole(partition, log_start, -1)
         if found is None or (broker.offset >= 0 and found.timestamp_ms < broker.timestamp):

@@ -30,6 +30,7 @@ from proxy.handlers.leader_epochs import contains, end_offset_for
 from proxy.handlers.turns import Decision, decide_in_turns, in_slices, in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import RemoteLogError
+from tiers.reader.chunk_fetcher import Caller
 
 _TIMEOUT_MS = 5_000
 """After this time, the proxy relays the broker's answers for the remaining partitions."""
@@ -86,7 +87,7 @@ class OffsetForLeaderEpochHandler:
             last_remote_epoch = remote.last_epoch()
             if last_remote_epoch is None or asked.leader_epoch == last_remote_epoch:
                 return None
-            epochs = await tools.reader.leader_epochs(partition, deadline_ms=deadline_ms, connection_id=connection_id)
+            epochs = await tools.reader.leader_epochs(partition, Caller(deadline_ms, connection_id))
             if asked.leader_epoch < last_remote_epoch:
                 found = end_offset_for(epochs, asked.leader_epoch, remote.gaps())
                 return None if found is None else EpochAnswer(0, found.epoch, found.end_offset)

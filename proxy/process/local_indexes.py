@@ -12,7 +12,7 @@ from pathlib import Path
 from proxy.config import TidegateConfig
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import monotonic_ms
-from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes, SharedIndexFiles
+from tiers.reader.local_index_cache import LocalIndexes
 
 
 async def writer_of_local_indexes(stack: AsyncExitStack, config: TidegateConfig) -> LocalIndexes | None:
@@ -21,7 +21,7 @@ async def writer_of_local_indexes(stack: AsyncExitStack, config: TidegateConfig)
     The stack closes them."""
     if not config.remote_log.index_file_cache_bytes:
         return None
-    indexes = LocalIndexes(LocalIndexCache(_shared(config), config.remote_log, monotonic_ms, open_key_ring(config)))
+    indexes = LocalIndexes(_shared(config), config.remote_log, monotonic_ms, open_key_ring(config))
     stack.callback(indexes.close)
     await indexes.open()
     return indexes
@@ -31,9 +31,8 @@ def local_indexes_of_reader(config: TidegateConfig, process: str) -> LocalIndexe
     """Returns the index files that the remote reader reads; None if they are switched off."""
     if not config.remote_log.index_file_cache_bytes:
         return None
-    key_ring = open_key_ring(config)
-    own = LocalIndexCache(config.state.path / f"index-{process}", config.remote_log, monotonic_ms, key_ring)
-    return LocalIndexes(own, shared=SharedIndexFiles(_shared(config), key_ring))
+    own = config.state.path / f"index-{process}"
+    return LocalIndexes(own, config.remote_log, monotonic_ms, open_key_ring(config), shared=_shared(config))
 
 
 def _shared(config: TidegateConfig) -> Path:

@@ -36,14 +36,14 @@ from tiers.metadata.metadata_log import FreshMetadata
 from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.metric_spec import GaugeSpec
 from tiers.quota import RemoteFetchQuotas
-from tiers.reader.chunk_cache import Extent
-from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
+from tiers.reader.chunk_cache import DiskChunkCache, Extent
+from tiers.reader.chunk_fetcher import RemoteLogReaderSettings
 from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.metrics import RemoteLogReaderMetrics
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
+from tiers.reader.remote_log_reader import RemoteLogReader
+from tiers.reader.remote_reads import TracedStore
 from tiers.reader.shared.buffers import SharedBuffers
-from tiers.reader.shared.server import RemoteReadServer
-from tiers.reader.traced_reads import ContinuedReads, TracedStore
+from tiers.reader.shared.lent_reads import RemoteReadServer
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
 from tiers.tracing import Tracer
 
@@ -76,10 +76,9 @@ async def open_reader(
             metadata,
             storage if tracer is None else TracedStore(storage, tracer),
             RemoteLogReaderSettings(config.remote_log),
-            decode_indexes=partial(decode_index, ciphers=open_key_ring(config)),
+            ciphers=open_key_ring(config),
             local_indexes=local_indexes,
             disk_chunks=_disk_chunks(config, process),
-            quotas=RemoteFetchQuotas(monotonic_ms),
             share=share,
         )
     )
@@ -149,8 +148,7 @@ class RemoteReaderProcess:
         )
         self.view.opened_store(storage)
         self.view.opened_reader(reader)
-        reads = reader if tracer is None else ContinuedReads(reader)
-        server = RemoteReadServer(self._listener, reads, buffers, metadata.state.reopen_if_replaced)
+        server = RemoteReadServer(self._listener, reader, buffers, metadata.state.reopen_if_replaced)
         self._server = await stack.enter_async_context(server)
 
     def _on_dropped(self, buffer: int) -> None:
@@ -189,4 +187,4 @@ def _disk_chunks(config: TidegateConfig, process: str | None) -> DiskChunkCache 
     max_bytes = config.remote_log.chunk_file_cache_bytes
     if not max_bytes:
         return None
-    return DiskChunkCache(DiskChunkCacheSettings(chunk_folder(config, process), max_bytes), monotonic_ms)
+    return DiskChunkCache(chunk_folder(config, process), max_bytes, monotonic_ms)

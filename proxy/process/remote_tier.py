@@ -53,10 +53,9 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.shared_log import SharedMetadataLog
-from tiers.reader.remote_reads import RemoteReads
+from tiers.reader.remote_reads import RemoteReads, TracedReads
 from tiers.reader.shared.channel import Address
-from tiers.reader.shared.client import RemoteReadClient
-from tiers.reader.traced_reads import TracedReads
+from tiers.reader.shared.lent_reads import RemoteReadClient
 from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.tasks.history.align import require_aligned
 from tiers.tasks.task_services import NoLocalIndexes

@@ -15,24 +15,14 @@ from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.lying_store import LyingStore
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
-from tiers.broker.client import monotonic_ms
 from tiers.config.managers import create_storage
 from tiers.config.settings import StorageConfig
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.reader.hedged_reads import HedgedReads, HedgeSettings
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 TAPE_STORE = Path(__file__).parents[2] / "docs" / "examples" / "tape-store" / "tape_store.py"
-
-
-class NoIdleSlot:
-    def take_idle_slot(self, size_bytes: int) -> bool:
-        return False
-
-    def give_back_slot(self, size_bytes: int) -> None:
-        raise AssertionError("no slot was taken")
 
 
 def tape_store(folder: Path) -> RemoteStorageManager:
@@ -68,7 +58,7 @@ def store_of(kind: str, folder: Path) -> RemoteStorageManager:
     return local
 
 
-@pytest.mark.parametrize("kind", ["tape", "located", "instrumented", "lying", "faulty", "hedged", "not hedged"])
+@pytest.mark.parametrize("kind", ["tape", "located", "instrumented", "lying", "faulty"])
 async def test_ranges_of_a_segment(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
@@ -78,18 +68,15 @@ async def test_ranges_of_a_segment(kind: str, tmp_path: Path) -> None:
     data = built.log_segment_data(metadata_of(built))
     metadata: RemoteLogSegmentMetadata = metadata_of(built)
     metadata = replace(metadata, custom_metadata=await store.copy_log_segment_data(metadata, data))
-    reads: RemoteStorageManager | HedgedReads = store
-    if "hedged" in kind:
-        reads = HedgedReads(store, NoIdleSlot(), HedgeSettings(100 if kind == "hedged" else 0), monotonic_ms)
     log = data.log_segment.read_bytes()
     size = len(log)
     for start in (0, 1, size - 1, size, size + 1, 1 << 40):
-        assert await reads.fetch_log_segment(metadata, start) == log[start:]
-        assert await reads.fetch_log_segment(metadata, start, start) == log[start : start + 1]
-        assert await reads.fetch_log_segment(metadata, start, 1 << 41) == log[start:]
+        assert await store.fetch_log_segment(metadata, start) == log[start:]
+        assert await store.fetch_log_segment(metadata, start, start) == log[start : start + 1]
+        assert await store.fetch_log_segment(metadata, start, 1 << 41) == log[start:]
     for start, end in ((0, size - 1), (3, 9), (size - 4, size + 100)):
-        assert await reads.fetch_log_segment(metadata, start, end) == log[start : end + 1]
+        assert await store.fetch_log_segment(metadata, start, end) == log[start : end + 1]
     for start, no_end in ((1, 0), (10, 3), (0, -1), (-1, None)):
         with pytest.raises(ValueError, match="not a range"):
-            await reads.fetch_log_segment(metadata, start, no_end)
+            await store.fetch_log_segment(metadata, start, no_end)
     await store.close()

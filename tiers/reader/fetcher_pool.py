@@ -1,14 +1,4 @@
-"""`FetcherPool`: the bounded pool of remote downloads (remote.log.reader.threads, remote.log.reader.max.pending.tasks).
-
-* At most `threads` downloads run, with at most `max_bytes_in_flight` in total; one download may always run. At most
-  `max_pending_tasks` downloads wait. The pool rejects further ones with `ReaderQueueFullError`.
-* The pool admits downloads round-robin over connections. If the queue is full, a connection with fewer downloads in it
-  displaces one of the connection with the most. So a backfill cannot starve another connection's single read.
-* All callers that wait for a key share one flight. A running flight continues without waiters, because its result goes
-  to a cache. A queued flight is dropped with its last waiter.
-* A flight is one attempt. The backoff between attempts happens outside the pool, so a sleeping retry occupies no slot.
-* A flight has the context variables of the call that began it, also if it waited in the queue.
-"""
+"""The bounded pool of remote downloads (`FetcherPool`), and the second GET of a slow one (`HedgedReads`)."""
 
 from __future__ import annotations
 
@@ -16,15 +6,25 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextvars import copy_context
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from tiers.errors import ReaderQueueFullError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.activity import while_active
+from tiers.storage.remote_storage_manager import SegmentReads
 
 T = TypeVar("T")
 
 READ_AHEAD_CONNECTION_ID = -1
+_DOWNLOAD_TIMEOUT_MS = 30_000
+_SAMPLES = 128
+_MIN_SAMPLES = 20
+_SLOW_PERCENTILE = 95
+_PERCENT = 100
+_MAX_CREDIT = 10 * _PERCENT
+"""The most credit that can accumulate: ten hedges."""
+_MIN_DELAY_MS = 50
+_MAX_DELAY_MS = 2_000
 
 
 class Flight(Generic[T]):
@@ -45,7 +45,6 @@ class Flight(Generic[T]):
         self._download = download
         self._context = copy_context()
         self._waiters = 0
-        self._is_running = False
         self._result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> T:
@@ -55,24 +54,9 @@ class Flight(Generic[T]):
             return await asyncio.shield(self._result)
         finally:
             self._waiters -= 1
-            if self._waiters == 0 and not self._is_running and not self._result.done():
-                self._pool._drop(self)
-
-    async def _run(self, timeout_ms: int) -> None:
-        try:
-            async with while_active(timeout_ms / 1000):
-                result = await self._download()
-        except TimeoutError:
-            self._fail(
-                RetriableRemoteStorageError(f"a download of {self.size_bytes} bytes moved none for {timeout_ms} ms")
-            )
-        except asyncio.CancelledError:
-            self._result.cancel()
-            raise
-        except Exception as error:
-            self._fail(error)
-        else:
-            self._result.set_result(result)
+            if self._waiters == 0 and self._pool._remove(self):
+                self._result.cancel()
+                self._pool._admit()
 
     def _fail(self, error: Exception) -> None:
         self._result.set_exception(error)
@@ -80,20 +64,26 @@ class Flight(Generic[T]):
 
 
 class FetcherPool(Generic[T]):
-    """An asynchronous context manager; leaving it cancels every download."""
+    """The pool (remote.log.reader.threads, remote.log.reader.max.pending.tasks).
+
+    An asynchronous context manager; leaving it cancels every download.
+
+    * At most `threads` downloads run, with at most `max_bytes_in_flight` in total; one download may always run. At most
+      `max_pending_tasks` downloads wait. The pool rejects further ones with `ReaderQueueFullError`.
+    * The pool admits downloads round-robin over connections. If the queue is full, a connection with fewer downloads in
+      it displaces one of the connection with the most. So a backfill cannot starve another connection's single read.
+    * All callers that wait for a key share one flight. A running flight continues without waiters, because its result
+      goes to a cache. A queued flight is dropped with its last waiter.
+    * A flight is one attempt. A retry that sleeps occupies no slot.
+    * A flight has the context variables of the call that began it, also if it waited in the queue.
+    """
 
     def __init__(
-        self,
-        *,
-        threads: int = 10,
-        max_pending_tasks: int = 100,
-        max_bytes_in_flight: int = 128 * 1024 * 1024,
-        download_timeout_ms: int = 30_000,
+        self, *, threads: int = 10, max_pending_tasks: int = 100, max_bytes_in_flight: int = 128 * 1024 * 1024
     ) -> None:
         self._threads = threads
         self._max_pending_tasks = max_pending_tasks
         self._max_bytes_in_flight = max_bytes_in_flight
-        self._download_timeout_ms = download_timeout_ms
         self._queues: OrderedDict[int, deque[Flight[T]]] = OrderedDict()
         self._flights: dict[Hashable, Flight[T]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,13 +93,10 @@ class FetcherPool(Generic[T]):
         self.bytes_in_flight = 0
 
     async def __aenter__(self) -> Self:
-        self._group = asyncio.TaskGroup()
-        await self._group.__aenter__()
+        self._group = await asyncio.TaskGroup().__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         group, self._group = self._group, None
         for queue in self._queues.values():
             for flight in queue:
@@ -153,8 +140,7 @@ class FetcherPool(Generic[T]):
         if self.pending_count >= self._max_pending_tasks and not self._make_room(connection_id):
             raise ReaderQueueFullError(f"the queue of remote reads is full: {self.pending_count} downloads wait")
         flight = Flight(self, keys, size_bytes, connection_id, download)
-        for key in flight.keys:
-            self._flights[key] = flight
+        self._flights |= dict.fromkeys(flight.keys, flight)
         self._queues.setdefault(connection_id, deque()).append(flight)
         self.pending_count += 1
         self._admit()
@@ -165,8 +151,8 @@ class FetcherPool(Generic[T]):
 
         Returns whether there is room now.
         """
-        longest = max(self._queues.values(), key=len, default=None)
-        if longest is None or len(longest) <= len(self._queues.get(connection_id, ())) + 1:
+        longest = max(self._queues.values(), key=len, default=deque[Flight[T]]())
+        if len(longest) <= len(self._queues.get(connection_id, ())) + 1:
             return False
         flight = longest[-1]
         self._remove(flight)
@@ -187,34 +173,127 @@ class FetcherPool(Generic[T]):
             self.pending_count -= 1
             self.running_count += 1
             self.bytes_in_flight += flight.size_bytes
-            flight._is_running = True
             task = self._group.create_task(self._run(flight), context=flight._context)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _run(self, flight: Flight[T]) -> None:
         try:
-            await flight._run(self._download_timeout_ms)
+            async with while_active(_DOWNLOAD_TIMEOUT_MS / 1000):
+                flight._result.set_result(await flight._download())
+        except TimeoutError:
+            text = f"a download of {flight.size_bytes} bytes moved none for {_DOWNLOAD_TIMEOUT_MS} ms"
+            flight._fail(RetriableRemoteStorageError(text))
+        except asyncio.CancelledError:
+            flight._result.cancel()
+            raise
+        except Exception as error:
+            flight._fail(error)
         finally:
             self._forget(flight)
             self.give_back_slot(flight.size_bytes)
 
-    def _drop(self, flight: Flight[T]) -> None:
-        if flight in self._queues.get(flight.connection_id, ()):
-            self._remove(flight)
-            flight._result.cancel()
-            self._admit()
-
-    def _remove(self, flight: Flight[T]) -> None:
-        """Removes a queued flight from its queue."""
-        queue = self._queues[flight.connection_id]
+    def _remove(self, flight: Flight[T]) -> bool:
+        """Removes a flight from its queue. Returns False if it has left the queue."""
+        queue = self._queues.get(flight.connection_id)
+        if queue is None or flight not in queue:
+            return False
         queue.remove(flight)
         if not queue:
             del self._queues[flight.connection_id]
         self.pending_count -= 1
         self._forget(flight)
+        return True
 
     def _forget(self, flight: Flight[T]) -> None:
         for key in flight.keys:
-            if self._flights.get(key) is flight:
-                del self._flights[key]
+            del self._flights[key]
+
+
+class HedgedReads:
+    """Reads ranges of segments, and sends a second GET (a hedge) when one takes longer than almost all others.
+
+    * The first success is the result, and the other GET is cancelled. If one GET fails, the other continues. If both
+      fail, the call raises the error of the first. If a GET fails before it was hedged, the caller must retry.
+    * A GET is slow once it takes longer than the 95th percentile of the last ones, within bounds. The upper bound
+      applies until there are enough samples.
+    * A GET has at most one hedge, at most `max_percent` of all GETs are hedged (0: none), and a hedge only uses an idle
+      slot of the pool. So hedging does not add load to a store that is slow for all GETs.
+    * Both GETs end with the call: a deadline or a cancellation of the call ends both.
+    """
+
+    def __init__(
+        self, store: SegmentReads, slots: FetcherPool[Any], max_percent: int, clock_ms: Callable[[], int]
+    ) -> None:
+        """`clock_ms` is monotonic."""
+        self._store = store
+        self._slots = slots
+        self._max_percent = max_percent
+        self._clock_ms = clock_ms
+        self._latencies_ms: deque[int] = deque(maxlen=_SAMPLES)
+        self._credit = 0
+        """Each GET adds `max_percent` to the credit; a hedge takes 100 from it."""
+        self.hedged_requests = 0
+        self.hedge_wins = 0
+        self.downloaded_bytes = 0
+        """The bytes of all GETs that succeeded, also of those whose result is not needed."""
+
+    @property
+    def delay_ms(self) -> int:
+        """The time after which a GET is hedged."""
+        if len(self._latencies_ms) < _MIN_SAMPLES:
+            return _MAX_DELAY_MS
+        slow_ms = sorted(self._latencies_ms)[len(self._latencies_ms) * _SLOW_PERCENTILE // _PERCENT]
+        return min(max(slow_ms, _MIN_DELAY_MS), _MAX_DELAY_MS)
+
+    async def fetch(self, segment: RemoteLogSegmentMetadata, start: int, end: int) -> memoryview:
+        """Returns the stored bytes `[start, end]`, both inclusive."""
+        if not self._max_percent:
+            return await self._get(segment, start, end)
+
+        async def attempt() -> memoryview | Exception:
+            # The attempt returns its error. If it raised, the task group would cancel the other attempt.
+            try:
+                return await self._get(segment, start, end)
+            except Exception as error:
+                return error
+
+        size_bytes = end + 1 - start
+        began_ms = self._clock_ms()
+        self._credit = min(self._credit + self._max_percent, _MAX_CREDIT)
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(attempt())
+            await asyncio.wait([first], timeout=(self.delay_ms + 1) / 1000)  # the latencies are rounded down
+            attempts = [first]
+            if not first.done() and self._may_hedge(size_bytes):
+                second = group.create_task(attempt())
+                second.add_done_callback(lambda _: self._slots.give_back_slot(size_bytes))
+                attempts.append(second)
+            _, pending = await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
+            if pending and not any(map(_has_succeeded, attempts)):
+                await asyncio.wait(pending)
+            winner = next(filter(_has_succeeded, attempts), first)
+            for one in attempts:
+                one.cancel()
+        outcome = winner.result()
+        if isinstance(outcome, Exception):
+            raise outcome
+        self.hedge_wins += winner is not first
+        self._latencies_ms.append(self._clock_ms() - began_ms)
+        return outcome
+
+    async def _get(self, segment: RemoteLogSegmentMetadata, start: int, end: int) -> memoryview:
+        found = await self._store.fetch_log_segment(segment, start, end)
+        self.downloaded_bytes += len(found)
+        return found
+
+    def _may_hedge(self, size_bytes: int) -> bool:
+        if self._credit < _PERCENT or not self._slots.take_idle_slot(size_bytes):
+            return False
+        self._credit -= _PERCENT
+        self.hedged_requests += 1
+        return True
+
+
+def _has_succeeded(attempt: asyncio.Task[memoryview | Exception]) -> bool:
+    return attempt.done() and not isinstance(attempt.result(), Exception)

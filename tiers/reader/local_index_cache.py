@@ -2,21 +2,17 @@
 
     <folder>/<topic>-<partition>/<base>.remoteLogIndex, ...   see tiers/segment/indexes/local_index_files.py
 
-* `LocalIndexCache` writes and reads one folder. Each folder has one writer, and one thread at a time works on it. If
-  another thread is busy in the folder or the disk fails, a call has no effect.
+* Each folder has one writer. Readers of any process take no lock. The checks of `LocalIndexFiles.find` turn a set that
+  the writer is just changing into a miss.
 * The process that runs the RLM tasks writes `index` under `state.path`. After it copied a segment, it appends the
-  segment's index. The workers read that folder through `SharedIndexFiles`, without a lock and without writing to it.
-* A process that reads segments appends each index that it read from the store to its own folder. The only process of a
-  proxy without workers uses `index` for both.
-* A set of files is rolled by size and by age. Only the process that began a set appends to it; a later process only
-  reads the set. So nothing is ever appended to a torn tail.
-* A segment is found by its uuid, and only if all of its entries are whole. So an entry of a segment that was cut,
-  deleted or copied again by another owner is never used for another segment.
-* A worker that finds damage in `index` names the set in `index/damaged`. The writer checks that set in its next call,
-  and removes it if it is damaged.
-* All sets of a folder together stay below the configured size. The cache evicts the least recently used set first. It
-  removes an inconsistent set at once, and the reader fetches those indexes from the store again. The same applies to a
-  set after a disk error.
+  segment's index. A process that reads segments appends each index that it read from the store to its own folder, and
+  reads `index` too. The only process of a proxy without workers uses `index` for both.
+* A set of files is rolled by size and by age. Only the process that began a set appends to it, so nothing is ever
+  appended to a torn tail.
+* A segment is found by its uuid, and only if all of its entries are whole. So no entry is used for another segment.
+* A reader that finds damage names the set in `<folder>/damaged`. The writer checks that set in its next call, and
+  removes it if it is damaged. It removes a set at once after a disk error.
+* All sets of a folder together stay below the configured size. The least recently used one is evicted first.
 """
 
 from __future__ import annotations
@@ -50,8 +46,12 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(rf"(\d{{20}})({'|'.join(map(re.escape, SUFFIXES))})")
 _DAMAGED = "damaged"
 """The folder, beside those of the partitions, in which readers name the sets that look damaged."""
-_MAX_SHARED_SETS = 8
-"""How many sets `SharedIndexFiles` opens for one segment. The first one has the segment, unless the log was cut."""
+_MAX_SETS_OF_A_READ = 8
+"""How many sets a reader opens for one segment. The first one has the segment, unless the log was cut."""
+_DEADLINE_MS = 1_000
+
+_SetKey = tuple[str, int]
+"""The name of the partition's folder, and the base offset."""
 
 
 @dataclass(slots=True)
@@ -60,13 +60,14 @@ class _Set:
     began_ms: int | None
     """None if an earlier process began the set."""
     used_ns: int = 0
-    """The time of the last use, as the writer knows it. A reader in another process sets the file's time."""
+    """The time of the last use, as the writer knows it. A reader sets the file's time."""
 
 
-class LocalIndexCache:
-    """The cache. Its calls block on the disk, so they must not run on an event loop.
+class LocalIndexes:
+    """The index files of a process, on an event loop. If the disk hangs or fails, the reader falls back to a GET.
 
-    No call raises for a disk error or a damaged file; such an error is a cache miss."""
+    The calls work in a thread of their own, one at a time. There are a few more threads while calls hang in the disk.
+    While one hangs, the folder is not written. No call raises for a disk error or a damaged file."""
 
     def __init__(
         self,
@@ -74,18 +75,23 @@ class LocalIndexCache:
         remote_log: RemoteLogConfig,
         clock_ms: Callable[[], int],
         ciphers: SegmentCiphers | None = None,
+        *,
+        shared: Path | None = None,
         append: Append = append_to,
+        deadline_ms: int = _DEADLINE_MS,
     ) -> None:
+        """This process alone writes `folder`. `shared` is the folder that another process writes: it is read first."""
         self._root = folder
         self._remote_log = remote_log
         self._clock_ms = clock_ms
         self._ciphers = ciphers
+        self._shared = shared
         self._append = append
-        self._busy = threading.Lock()
-        self._sets: dict[Path, _Set] = {}
-        """The sets by path without suffix, the least recently used first."""
-        self._stems: dict[Path, dict[Path, None]] = {}
-        """The keys of `_sets` by folder, in the same order."""
+        self._deadline_s = deadline_ms / 1000
+        self._calls = BlockingCalls("local-indexes", 1)
+        self._writes = threading.Lock()
+        self._sets: dict[_SetKey, _Set] = {}
+        """The sets of the folder, the least recently used first."""
         self._is_loaded = False
         self._trouble = LastingTrouble(
             logger,
@@ -94,42 +100,80 @@ class LocalIndexCache:
             clock_ms=clock_ms,
         )
         self.size_bytes = 0
+        """The bytes of the sets in the folder that this process writes."""
+        self.hits = 0
+        self.misses = 0
 
-    def get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
-        """Returns the index and its size in bytes; None when the cache does not have it."""
-        return self._alone(lambda: self._get(segment))
+    async def get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
+        """Returns the index and its size in bytes; None when it is not in the files or the deadline passes."""
+        found = await self._run(lambda: self._get(segment))
+        self.hits += found is not None
+        self.misses += found is None
+        return found
 
-    def put(self, segment: RemoteLogSegmentMetadata, raw: bytes) -> None:
-        """Caches `raw`, the stored `.indexes` object of a segment that the cache does not have.
+    async def open(self) -> None:
+        """Loads the sets of earlier processes, so that `size_bytes` counts them. Other calls that write do so too."""
+        await self._write(lambda: None)
 
-        Raises `CorruptSegmentError` when `raw` is damaged.
-        """
+    async def put(self, segment: RemoteLogSegmentMetadata, raw: bytes) -> None:
+        """Caches `raw`, the stored `.indexes` object. Raises `CorruptSegmentError` when it is damaged."""
         indexes = decode_indexes_object(raw, segment)
-        self._alone(lambda: self._put(indexes))
+        await self._write(lambda: self._put(indexes))
 
-    def open(self) -> None:
-        """Loads the sets of earlier processes. Every other call does so too if it comes first."""
-        self._alone(lambda: None)
-
-    def remove_below(self, partition: TopicIdPartition, offset: int) -> None:
+    async def remove_below(self, partition: TopicIdPartition, offset: int) -> None:
         """Removes the sets of the partition that end below `offset`: the remote log begins there now."""
-        self._alone(lambda: self._remove_below(partition, offset))
+        await self._write(lambda: self._remove_below(partition, offset))
 
-    def _alone(self, work: Callable[[], T | None]) -> T | None:
-        """Runs `work` unless another call is busy; returns None otherwise. A call that hangs in the disk stays busy."""
-        if not self._busy.acquire(blocking=False):
-            return None
+    def close(self) -> None:
+        """Later calls have no effect. Safe to call twice."""
+        self._calls.close()
+
+    async def _run(self, work: Callable[[], T | None]) -> T | None:
         try:
-            if not self._is_loaded:
-                self._load()
-                self._is_loaded = True
-            self._check_named_sets()
-            return work()
-        except OSError as error:
-            self._trouble.found(error=str(error))
+            return await self._calls.run(lambda _: work(), self._deadline_s)
+        except (TimeoutError, CallsClosedError):
             return None
-        finally:
-            self._busy.release()
+
+    async def _write(self, work: Callable[[], None]) -> None:
+        """Runs `work` unless another call is busy. A call that hangs in the disk stays busy."""
+
+        def alone() -> None:
+            if not self._writes.acquire(blocking=False):
+                return
+            try:
+                self._load()
+                self._check_named_sets()
+                work()
+            except OSError as error:
+                self._trouble.found(error=str(error))
+            finally:
+                self._writes.release()
+
+        await self._run(alone)
+
+    def _get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
+        found = None if self._shared is None else _find(self._shared, segment, self._ciphers)
+        return found or _find(self._root, segment, self._ciphers)
+
+    def _load(self) -> None:
+        """Loads the complete sets of earlier processes and removes the files of incomplete ones."""
+        if self._is_loaded:
+            return
+        self._root.mkdir(parents=True, exist_ok=True)
+        names = ((path.parent.name, _NAME.fullmatch(path.name)) for path in self._root.glob("*/*"))
+        known: list[tuple[int, _SetKey, LocalIndexFiles]] = []
+        for folder, base_offset in {(folder, int(named[1])) for folder, named in names if named}:
+            try:
+                files = LocalIndexFiles.existing(self._root / folder, base_offset)
+                known.append((_used_ns(files), (folder, base_offset), files))
+            except (CorruptSegmentError, OSError):
+                with contextlib.suppress(OSError):
+                    LocalIndexFiles(self._root / folder, base_offset).remove()
+        for _, key, files in sorted(known, key=lambda entry: entry[:2]):
+            self._use(key, _Set(files, None))
+            self.size_bytes += files.size_bytes
+        self._shrink()
+        self._is_loaded = True
 
     def _check_named_sets(self) -> None:
         """Checks the sets that readers named, and removes the damaged ones.
@@ -142,183 +186,90 @@ class LocalIndexCache:
         for path in named:
             path.unlink(missing_ok=True)
             folder, _, base_offset = path.name.rpartition(".")
-            stem = self._root / folder / base_offset
-            if stem in self._sets:
+            if (one := self._sets.get((folder, int(base_offset)))) is not None:
                 try:
-                    self._sets[stem].files.check()
+                    one.files.check()
                 except (CorruptSegmentError, OSError) as error:
-                    self._remove_damaged(stem, error)
-
-    def _remove_damaged(self, stem: Path, error: Exception) -> None:
-        logger.warning("removing damaged local index files", extra={"path": str(stem), "error": str(error)})
-        self._remove(stem)
-
-    def _get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
-        for stem in reversed([*self._stems.get(self._folder(segment.topic_id_partition), ())]):
-            files = self._sets[stem].files
-            try:
-                found = files.find(segment, self._ciphers)
-            except EncryptionKeyError:  # the store may have the index with another wrapping key by now
-                continue
-            except (CorruptSegmentError, OSError) as error:
-                self._remove_damaged(stem, error)
-                continue
-            if found is not None:
-                _note_use(files)
-                self._add(stem, self._sets[stem])
-                return found
-        return None
+                    extra = {"path": str(one.files.path("")), "error": str(error)}
+                    logger.warning("removing damaged local index files", extra=extra)
+                    self._remove((folder, int(base_offset)))
 
     def _put(self, indexes: IndexesObject) -> None:
         segment = indexes.metadata
         if segment.end_offset - segment.start_offset > MAX_RELATIVE:
             return  # no set can hold such a hole
-        folder = self._folder(segment.topic_id_partition)
-        stem = self._stem_that_takes(folder, segment) or self._begin(folder, segment.start_offset)
-        files = self._sets[stem].files
-        self.size_bytes -= files.size_bytes
+        key = self._set_that_takes(segment) or self._begin(segment)
+        one = self._sets[key]
+        self.size_bytes -= one.files.size_bytes
         try:
-            files.append(indexes)
+            one.files.append(indexes)
         except OSError:
-            self.size_bytes += files.size_bytes
-            self._remove(stem)
+            self.size_bytes += one.files.size_bytes
+            self._remove(key)
             raise
-        self.size_bytes += files.size_bytes
-        self._add(stem, self._sets[stem])
+        self.size_bytes += one.files.size_bytes
+        self._use(key, one)
         self._trouble.ended()  # a full disk can still be read, so only an append shows that the trouble is over
         self._shrink()
 
-    def _shrink(self) -> None:
-        spared = len(self._sets)
-        while self.size_bytes > self._remote_log.index_file_cache_bytes:
-            stem, one = next(iter(self._sets.items()))
-            used_ns = _used_ns(one.files)
-            if used_ns > one.used_ns and spared > 0:  # another process has read it
-                one.used_ns, spared = used_ns, spared - 1
-                self._add(stem, one)
-            else:
-                self._remove(stem)
-
-    def _remove_below(self, partition: TopicIdPartition, offset: int) -> None:
-        for stem in [*self._stems.get(self._folder(partition), ())]:
-            if self._sets[stem].files.last_offset < offset:
-                self._remove(stem)
-
-    def _stem_that_takes(self, folder: Path, segment: RemoteLogSegmentMetadata) -> Path | None:
+    def _set_that_takes(self, segment: RemoteLogSegmentMetadata) -> _SetKey | None:
         """Returns the set that can take the segment and ends nearest before it; None when no set can take it.
 
         So concurrent readers at different offsets each append to their own set.
         """
-        now_ms = self._clock_ms()
+        began_after_ms = self._clock_ms() - self._remote_log.index_file_roll_ms
         fit = [
-            (one.files.last_offset, stem)
-            for stem, one in ((stem, self._sets[stem]) for stem in self._stems.get(folder, ()))
+            (one.files.last_offset, key)
+            for key, one in self._sets_of(segment.topic_id_partition)
             if one.began_ms is not None
-            and now_ms - one.began_ms < self._remote_log.index_file_roll_ms
+            and one.began_ms > began_after_ms
             and one.files.takes(segment, self._remote_log.index_file_roll_bytes)
         ]
         return max(fit)[1] if fit else None
 
-    def _begin(self, folder: Path, base_offset: int) -> Path:
+    def _begin(self, segment: RemoteLogSegmentMetadata) -> _SetKey:
         """Begins a set. Removes an existing set with the same name."""
-        stem = folder / f"{base_offset:020}"
-        if stem in self._sets:
-            self._remove(stem)
+        folder = folder_of(self._root, segment.topic_id_partition)
+        key = folder.name, segment.start_offset
+        if key in self._sets:
+            self._remove(key)
         folder.mkdir(parents=True, exist_ok=True)
-        files = LocalIndexFiles(folder, base_offset, self._append)
+        files = LocalIndexFiles(folder, segment.start_offset, self._append)
         files.remove()
-        self._add(stem, _Set(files, self._clock_ms()))
-        return stem
+        self._use(key, _Set(files, self._clock_ms()))
+        return key
 
-    def _add(self, stem: Path, one: _Set) -> None:
+    def _use(self, key: _SetKey, one: _Set) -> None:
         """Adds the set, or moves it to the end, as the most recently used one."""
         one.used_ns = _used_ns(one.files)
-        self._sets.pop(stem, None)
-        self._sets[stem] = one
-        stems = self._stems.setdefault(stem.parent, {})
-        stems.pop(stem, None)
-        stems[stem] = None
+        self._sets.pop(key, None)
+        self._sets[key] = one
 
-    def _remove(self, stem: Path) -> None:
-        files = self._sets.pop(stem).files
-        stems = self._stems[stem.parent]
-        del stems[stem]
-        if not stems:
-            del self._stems[stem.parent]
+    def _shrink(self) -> None:
+        spared = len(self._sets)
+        while self.size_bytes > self._remote_log.index_file_cache_bytes:
+            key, one = next(iter(self._sets.items()))
+            if _used_ns(one.files) > one.used_ns and spared > 0:  # it was read meanwhile
+                spared -= 1
+                self._use(key, one)
+            else:
+                self._remove(key)
+
+    def _remove_below(self, partition: TopicIdPartition, offset: int) -> None:
+        for key, one in self._sets_of(partition):
+            if one.files.last_offset < offset:
+                self._remove(key)
+
+    def _sets_of(self, partition: TopicIdPartition) -> list[tuple[_SetKey, _Set]]:
+        name = folder_of(self._root, partition).name
+        return [(key, one) for key, one in self._sets.items() if key[0] == name]
+
+    def _remove(self, key: _SetKey) -> None:
+        files = self._sets.pop(key).files
         self.size_bytes -= files.size_bytes
         with contextlib.suppress(OSError):
             files.remove()
             files.folder.rmdir()  # fails while the folder has another set
-
-    def _load(self) -> None:
-        """Loads the complete sets of earlier processes and removes the files of incomplete ones."""
-        found: dict[Path, set[str]] = {}
-        self._root.mkdir(parents=True, exist_ok=True)
-        for path in self._root.glob("*/*"):
-            if named := _NAME.fullmatch(path.name):
-                found.setdefault(path.parent / named[1], set()).add(named[2])
-        known: list[tuple[int, Path, LocalIndexFiles]] = []
-        for stem, suffixes in found.items():
-            try:
-                if len(suffixes) < len(SUFFIXES):
-                    raise CorruptSegmentError(f"{stem}: the set has only the files {', '.join(suffixes)}")
-                files = LocalIndexFiles.existing(stem.parent, int(stem.name))
-                known.append((_used_ns(files), stem, files))
-            except (CorruptSegmentError, OSError):
-                with contextlib.suppress(OSError):
-                    LocalIndexFiles(stem.parent, int(stem.name)).remove()
-        for _, stem, files in sorted(known, key=lambda entry: entry[:2]):
-            self._add(stem, _Set(files, None))
-            self.size_bytes += files.size_bytes
-        self._shrink()
-
-    def _folder(self, partition: TopicIdPartition) -> Path:
-        return folder_of(self._root, partition)
-
-
-class SharedIndexFiles:
-    """Reads the folder that another process writes. Its calls block on the disk.
-
-    Without a lock, a reader may see a set that the writer is just appending to, removing or beginning anew. The checks
-    of `LocalIndexFiles.find` turn that into a miss. No call raises for a disk error or a damaged file."""
-
-    def __init__(self, folder: Path, ciphers: SegmentCiphers | None = None) -> None:
-        self._root = folder
-        self._ciphers = ciphers
-
-    def get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
-        """Returns the index and its size in bytes; None when the files do not have it."""
-        folder = folder_of(self._root, segment.topic_id_partition)
-        for base_offset in self._base_offsets(folder, segment.start_offset)[:_MAX_SHARED_SETS]:
-            try:
-                files = LocalIndexFiles.existing(folder, base_offset)
-                found = files.find(segment, self._ciphers)
-            except EncryptionKeyError:
-                continue
-            except (CorruptSegmentError, OSError):
-                self._name_damaged(folder, base_offset)
-                continue
-            if found is not None:
-                _note_use(files)
-                return found
-        return None
-
-    def _name_damaged(self, folder: Path, base_offset: int) -> None:
-        """Asks the writer of the folder to check a set. The writer alone removes files, since it may append to them."""
-        with contextlib.suppress(OSError):
-            (self._root / _DAMAGED).mkdir(exist_ok=True)
-            (self._root / _DAMAGED / f"{folder.name}.{base_offset:020}").touch()
-
-    def _base_offsets(self, folder: Path, start_offset: int) -> list[int]:
-        """Returns the base offsets of the sets that may have a segment from `start_offset` on, the nearest first."""
-        try:
-            names = [path.name for path in folder.iterdir()]
-        except OSError:
-            return []
-        found = (
-            int(name[: -len(OFFSET_INDEX)]) for name in names if name.endswith(OFFSET_INDEX) and _NAME.fullmatch(name)
-        )
-        return sorted((base for base in found if base <= start_offset), reverse=True)
 
 
 def folder_of(root: Path, partition: TopicIdPartition) -> Path:
@@ -326,68 +277,40 @@ def folder_of(root: Path, partition: TopicIdPartition) -> Path:
     return root / f"{partition.topic}-{partition.partition}"
 
 
+def _find(
+    root: Path, segment: RemoteLogSegmentMetadata, ciphers: SegmentCiphers | None
+) -> tuple[SegmentIndex, int] | None:
+    """Returns the index and its size in bytes; None when the folder does not have it. Opens the nearest sets first."""
+    folder = folder_of(root, segment.topic_id_partition)
+    try:
+        names = [_NAME.fullmatch(path.name) for path in folder.iterdir()]
+    except OSError:
+        return None
+    bases = (int(named[1]) for named in names if named and named[2] == OFFSET_INDEX)
+    for base_offset in sorted((base for base in bases if base <= segment.start_offset), reverse=True)[
+        :_MAX_SETS_OF_A_READ
+    ]:
+        try:
+            files = LocalIndexFiles.existing(folder, base_offset)
+            found = files.find(segment, ciphers)
+        except EncryptionKeyError:  # the store may have the index with another wrapping key by now
+            continue
+        except (CorruptSegmentError, OSError):
+            with contextlib.suppress(OSError):
+                (root / _DAMAGED).mkdir(exist_ok=True)
+                (root / _DAMAGED / f"{folder.name}.{base_offset:020}").touch()
+            continue
+        if found is not None:
+            # It survives a restart, and the writer sees it. The kernel's own time of a write is coarser than this.
+            now_ns = time.time_ns()
+            with contextlib.suppress(OSError):
+                os.utime(files.path(OFFSET_INDEX), ns=(now_ns, now_ns))
+            return found
+    return None
+
+
 def _used_ns(files: LocalIndexFiles) -> int:
     try:
         return files.path(OFFSET_INDEX).stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _note_use(files: LocalIndexFiles) -> None:
-    """Sets the time of the last use. It survives a restart, and the writer of the folder sees it."""
-    now_ns = time.time_ns()  # the kernel's own time of a write is coarser, so a use is always later
-    with contextlib.suppress(OSError):
-        os.utime(files.path(OFFSET_INDEX), ns=(now_ns, now_ns))
-
-
-DEADLINE_MS = 1_000
-
-
-class LocalIndexes:
-    """Makes `LocalIndexCache` usable on an event loop. If the disk hangs, the reader falls back to a GET.
-
-    The cache is used in a thread of its own. It adds a few threads while calls hang in the disk."""
-
-    def __init__(
-        self, cache: LocalIndexCache, deadline_ms: int = DEADLINE_MS, shared: SharedIndexFiles | None = None
-    ) -> None:
-        """`shared` are the files that another process writes. They are asked first."""
-        self.cache = cache
-        self._shared = shared
-        self.hits = 0
-        self.misses = 0
-        self._deadline_s = deadline_ms / 1000
-        self._calls = BlockingCalls("local-indexes", 1)
-
-    async def get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
-        """Returns the index and its size in bytes; None when it is not in the files or the deadline passes."""
-        found = await self._run(lambda: self._get(segment))
-        self.hits += found is not None
-        self.misses += found is None
-        return found
-
-    def _get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
-        found = None if self._shared is None else self._shared.get(segment)
-        return self.cache.get(segment) if found is None else found
-
-    async def open(self) -> None:
-        """Loads the sets of earlier processes, so that `cache.size_bytes` counts them."""
-        await self._run(self.cache.open)
-
-    async def put(self, segment: RemoteLogSegmentMetadata, raw: bytes) -> None:
-        """Caches `raw`, the stored object. `raw` must be intact."""
-        await self._run(lambda: self.cache.put(segment, raw))
-
-    async def remove_below(self, partition: TopicIdPartition, offset: int) -> None:
-        """Removes the sets of the partition that end below `offset`."""
-        await self._run(lambda: self.cache.remove_below(partition, offset))
-
-    async def _run(self, work: Callable[[], T | None]) -> T | None:
-        try:
-            return await self._calls.run(lambda _: work(), self._deadline_s)
-        except (TimeoutError, CallsClosedError):
-            return None
-
-    def close(self) -> None:
-        """Later calls have no effect. Safe to call twice."""
-        self._calls.close()

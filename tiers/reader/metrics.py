@@ -58,7 +58,7 @@ class LocalIndexMetrics(Collector):
         self._indexes = indexes
 
     def collect(self) -> Iterator[Metric]:
-        yield LOCAL_INDEX_BYTES.family(self._indexes.cache.size_bytes)
+        yield LOCAL_INDEX_BYTES.family(self._indexes.size_bytes)
 
 
 class RemoteLogReaderMetrics(Collector):
@@ -66,35 +66,32 @@ class RemoteLogReaderMetrics(Collector):
         self._reader = reader
 
     def collect(self) -> Iterator[Metric]:
-        reader = self._reader
-        running, pending, in_flight = RUNNING.family(), PENDING.family(), IN_FLIGHT.family()
-        for name, pool in (("chunk", reader.chunk_pool), ("index", reader.index_pool)):
-            running.add_metric([name], pool.running_count)
-            pending.add_metric([name], pool.pending_count)
-            in_flight.add_metric([name], pool.bytes_in_flight)
-        downloaded = DOWNLOADED.family()
-        for name, count in reader.downloaded_bytes.items():
-            downloaded.add_metric([name], count)
-        cache = CACHE_BYTES.family()
-        cache.add_metric(["chunk"], reader.chunk_cache.size_bytes)
-        cache.add_metric(["index"], reader.index_cache.size_bytes)
-        yield from (running, pending, in_flight, downloaded, cache)
-        yield CHUNK_HITS.family(reader.chunk_cache.hits)
-        yield CHUNK_MISSES.family(reader.chunk_cache.misses)
-        if (local := reader.local_indexes) is not None:
+        reader, fetcher = self._reader, self._reader.fetcher
+        of_pools = [spec.family() for spec in (RUNNING, PENDING, IN_FLIGHT, DOWNLOADED, CACHE_BYTES)]
+        for name, pool, downloaded_bytes, cached_bytes in (
+            ("chunk", fetcher.chunk_pool, fetcher.hedged_reads.downloaded_bytes, fetcher.chunk_cache.size_bytes),
+            ("index", fetcher.index_pool, fetcher.downloaded_index_bytes, fetcher.index_cache.currsize),
+        ):
+            counts = (pool.running_count, pool.pending_count, pool.bytes_in_flight, downloaded_bytes, cached_bytes)
+            for family, count in zip(of_pools, counts, strict=True):
+                family.add_metric([name], count)
+        yield from of_pools
+        yield CHUNK_HITS.family(fetcher.chunk_cache.hits)
+        yield CHUNK_MISSES.family(fetcher.chunk_cache.misses)
+        if (local := fetcher.local_indexes) is not None:
             yield LOCAL_INDEX_HITS.family(local.hits)
             yield LOCAL_INDEX_MISSES.family(local.misses)
             yield from LocalIndexMetrics(local).collect()
-        if (disk := reader.disk_chunks) is not None:
+        if (disk := fetcher.disk_chunks) is not None:
             yield DISK_CHUNK_HITS.family(disk.hits)
             yield DISK_CHUNK_MISSES.family(disk.misses)
             yield DISK_CHUNK_EVICTIONS.family(disk.evictions)
             yield DISK_CHUNK_BYTES.family(disk.size_bytes)
-        yield HEDGED_REQUESTS.family(reader.hedged_reads.hedged_requests)
-        yield HEDGE_WINS.family(reader.hedged_reads.hedge_wins)
+        yield HEDGED_REQUESTS.family(fetcher.hedged_reads.hedged_requests)
+        yield HEDGE_WINS.family(fetcher.hedged_reads.hedge_wins)
         yield READ_AHEAD_BYTES.family(reader.read_ahead.reserved_bytes)
         throttled = THROTTLE_TIME.family()
         throttled.add_metric([], reader.quotas.throttled_count, reader.quotas.throttled_ms / 1000)
         yield throttled
         yield from ReadAccountMetrics(reader.accounts).collect()
-        yield CIRCUIT_OPEN.family(int(bool(reader.breakers.open_locations)))
+        yield CIRCUIT_OPEN.family(int(bool(fetcher.breakers.open_locations)))

@@ -1,8 +1,8 @@
 """`ReadAccounts`: who reads the remote tier: the reads and bytes of each client id from each topic.
 
 Clients choose their ids, so the number of accounts is bounded. When all places are taken, a new client takes the place
-of the one that has been idle the longest, if that is idle for `IDLE_MS`. Otherwise its reads are those of `OTHERS`.
-The counts of a client that lost its place move to `OTHERS`, so that no byte is lost from the sum.
+of the one that has been idle the longest, if that is idle for `IDLE_MS`. Otherwise its reads are those of `OTHERS`. So
+are the counts of a client that lost its place.
 """
 
 from __future__ import annotations
@@ -75,12 +75,8 @@ class ReadAccount:
 class ReadAccounts:
     """The accounts of one process. `clock_ms` is monotonic."""
 
-    def __init__(
-        self, clock_ms: Callable[[], int], *, max_clients: int = MAX_CLIENTS, max_topics: int = MAX_TOPICS
-    ) -> None:
-        self.max_clients = max_clients
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
-        self._max_topics = max_topics
         self._clients: dict[str, dict[str, ReadAccount]] = {}
         """By client id. The client that has been idle the longest is the first."""
         self._others: dict[str, ReadAccount] = {}
@@ -113,13 +109,13 @@ class ReadAccounts:
         else:
             self._clients[client_id] = topics
         name = OTHERS if topics is self._others else client_id
-        if topic not in topics and len(topics) >= self._max_topics:
+        if topic not in topics and len(topics) >= MAX_TOPICS:
             topic = OTHERS
         return topics.setdefault(topic, ReadAccount(name, topic))
 
     def _has_room(self) -> bool:
         """Whether there is a place for one more client. Gives up the client that has been idle the longest."""
-        if len(self._clients) < self.max_clients:
+        if len(self._clients) < MAX_CLIENTS:
             return True
         oldest, topics = next(iter(self._clients.items()))
         if self._clock_ms() - max(each.last_ms for each in topics.values()) < IDLE_MS:

@@ -8,15 +8,15 @@ with the next segment, whereas Kafka stops there.
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from protocol.records.record_batch import NO_TIMESTAMP, iterate_batches
 from protocol.records.record_reader import first_record_at_or_after, read_records
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.reader.retry import SegmentDeletedError
-from tiers.segment.indexes.segment_index import SegmentIndex
+from tiers.reader.chunk_fetcher import Caller, ChunkFetcher, IndexedSegment, SegmentDeletedError
 
 _SEGMENTS_BETWEEN_YIELDS = 256
 
@@ -29,68 +29,34 @@ class TimestampOffset(NamedTuple):
     leader_epoch: int
 
 
-class SegmentParts(Protocol):
-    """The methods of `RemoteLogReader` that a search needs."""
-
-    async def index(
-        self, segment: RemoteLogSegmentMetadata, *, deadline_ms: int, connection_id: int
-    ) -> SegmentIndex: ...
-
-    async def chunk(
-        self,
-        segment: RemoteLogSegmentMetadata,
-        index: SegmentIndex,
-        number: int,
-        *,
-        deadline_ms: int,
-        connection_id: int,
-    ) -> memoryview: ...
-
-
 class RemoteLogOffsetReader:
-    def __init__(self, rlmm: RemoteLogMetadataState, reader: SegmentParts) -> None:
+    def __init__(self, rlmm: RemoteLogMetadataState, fetcher: ChunkFetcher) -> None:
         self._rlmm = rlmm
-        self._reader = reader
+        self._fetcher = fetcher
 
     async def offset_for_timestamp(
-        self,
-        partition: TopicIdPartition,
-        timestamp_ms: int,
-        from_offset: int,
-        to_offset: int,
-        *,
-        deadline_ms: int,
-        connection_id: int,
+        self, partition: TopicIdPartition, timestamp_ms: int, from_offset: int, to_offset: int, caller: Caller
     ) -> TimestampOffset | None:
         """Returns the first record in `[from_offset, to_offset)` with at least that timestamp.
 
         Control records count as well. None means that the range has no such record. If a segment cannot be read, it
         raises like `RemoteLogReader.read`.
         """
-        offset = from_offset
-        looked_at = 0
-        while (segment := self._rlmm.next_segment(partition, offset)) is not None and segment.start_offset < to_offset:
+        for looked_at, segment in enumerate(self._segments(partition, from_offset, to_offset), 1):
             if segment.max_timestamp_ms >= timestamp_ms:
                 try:
-                    found = await self._search(segment, timestamp_ms, from_offset, deadline_ms, connection_id)
+                    found = await self._search(segment, timestamp_ms, from_offset, caller)
                 except SegmentDeletedError:
-                    continue
+                    begin = max(from_offset, segment.start_offset)
+                    return await self.offset_for_timestamp(partition, timestamp_ms, begin, to_offset, caller)
                 if found is not None:
                     return found if found.offset < to_offset else None
-            offset = segment.valid_end_offset + 1
-            looked_at += 1
             if looked_at % _SEGMENTS_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
         return None
 
     async def max_timestamp(
-        self,
-        partition: TopicIdPartition,
-        from_offset: int,
-        to_offset: int,
-        *,
-        deadline_ms: int,
-        connection_id: int,
+        self, partition: TopicIdPartition, from_offset: int, to_offset: int, caller: Caller
     ) -> TimestampOffset | None:
         """Returns the first record with the greatest timestamp, control records included; None when there is none.
 
@@ -98,17 +64,13 @@ class RemoteLogOffsetReader:
         the segment that holds `from_offset`. Raises like `RemoteLogReader.read`, and `SegmentDeletedError`."""
         best: RemoteLogSegmentMetadata | None = None
         found: TimestampOffset | None = None
-        offset = from_offset
-        looked_at = 0
-        while (segment := self._rlmm.next_segment(partition, offset)) is not None and segment.start_offset < to_offset:
+        for looked_at, segment in enumerate(self._segments(partition, from_offset, to_offset), 1):
             if segment.start_offset < from_offset or segment.cut_at is not None:
-                part = await self._max_of_part(segment, from_offset, deadline_ms, connection_id)
+                part = await self._max_of_part(segment, from_offset, caller)
                 if part is not None and (found is None or part.timestamp_ms > found.timestamp_ms):
                     found = part
             elif best is None or segment.max_timestamp_ms > best.max_timestamp_ms:
                 best = segment
-            offset = segment.valid_end_offset + 1
-            looked_at += 1
             if looked_at % _SEGMENTS_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
         if (
@@ -117,16 +79,24 @@ class RemoteLogOffsetReader:
             or (found is not None and (-found.timestamp_ms, found.offset) < (-best.max_timestamp_ms, best.start_offset))
         ):
             return found
-        return await self._search(best, best.max_timestamp_ms, from_offset, deadline_ms, connection_id)
+        return await self._search(best, best.max_timestamp_ms, from_offset, caller)
+
+    def _segments(
+        self, partition: TopicIdPartition, from_offset: int, to_offset: int
+    ) -> Iterator[RemoteLogSegmentMetadata]:
+        """Yields the readable segments of `[from_offset, to_offset)`, each as the metadata has it at that moment."""
+        while (segment := self._rlmm.next_segment(partition, from_offset)) and segment.start_offset < to_offset:
+            yield segment
+            from_offset = segment.valid_end_offset + 1
 
     async def _max_of_part(
-        self, segment: RemoteLogSegmentMetadata, from_offset: int, deadline_ms: int, connection_id: int
+        self, segment: RemoteLogSegmentMetadata, from_offset: int, caller: Caller
     ) -> TimestampOffset | None:
         """Returns the first record with the greatest timestamp in the valid part of the segment from `from_offset` on.
 
         The segment's maximum timestamp may lie before `from_offset` or after a CUT. So this looks at the chunks, and
         then at the batches and records of chunks that lie only partly in the range."""
-        index = await self._reader.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
+        index = await self._fetcher.index(segment, caller)
         end_offset, greatest_ms = segment.valid_end_offset, NO_TIMESTAMP
         for number, chunk in enumerate(index.chunks()):
             if chunk.last_offset < from_offset or chunk.first_offset > end_offset:
@@ -134,29 +104,20 @@ class RemoteLogOffsetReader:
             if chunk.first_offset >= from_offset and chunk.last_offset <= end_offset:
                 greatest_ms = max(greatest_ms, chunk.max_timestamp_ms)
                 continue
-            view = await self._reader.chunk(
-                segment, index, number, deadline_ms=deadline_ms, connection_id=connection_id
-            )
+            view, *_ = await self._fetcher.chunks(IndexedSegment(segment, index), number, 1, caller)
             greatest_ms = max(greatest_ms, await asyncio.to_thread(_max_in_chunk, view, from_offset, end_offset))
         if greatest_ms < 0:
             return None
-        return await self._search(segment, greatest_ms, from_offset, deadline_ms, connection_id)
+        return await self._search(segment, greatest_ms, from_offset, caller)
 
     async def _search(
-        self,
-        segment: RemoteLogSegmentMetadata,
-        timestamp_ms: int,
-        from_offset: int,
-        deadline_ms: int,
-        connection_id: int,
+        self, segment: RemoteLogSegmentMetadata, timestamp_ms: int, from_offset: int, caller: Caller
     ) -> TimestampOffset | None:
-        index = await self._reader.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
+        index = await self._fetcher.index(segment, caller)
         number = index.chunk_number_for_timestamp(timestamp_ms)
         while number is not None:
             if index.chunks()[number].last_offset >= from_offset:
-                view = await self._reader.chunk(
-                    segment, index, number, deadline_ms=deadline_ms, connection_id=connection_id
-                )
+                view, *_ = await self._fetcher.chunks(IndexedSegment(segment, index), number, 1, caller)
                 found = await asyncio.to_thread(_first_in_chunk, view, timestamp_ms, from_offset)
                 if found is not None:
                     return found if found.offset <= segment.valid_end_offset else None

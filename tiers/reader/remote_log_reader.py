@@ -6,67 +6,52 @@ The answers follow docs/semantics.md 3.3.
 
 * The returned views are read-only and share the cache's buffers. The reader copies only small slices of large buffers,
   because a client that reads its answer slowly must not keep many times its size in memory.
-* The reader retries retriable errors until the deadline (`RetriedRead`). If the metadata says that the segment was
-  deleted meanwhile, it looks up the segment again.
+* The reader retries until the deadline. If the metadata says that the segment was deleted meanwhile, it looks up the
+  segment again.
 * It never serves offsets above a segment's `valid_end_offset`, because a CUT cut them off.
 * If a call is cancelled, its downloads continue and fill the caches for the next call.
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from functools import partial
-from types import TracebackType
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Self
 from uuid import UUID
 
-from protocol.records.record_batch import CODEC_ZSTD, iterate_batches
-from tiers.config.settings import RemoteLogConfig
-from tiers.errors import (
-    CorruptSegmentError,
-    OffsetBelowLogStartError,
-    OffsetGapError,
-    RemoteLogError,
-)
+from protocol.records.record_batch import CODEC_ZSTD, cut_at_batches, iterate_batches, skip_to_offset
+from tiers.errors import CorruptSegmentError, OffsetBelowLogStartError, OffsetGapError, RemoteLogError
 from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.quota import RemoteFetchQuotas
-from tiers.reader.chunk_cache import ChunkCache, Extent, IndexCache
-from tiers.reader.chunk_fetcher import MIB, ChunkFetcher
-from tiers.reader.collected_batches import CollectedBatches
-from tiers.reader.disk_chunk_cache import DiskChunkCache
-from tiers.reader.extent_source import ExtentSource, IndexedSegment
-from tiers.reader.fetcher_pool import FetcherPool
-from tiers.reader.hedged_reads import HedgedReads, HedgeSettings
+from tiers.reader.chunk_cache import DiskChunkCache, Extent
+from tiers.reader.chunk_fetcher import (
+    Caller,
+    ChunkFetcher,
+    IndexedSegment,
+    RemoteLogReaderSettings,
+    SegmentDeletedError,
+)
 from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.read_accounts import ReadAccounts
-from tiers.reader.read_ahead import ReadAhead
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
-from tiers.reader.retry import RetriedRead, SegmentDeletedError
-from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
-from tiers.segment.indexes.segment_index import SegmentIndex
-from tiers.storage.circuit_breaker import CircuitBreakers
+from tiers.segment.indexes.indexes_object import SegmentCiphers
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, overlapping
 from tiers.storage.remote_storage_manager import SegmentReads
+from tiers.tracing import in_trace
 
 READ_COMMITTED = 1
+IDLE_MS = 10_000
+_MAX_STREAMS = 4096
+PINNED_RATIO = 16
+"""A view may keep a buffer of at most this many times its own size in memory; a smaller view is copied.
 
-
-@dataclass(frozen=True, slots=True)
-class RemoteLogReaderSettings:
-    """The settings of the reader: those of the file, and those that only code sets."""
-
-    remote_log: RemoteLogConfig = field(default_factory=RemoteLogConfig)
-    download_timeout_ms: int = 30_000
-    first_get_bytes: int = MIB
-    min_get_bytes: int = 4 * MIB
-    max_get_bytes: int = 8 * MIB
-    read_ahead_max_window_bytes: int = 64 * MIB
+An answer of 1 MiB has parts of two chunks as a rule, and a GET has up to eight chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +118,140 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def decode_index(raw: bytes, segment: RemoteLogSegmentMetadata, ciphers: SegmentCiphers | None = None) -> SegmentIndex:
-    """Returns the remote log index of an `.indexes` object. `ciphers` opens encrypted segments."""
-    return decode_indexes_object(raw, segment).remote_log_index(ciphers)
+class CollectedBatches:
+    """The batches of a read, from `offset` on and within `max_bytes`.
+
+    With `min_one_message`, the first batch is taken whatever its size."""
+
+    def __init__(self, offset: int, max_bytes: int, min_one_message: bool) -> None:
+        self.records: list[memoryview] = []
+        self.remaining_bytes = max_bytes
+        self.size_bytes = 0
+        self.first_offset = offset
+        self.next_offset = offset
+        self.is_full = False
+        self.aborted: list[AbortedTransactionRange] = []
+        self._min_one_message = min_one_message
+
+    def take(self, view: memoryview, last_offset: int, valid_end_offset: int) -> None:
+        """Takes batches of the next chunk, whose inclusive end is `last_offset`. Skips those above `valid_end_offset`.
+
+        Takes none if the log has no records from the offset to `valid_end_offset`. Raises `OffsetGapError` when the
+        first batch may be served only in part.
+        """
+        start = 0 if self.records else skip_to_offset(view, self.next_offset)
+        end = len(view)
+        if last_offset > valid_end_offset:
+            valid = takewhile(lambda batch: batch.last_offset <= valid_end_offset, iterate_batches(view))
+            end = max((batch.end for batch in valid), default=0)
+            last_offset = valid_end_offset
+            if end <= start and not self.records:
+                if next(iterate_batches(view, start)).base_offset > valid_end_offset:
+                    return
+                raise OffsetGapError(f"the remote log was cut at {valid_end_offset}, inside a batch")
+        if end - start > self.remaining_bytes:
+            end = min(
+                end, cut_at_batches(view, self.remaining_bytes, self._min_one_message and not self.records, start)
+            )
+            self.is_full = True
+        if end > start:
+            if not self.records:
+                self.first_offset = next(iterate_batches(view, start, end)).base_offset
+            taken = view[start:end]
+            if len(taken) * PINNED_RATIO < memoryview(view.obj).nbytes:
+                taken = memoryview(bytes(taken))
+            self.records.append(taken)
+            self.size_bytes += len(taken)
+            self.remaining_bytes -= len(taken)
+            self.next_offset = last_offset + 1
+
+    def aborted_transactions(self) -> tuple[AbortedTransaction, ...]:
+        """Returns the aborted transactions that Fetch must emit with the taken batches (docs/semantics.md 7)."""
+        ranges = overlapping(self.aborted, self.first_offset, self.next_offset - 1)
+        return tuple(AbortedTransaction(one.producer_id, one.first_offset) for one in ranges)
+
+
+StreamKey = tuple[int, TopicIdPartition]
+
+
+@dataclass(slots=True)
+class _Stream:
+    next_offset: int
+    used_at_ms: int
+    window_bytes: int = 0
+
+
+class ReadAhead:
+    """How far to read ahead of each stream, within one global byte budget. `clock_ms` is monotonic.
+
+    A stream is one connection that reads one partition. Its window is the number of bytes to read ahead. A window
+    doubles with each sequential read for which the stream had to wait. So it grows to what the stream reads in the
+    time of a download, whatever the latency and the rate of the store are, and a slow client keeps a small window.
+
+    The windows of all streams together never exceed the budget, so that the streams do not evict each other's
+    chunks before they are read. If the budget is exhausted, a stream takes the windows of idle streams, and then
+    half of the largest window, as long as that leaves the other stream more than it has itself.
+    """
+
+    def __init__(
+        self, clock_ms: Callable[[], int], *, budget_bytes: int, first_window_bytes: int, max_window_bytes: int
+    ) -> None:
+        self._clock_ms = clock_ms
+        self._budget_bytes = budget_bytes
+        self._first_window_bytes = first_window_bytes
+        self._max_window_bytes = max_window_bytes
+        self._streams: OrderedDict[StreamKey, _Stream] = OrderedDict()
+        """The stream that read last is the last one."""
+        self._holders: dict[StreamKey, _Stream] = {}
+        """The streams that have a window."""
+        self.reserved_bytes = 0
+
+    def window_bytes(self, key: StreamKey, offset: int, next_offset: int, *, had_to_wait: bool) -> int:
+        """Returns the number of bytes to read ahead after a read of `[offset, next_offset)`.
+
+        `had_to_wait`: a download was not complete when the stream needed it. A read is sequential if `offset` is at
+        most the end of the read before it and `next_offset` at least that end. A client may use only a part of an
+        answer and then ask for the rest.
+        """
+        stream = self._streams.get(key)
+        if stream is None:
+            self._streams[key] = _Stream(next_offset, self._clock_ms())
+            if len(self._streams) > _MAX_STREAMS:
+                self._drop_oldest()
+            return 0
+        self._streams.move_to_end(key)
+        stream.used_at_ms = self._clock_ms()
+        is_sequential = offset <= stream.next_offset <= next_offset
+        stream.next_offset = next_offset
+        self.reserved_bytes -= stream.window_bytes
+        self._holders.pop(key, None)
+        wanted = stream.window_bytes * 2 if had_to_wait else stream.window_bytes
+        wanted = min(max(wanted, self._first_window_bytes), self._max_window_bytes) if is_sequential else 0
+        stream.window_bytes = min(wanted, self._made_free(wanted, stream))
+        self.reserved_bytes += stream.window_bytes
+        if stream.window_bytes:
+            self._holders[key] = stream
+        return stream.window_bytes
+
+    def _made_free(self, wanted: int, stream: _Stream) -> int:
+        """Makes room for a window of `stream`, which has reserved nothing now. Returns what is free of the budget."""
+        while self.reserved_bytes + wanted > self._budget_bytes:
+            oldest = next(iter(self._streams.values()))
+            if stream.used_at_ms - oldest.used_at_ms > IDLE_MS:
+                self._drop_oldest()
+                continue
+            largest = max(self._holders.values(), key=lambda each: each.window_bytes, default=stream)
+            half = largest.window_bytes // 2
+            if half < max(stream.window_bytes, self._first_window_bytes):
+                break
+            largest.window_bytes -= half
+            self.reserved_bytes -= half
+        return self._budget_bytes - self.reserved_bytes
+
+    def _drop_oldest(self) -> None:
+        key, stream = self._streams.popitem(last=False)
+        self._holders.pop(key, None)
+        self.reserved_bytes -= stream.window_bytes
 
 
 class RemoteLogReader:
@@ -148,94 +264,41 @@ class RemoteLogReader:
         settings: RemoteLogReaderSettings | None = None,
         *,
         clock_ms: Callable[[], int] = monotonic_ms,
-        jitter: Callable[[], float] = random.random,
-        decode_indexes: Callable[[bytes, RemoteLogSegmentMetadata], SegmentIndex] = decode_index,
-        quotas: RemoteFetchQuotas | None = None,
+        ciphers: SegmentCiphers | None = None,
         local_indexes: LocalIndexes | None = None,
         disk_chunks: DiskChunkCache | None = None,
         share: Callable[[Extent], Extent] = lambda extent: extent,
     ) -> None:
-        """The reader closes `local_indexes` and `disk_chunks`; both are optional caches on disk.
-
-        `share` moves the chunks of a download to where the cache keeps them."""
+        """See `ChunkFetcher` for `ciphers`, `local_indexes`, `disk_chunks` and `share`."""
         settings = settings or RemoteLogReaderSettings()
-        remote_log = settings.remote_log
         self._rlmm = rlmm
-        self._retried = RetriedRead(rlmm, clock_ms, jitter)
-        self.quotas = quotas or RemoteFetchQuotas(clock_ms)
+        self.quotas = RemoteFetchQuotas(clock_ms)
         self.accounts = ReadAccounts(clock_ms)
-        self.chunk_cache = ChunkCache(remote_log.chunk_cache_bytes)
-        self.index_cache = IndexCache(remote_log.index_cache_bytes)
-        self.chunk_pool: FetcherPool[Extent] = FetcherPool(
-            threads=remote_log.reader_threads,
-            max_pending_tasks=remote_log.reader_max_pending_tasks,
-            max_bytes_in_flight=remote_log.reader_max_bytes_in_flight,
-            download_timeout_ms=settings.download_timeout_ms,
-        )
-        self.index_pool: FetcherPool[SegmentIndex] = FetcherPool(
-            threads=remote_log.reader_threads,
-            max_pending_tasks=remote_log.reader_max_pending_tasks,
-            max_bytes_in_flight=remote_log.reader_max_bytes_in_flight,
-            download_timeout_ms=settings.download_timeout_ms,
-        )
-        self.local_indexes = local_indexes
-        self.disk_chunks = disk_chunks
-        self.breakers = CircuitBreakers(clock_ms)
-        self.hedged_reads = HedgedReads(
-            storage, self.chunk_pool, HedgeSettings(remote_log.reader_hedge_max_percent), clock_ms
-        )
-        self._fetcher = ChunkFetcher(
-            storage,
-            self.breakers,
-            ExtentSource(self.hedged_reads, self.breakers, disk_chunks),
-            decode_indexes,
-            chunk_cache=self.chunk_cache,
-            index_cache=self.index_cache,
-            chunk_pool=self.chunk_pool,
-            index_pool=self.index_pool,
-            local_indexes=local_indexes,
-            first_get_bytes=settings.first_get_bytes,
-            share=share,
-            min_get_bytes=settings.min_get_bytes,
-            max_get_bytes=settings.max_get_bytes,
-        )
+        self.fetcher = ChunkFetcher(rlmm, storage, settings, clock_ms, ciphers, local_indexes, disk_chunks, share)
         self.read_ahead = ReadAhead(
             clock_ms,
-            budget_bytes=min(remote_log.read_ahead_bytes, remote_log.chunk_cache_bytes // 2),
+            budget_bytes=min(settings.remote_log.read_ahead_bytes, settings.remote_log.chunk_cache_bytes // 2),
             first_window_bytes=settings.min_get_bytes,
             max_window_bytes=settings.read_ahead_max_window_bytes,
         )
-        self.offsets = RemoteLogOffsetReader(rlmm.state, self)
-        self._stack = AsyncExitStack()
+        self.offsets = RemoteLogOffsetReader(rlmm.state, self.fetcher)
 
     async def __aenter__(self) -> Self:
-        if self.local_indexes is not None:
-            self._stack.callback(self.local_indexes.close)
-        if self.disk_chunks is not None:
-            await self._stack.enter_async_context(self.disk_chunks)
-        await self._stack.enter_async_context(self.index_pool)
-        await self._stack.enter_async_context(self.chunk_pool)
+        await self.fetcher.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
-
-    @property
-    def downloaded_bytes(self) -> Mapping[str, int]:
-        """The bytes that came from the store, by pool."""
-        return {"chunk": self.hedged_reads.downloaded_bytes, "index": self._fetcher.downloaded_index_bytes}
+    async def __aexit__(self, *error: object) -> None:
+        await self.fetcher.__aexit__()
 
     async def read(self, request: RemoteReadRequest) -> RemoteRead:
         """Reads what `request` asks for.
 
-        When a fetch quota is used up, the result is empty, without an error (KIP-956). A read never crosses a gap,
-        which may have taken the marker that ends a transaction. The client would take what the producer committed later
-        for aborted. A CUT may have cut off the marker, too, also at the end of a segment that it does not cut. So a
-        read_committed read goes on into the next segment only if both name the same open aborted transactions. Raises
-        `OffsetBelowLogStartError`, `OffsetGapError` when no segment holds the offset, `RemoteReadTimeoutError` at the
-        deadline, and any `RemoteLogError` that is not retriable.
+        When a fetch quota is used up, the result is empty, without an error (KIP-956). A read ends at a gap and at a
+        CUT, because a transaction's marker may be missing there. The CUT may also lie at the end of a segment that it
+        does not cut. So a read_committed read goes on into the next segment only if both name the same open aborted
+        transactions. Raises `OffsetBelowLogStartError`, `OffsetGapError` when no segment holds the offset,
+        `RemoteReadTimeoutError` at the deadline, and any `RemoteLogError` that is not retriable. If the call is part of
+        a trace, so are the downloads that it begins.
         """
         while True:
             segment = self.segment_for(request.partition, request.offset)
@@ -245,7 +308,7 @@ class RemoteLogReader:
                 self.accounts.note_throttled(request.client_id, topic)
                 return RemoteRead([], 0, request.offset, request.offset, () if request.is_read_committed else None)
             try:
-                with portion:
+                with portion, in_trace(request.trace):
                     read = await self._read_from(segment, request)
                     portion.used_bytes = read.size_bytes
                 self.accounts.note_read(request.client_id, topic, read.size_bytes, is_cache_hit=read.is_cache_hit)
@@ -263,38 +326,17 @@ class RemoteLogReader:
             raise OffsetGapError(f"no remote segment of {partition} holds offset {offset}")
         return segment
 
-    async def index(self, segment: RemoteLogSegmentMetadata, *, deadline_ms: int, connection_id: int) -> SegmentIndex:
-        return await self._retried.run(segment, lambda: self._fetcher.index(segment, connection_id), deadline_ms)
-
-    async def chunk(
-        self,
-        segment: RemoteLogSegmentMetadata,
-        index: SegmentIndex,
-        number: int,
-        *,
-        deadline_ms: int,
-        connection_id: int,
-    ) -> memoryview:
-        """Returns one verified chunk."""
-
-        async def attempt() -> memoryview:
-            return (await self._fetcher.chunks(IndexedSegment(segment, index), number, 1, connection_id))[0]
-
-        return await self._retried.run(segment, attempt, deadline_ms)
-
-    async def leader_epochs(
-        self, partition: TopicIdPartition, *, deadline_ms: int, connection_id: int
-    ) -> tuple[LeaderEpochEntry, ...]:
+    async def leader_epochs(self, partition: TopicIdPartition, caller: Caller) -> tuple[LeaderEpochEntry, ...]:
         """Returns every leader epoch that the remote tier knows, ascending; empty when it has no readable segment."""
         while True:
             end_offset = self._rlmm.state.remote_end_offset(partition)
-            segment = (
-                None if end_offset is None else self._rlmm.state.remote_log_segment_metadata(partition, end_offset)
-            )
-            if end_offset is None or segment is None:
+            if end_offset is None:
+                return ()
+            segment = self._rlmm.state.remote_log_segment_metadata(partition, end_offset)
+            if segment is None:
                 return ()
             try:
-                index = await self.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
+                index = await self.fetcher.index(segment, caller)
             except SegmentDeletedError:
                 continue
             # The index of a segment that is cut also has epochs of the offsets that were cut off.
@@ -302,19 +344,15 @@ class RemoteLogReader:
 
     async def _read_from(self, metadata: RemoteLogSegmentMetadata, request: RemoteReadRequest) -> RemoteRead:
         collected = CollectedBatches(request.offset, request.max_bytes, request.min_one_message)
-        deadline_ms, connection_id = request.deadline_ms, request.connection_id
-        index = self._fetcher.cached_index(metadata)
-        if index is None:
-            index = await self.index(metadata, deadline_ms=deadline_ms, connection_id=connection_id)
-        segment = IndexedSegment(metadata, index)
-        number = index.chunk_number_for_offset(request.offset)
+        caller = Caller(request.deadline_ms, request.connection_id)
+        segment = IndexedSegment(metadata, await self.fetcher.index(metadata, caller))
+        number = segment.index.chunk_number_for_offset(request.offset)
         if number is None:
             raise CorruptSegmentError(f"the index of segment {metadata.segment_id.id} ends before its last offset")
+        has_first = segment.key(number) in self.fetcher.chunk_cache
         # The first chunk may lie partly before the offset. So this asks for as many bytes more as that chunk has.
         wanted_bytes = request.max_bytes + segment.chunks[number].log_bytes
-        attempt = partial(self._fetcher.chunks, segment, number, wanted_bytes, connection_id)
-        has_first = self._fetcher.has_chunk(segment, number)
-        views = await (attempt() if has_first else self._retried.run(metadata, attempt, deadline_ms))
+        views = await self.fetcher.chunks(segment, number, wanted_bytes, caller)
         end_number = segment.end_number
         while True:
             for view in views:
@@ -338,14 +376,17 @@ class RemoteLogReader:
                 break
             segment, number = following, 0
             end_number = segment.end_number
-            views = self._fetcher.cached_chunks(segment, 0, collected.remaining_bytes)
+            views = self.fetcher.cached_chunks(segment, 0, collected.remaining_bytes)
         had_to_wait = not (has_first and collected.is_full)
-        self._prefetch(segment, number, request, collected.next_offset, had_to_wait=had_to_wait)
+        stream = (request.connection_id, metadata.topic_id_partition)
+        next_offset = collected.next_offset
+        window_bytes = self.read_ahead.window_bytes(stream, request.offset, next_offset, had_to_wait=had_to_wait)
+        self._prefetch(segment, number, window_bytes)
         return RemoteRead(
             collected.records,
             collected.size_bytes,
             collected.first_offset,
-            collected.next_offset,
+            next_offset,
             collected.aborted_transactions() if request.is_read_committed else None,
             metadata.segment_id.id,
             has_first,
@@ -360,27 +401,15 @@ class RemoteLogReader:
         following = self._rlmm.state.remote_log_segment_metadata(segment.metadata.topic_id_partition, next_offset)
         if following is None or following.start_offset != next_offset:
             return None
-        index = self._fetcher.index_if_cached(following)
+        index = self.fetcher.index_if_cached(following)
         return None if index is None else IndexedSegment(following, index)
 
-    def _prefetch(
-        self,
-        segment: IndexedSegment,
-        number: int,
-        request: RemoteReadRequest,
-        next_offset: int,
-        *,
-        had_to_wait: bool,
-    ) -> None:
-        stream = (request.connection_id, segment.metadata.topic_id_partition)
-        window_bytes = self.read_ahead.window_bytes(stream, request.offset, next_offset, had_to_wait=had_to_wait)
+    def _prefetch(self, segment: IndexedSegment, number: int, window_bytes: int) -> None:
         try:
             while window_bytes > 0:
                 if segment.metadata.cut_at is None:
-                    window_bytes = self._fetcher.read_ahead(segment, number, window_bytes)
-                if window_bytes <= 0:
-                    return
-                following = self._following(segment)
+                    window_bytes = self.fetcher.read_ahead(segment, number, window_bytes)
+                following = self._following(segment) if window_bytes > 0 else None
                 if following is None:
                     return
                 segment, number = following, 0

@@ -1,31 +1,38 @@
-"""`RemoteReads`: what a proxy asks of the remote tier, whichever process reads it."""
+"""`RemoteReads`: what a proxy asks of the remote tier, whichever process reads it; and these reads as spans.
+
+A proxy wraps its reader and its store only if there is a tracer. The process that wants records begins the span of a
+read (`TracedReads`), and the request names it. So each call of the store, also in another process, is its child
+(`TracedStore`). A download that several reads wait for is a child of the read that began it.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
+from tiers.errors import RemoteLogError
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.reader.chunk_fetcher import Caller
 from tiers.reader.remote_log_offset_reader import TimestampOffset
 from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
+from tiers.storage.remote_storage_manager import SegmentReads
+from tiers.tracing import PartitionRead, RecordsRead, StoreAnswered, StoreRead, Tracer, current_context, spanned
+
+T = TypeVar("T", memoryview, bytes)
 
 
 class RemoteOffsets(Protocol):
     """The contract is that of `RemoteLogOffsetReader`."""
 
     async def offset_for_timestamp(
-        self,
-        partition: TopicIdPartition,
-        timestamp_ms: int,
-        from_offset: int,
-        to_offset: int,
-        *,
-        deadline_ms: int,
-        connection_id: int,
+        self, partition: TopicIdPartition, timestamp_ms: int, from_offset: int, to_offset: int, caller: Caller
     ) -> TimestampOffset | None: ...
 
     async def max_timestamp(
-        self, partition: TopicIdPartition, from_offset: int, to_offset: int, *, deadline_ms: int, connection_id: int
+        self, partition: TopicIdPartition, from_offset: int, to_offset: int, caller: Caller
     ) -> TimestampOffset | None: ...
 
 
@@ -37,6 +44,70 @@ class RemoteReads(Protocol):
 
     async def read(self, request: RemoteReadRequest) -> RemoteRead: ...
 
-    async def leader_epochs(
-        self, partition: TopicIdPartition, *, deadline_ms: int, connection_id: int
-    ) -> tuple[LeaderEpochEntry, ...]: ...
+    async def leader_epochs(self, partition: TopicIdPartition, caller: Caller) -> tuple[LeaderEpochEntry, ...]: ...
+
+
+class TracedReads:
+    """Implements `RemoteReads`: a read whose request names a trace has a span.
+
+    `metadata` has the names of topics: clients name a topic by its id."""
+
+    def __init__(self, inner: RemoteReads, tracer: Tracer, metadata: RemoteLogMetadataState) -> None:
+        self._inner = inner
+        self._tracer = tracer
+        self._metadata = metadata
+
+    @property
+    def offsets(self) -> RemoteOffsets:
+        return self._inner.offsets
+
+    async def leader_epochs(self, partition: TopicIdPartition, caller: Caller) -> tuple[LeaderEpochEntry, ...]:
+        return await self._inner.leader_epochs(partition, caller)
+
+    async def read(self, request: RemoteReadRequest) -> RemoteRead:
+        if not request.trace:
+            return await self._inner.read(request)
+        partition = request.partition
+        topic = partition.topic or self._topic_name(partition, request.offset)
+        work = PartitionRead(topic, partition.topic_id, partition.partition, request.offset, request.max_bytes)
+        with spanned(self._tracer.child_of(request.trace, work)) as span:
+            read = await self._inner.read(replace(request, trace=span.context))
+            span.found(RecordsRead(read.segment_id, read.size_bytes, read.is_cache_hit))
+            return read
+
+    def _topic_name(self, partition: TopicIdPartition, offset: int) -> str:
+        """Returns the name in the metadata of the segment that holds the offset; "" if there is none."""
+        try:
+            segment = self._metadata.remote_log_segment_metadata(partition, offset)
+        except RemoteLogError:  # the read reports it
+            return ""
+        return "" if segment is None else segment.topic_id_partition.topic
+
+
+class TracedStore:
+    """Implements `SegmentReads`: each call that is part of a trace has a span."""
+
+    def __init__(self, inner: SegmentReads, tracer: Tracer) -> None:
+        self._inner = inner
+        self._tracer = tracer
+
+    async def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
+    ) -> memoryview:
+        read = self._inner.fetch_log_segment(metadata, start_position, end_position)
+        return await self._traced(read, "fetch_log_segment", metadata, start_position, end_position)
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        return await self._traced(self._inner.fetch_indexes(metadata), "fetch_indexes", metadata)
+
+    async def _traced(
+        self, read: Awaitable[T], operation: str, metadata: RemoteLogSegmentMetadata, *positions: int | None
+    ) -> T:
+        if not (context := current_context()):
+            return await read
+        partition, segment_id = metadata.topic_id_partition, metadata.segment_id.id
+        work = StoreRead(operation, partition.topic, partition.partition, segment_id, *positions)
+        with spanned(self._tracer.child_of(context, work)) as span:
+            data = await read
+            span.found(StoreAnswered(len(data)))
+            return data

@@ -35,6 +35,7 @@ from tiers.metadata.remote_log import GapExit
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import UNKNOWN_EPOCH
+from tiers.reader.chunk_fetcher import Caller
 
 logger = logging.getLogger(__name__)
 
@@ -332,9 +333,7 @@ class FetchJudge:
         partition = found.partition
         assert partition is not None
         try:
-            epochs = await self._tools.reader.leader_epochs(
-                partition, deadline_ms=deadline_ms, connection_id=connection_id
-            )
+            epochs = await self._tools.reader.leader_epochs(partition, Caller(deadline_ms, connection_id))
             gaps = self._tools.log.remote(partition).gaps()
         except RemoteLogError:
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)

@@ -38,8 +38,8 @@ class CountedParts:
     def open_circuits(self) -> list[str]:
         """The locations to which calls fail at once."""
         writes = [] if self.storage is None else [f"{each} (writes)" for each in self.storage.open_circuits]
-        reads = [] if self.reader is None else [f"{each} (reads)" for each in self.reader.breakers.open_locations]
-        return writes + reads
+        reads = [] if self.reader is None else self.reader.fetcher.breakers.open_locations
+        return writes + [f"{each} (reads)" for each in reads]
 
 
 def process_report(registry: CollectorRegistry, parts: CountedParts) -> ProcessReport:
@@ -56,9 +56,9 @@ def process_report(registry: CollectorRegistry, parts: CountedParts) -> ProcessR
 def _counts(registry: CollectorRegistry, parts: CountedParts) -> Counts:
     counts = Counts(copied_bytes=int(sum(value for _, _, value in _samples(registry, [_COPIED]))))
     if (reader := parts.reader) is not None:
-        disk = reader.disk_chunks
-        hits = reader.chunk_cache.hits + (0 if disk is None else disk.hits)
-        misses = reader.chunk_cache.misses if disk is None else disk.misses
+        disk = reader.fetcher.disk_chunks
+        hits = reader.fetcher.chunk_cache.hits + (0 if disk is None else disk.hits)
+        misses = reader.fetcher.chunk_cache.misses if disk is None else disk.misses
         counts += Counts(remote_bytes=reader.accounts.total_bytes, cache_hits=hits, cache_misses=misses)
     if (proxy := parts.proxy) is not None:
         local, remote = (proxy.latency.get((api_name(ApiKey.FETCH), tier)) for tier in ("local", "remote"))

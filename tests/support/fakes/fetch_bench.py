@@ -26,8 +26,9 @@ from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
-from tiers.reader.traced_reads import TracedReads, TracedStore
+from tiers.reader.chunk_fetcher import RemoteLogReaderSettings
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_reads import TracedReads, TracedStore
 from tiers.tracing import Tracer
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
@@ -127,7 +128,7 @@ async def bench_of(
     store = tier.storage if tracer is None else TracedStore(tier.storage, tracer)
     settings = settings or FetchSettings(local_poll_ms=20, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
     async with (
-        RemoteLogReader(tier.rlmm.log, store, reader_settings, jitter=lambda: 0.0) as reader,
+        RemoteLogReader(tier.rlmm.log, store, reader_settings) as reader,
         asyncio.TaskGroup() as group,
     ):
         tools = HandlerTools(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tiers.reader.disk_chunk_cache import DiskChunkCache
+from tiers.reader.chunk_cache import DiskChunkCache
 from tiers.reader.fetcher_pool import FetcherPool
 
 

@@ -177,5 +177,5 @@ class TierProcess:
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[RemoteLogReader]:
         """Yields a reader with empty caches."""
-        async with RemoteLogReader(self.metadata._own, self.store, jitter=lambda: 0.0) as reader:
+        async with RemoteLogReader(self.metadata._own, self.store) as reader:
             yield reader

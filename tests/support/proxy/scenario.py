@@ -59,8 +59,7 @@ from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.reader.remote_reads import RemoteReads
 from tiers.reader.shared.buffers import SharedBuffers
 from tiers.reader.shared.channel import listen
-from tiers.reader.shared.client import RemoteReadClient
-from tiers.reader.shared.server import RemoteReadServer
+from tiers.reader.shared.lent_reads import RemoteReadClient, RemoteReadServer
 from tiers.tasks.history.align import require_aligned
 
 ADVERTISED_HOST = "proxy.example"
@@ -169,7 +168,7 @@ class Scenario:
 async def _reader(
     stack: contextlib.AsyncExitStack, tier: RemoteTier, share: Callable[[Extent], Extent] = lambda extent: extent
 ) -> RemoteReads:
-    reader = RemoteLogReader(tier.rlmm.log, tier.storage, jitter=lambda: 0.0, share=share)
+    reader = RemoteLogReader(tier.rlmm.log, tier.storage, share=share)
     return await stack.enter_async_context(reader)
 
 

@@ -37,7 +37,8 @@ from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
+from tiers.reader.chunk_fetcher import RemoteLogReaderSettings
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask

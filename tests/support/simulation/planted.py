@@ -30,8 +30,7 @@ from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.tombstone_age import TombstoneAge
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.reader.collected_batches import CollectedBatches
-from tiers.reader.remote_log_reader import RemoteLogReader
+from tiers.reader.remote_log_reader import CollectedBatches, RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.tasks.copy import copy_attempts
 from tiers.tasks.copy.uncopied import UncopiedRecords
@@ -224,7 +223,7 @@ def _missing_means_deleted(stack: ExitStack) -> None:
     async def read(self: Any, request: Any) -> Any:
         segment = self.segment_for(request.partition, request.offset)
         try:
-            await self._fetcher.index(segment, request.connection_id)
+            await self.fetcher.index_once(segment, request.connection_id)
         except RemoteResourceNotFoundError:
             following = self._rlmm.state.remote_log_segment_metadata(request.partition, segment.valid_end_offset + 1)
             if following is not None:

@@ -1,11 +1,11 @@
 """Memory that one process fills and others on the same machine read, without a copy.
 
-The memory of a buffer is an anonymous file (`memfd_create`), and its descriptor is handed to the others. The kernel
-frees it when the last process that maps it has ended, so nothing stays behind when a process dies.
+The memory of a buffer is an anonymous file (`memfd_create`), whose descriptor the others get. The kernel frees it when
+the last process that maps it has ended.
 
-* `SharedBuffers` belongs to the process that fills. A buffer is used again when no view of it is left here, and each
-  process to which bytes of it were lent has given them back or has ended. Fresh memory costs as much CPU time as
-  receiving the bytes.
+* `SharedBuffers` belongs to the process that fills. A buffer is used again when no view of it is left here. So this
+  process keeps a view of what it has lent, until the other one gives it back or ends. Fresh memory costs as much CPU
+  time as receiving the bytes.
 * `AttachedBuffers` belongs to a process that reads. It maps each buffer once, and tells when the last view of lent
   bytes is gone. Nothing else may decide that: a socket may keep a view for minutes.
 """
@@ -18,7 +18,7 @@ import itertools
 import mmap
 import os
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -42,13 +42,6 @@ class SharedBuffer:
         weakref.finalize(self, os.close, self.fd).atexit = False
         os.ftruncate(self.fd, size_bytes)
         self.map = mmap.mmap(self.fd, size_bytes)
-        self.has_views = False
-        self.lent: Counter[int] = Counter()
-        """How often bytes of the buffer were lent, by the borrower."""
-
-    @property
-    def is_free(self) -> bool:
-        return not self.has_views and not self.lent
 
 
 class Place(NamedTuple):
@@ -66,25 +59,25 @@ class SharedBuffers:
         self._numbers = itertools.count(1)
         self._buffers: dict[int, SharedBuffer] = {}
         self._free: deque[SharedBuffer] = deque()
-        self._free_bytes = 0
         self._of_leases: dict[int, SharedBuffer] = {}
         """The buffers with views, by the id of the lease that their views keep."""
         self._ended_leases: deque[tuple[int, SharedBuffer]] = deque()
         """Any thread may end the last view of a buffer, and `allocate` takes notice."""
-        self.size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
         """The memory of all buffers."""
+        return sum(buffer.size_bytes for buffer in self._buffers.values())
 
     def allocate(self, size_bytes: int) -> memoryview:
         """Returns a writable view of undefined content. Its buffer is in use until the last view of it is gone.
 
         Raises `OSError` if the process has no file or memory left."""
-        self._end_leases()
+        self.collect()
         buffer = self._take(size_bytes)
         if buffer is None:
             buffer = SharedBuffer(next(self._numbers), -(-size_bytes // _ROUND_BYTES) * _ROUND_BYTES)
             self._buffers[buffer.number] = buffer
-            self.size_bytes += buffer.size_bytes
-        buffer.has_views = True
         # Every view keeps the lease, and the lease keeps the mapping. A mapping itself cannot tell that it is unused.
         lease = (ctypes.c_char * size_bytes).from_buffer(buffer.map)
         self._of_leases[id(lease)] = buffer
@@ -122,54 +115,22 @@ class SharedBuffers:
         buffer = self._of_leases.get(id(lease))
         return None if buffer is None else Place(buffer, _address_of(view) - ctypes.addressof(lease))
 
-    def lend(self, buffer: SharedBuffer, borrower: int) -> None:
-        """Keeps the buffer in use until the borrower gives it back. The caller must still have a view of it."""
-        buffer.lent[borrower] += 1
-
-    def give_back(self, number: int, borrower: int) -> None:
-        """Ends one loan. Raises `KeyError` if there is none."""
-        buffer = self._buffers[number]
-        if not buffer.lent[borrower]:
-            raise KeyError(number)
-        buffer.lent[borrower] -= 1
-        if not buffer.lent[borrower]:
-            del buffer.lent[borrower]
-        self._keep_if_free(buffer)
-
-    def give_back_all(self, borrower: int) -> None:
-        """Ends all loans of a borrower, which has ended."""
-        for buffer in list(self._buffers.values()):
-            if buffer.lent.pop(borrower, 0):
-                self._keep_if_free(buffer)
-
-    def _end_leases(self) -> None:
+    def collect(self) -> None:
+        """Takes notice of the buffers whose last view is gone."""
         while self._ended_leases:
             lease_id, buffer = self._ended_leases.popleft()
             if self._of_leases.get(lease_id) is buffer:  # else a newer lease has got the same id
                 del self._of_leases[lease_id]
-            buffer.has_views = False
-            self._keep_if_free(buffer)
-
-    def _keep_if_free(self, buffer: SharedBuffer) -> None:
-        if not buffer.is_free:
-            return
-        self._free.append(buffer)
-        self._free_bytes += buffer.size_bytes
-        while self._free_bytes > _MAX_FREE_BYTES:
-            self._drop(self._free.popleft())
-
-    def _drop(self, buffer: SharedBuffer) -> None:
-        self._free_bytes -= buffer.size_bytes
-        self.size_bytes -= buffer.size_bytes
-        del self._buffers[buffer.number]
-        self._on_dropped(buffer.number)
+            self._free.append(buffer)
+        while sum(each.size_bytes for each in self._free) > _MAX_FREE_BYTES:
+            dropped = self._buffers.pop(self._free.popleft().number)
+            self._on_dropped(dropped.number)
 
     def _take(self, size_bytes: int) -> SharedBuffer | None:
         """Returns a free buffer that is hardly larger than `size_bytes`, the one that was freed last."""
         for buffer in reversed(self._free):
             if size_bytes <= buffer.size_bytes <= size_bytes + max(_ROUND_BYTES, size_bytes // 8):
                 self._free.remove(buffer)
-                self._free_bytes -= buffer.size_bytes
                 return buffer
         return None
 

@@ -43,7 +43,9 @@ def listen() -> socket.socket:
 
 
 def connect(address: Address) -> socket.socket:
-    """Returns a connection. It does not wait for `accept`. Raises `OSError`, also if too many connections wait."""
+    """Returns a connection to a process of this user. It does not wait for `accept`.
+
+    Raises `OSError`, also if too many connections wait; `PermissionError` if another user listens."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         peer.setblocking(False)
@@ -51,14 +53,25 @@ def connect(address: Address) -> socket.socket:
     except BaseException:
         peer.close()
         raise
+    return _of_own_user(peer)
+
+
+def accept(listener: socket.socket) -> socket.socket:
+    """Returns the next connection. Raises `OSError`; `PermissionError` if it is that of another user."""
+    peer, _ = listener.accept()
+    return _of_own_user(peer)
+
+
+def _of_own_user(peer: socket.socket) -> socket.socket:
+    if _user_of(peer) != os.geteuid():
+        peer.close()
+        raise PermissionError("the process at the other end is that of another user")
     return peer
 
 
-def is_of_own_user(peer: socket.socket) -> bool:
-    _, user_id, _ = _CREDENTIALS.unpack(
-        peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )  # fmt: skip
-    return bool(user_id == os.geteuid())
+def _user_of(peer: socket.socket) -> int:
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 class Channel:
@@ -82,7 +95,6 @@ class Channel:
         self._on_lost = on_lost
         self._on_cut = on_cut
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
-        self._waits_for_room = False
         self._is_closed = False
         peer.setblocking(False)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
@@ -125,7 +137,6 @@ class Channel:
             try:
                 socket.send_fds(self._peer, [body], fds)
             except (BlockingIOError, InterruptedError):
-                self._waits_for_room = True
                 self._loop.add_writer(self._peer.fileno(), self._send_next)
                 return
             except ConnectionError:
@@ -138,8 +149,7 @@ class Channel:
                 continue
             self._unsent.popleft()
             close_all(fds)
-        if self._waits_for_room and not self._is_closed:
-            self._waits_for_room = False
+        if not self._is_closed:
             self._loop.remove_writer(self._peer.fileno())
 
     def _receive(self) -> None:

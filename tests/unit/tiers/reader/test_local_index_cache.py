@@ -1,8 +1,10 @@
+"""Index files save GETs: what is found in them is the segment's own index, whatever happens to disk and processes."""
+
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from uuid import UUID
 
@@ -10,10 +12,13 @@ import pytest
 
 from tests.support.fakes.local_indexes import Segment, contents, encrypted, expected, segment_object
 from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_requests import P0, read_all
+from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tiers.config.settings import RemoteLogConfig
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.local_index_cache import LocalIndexCache, SharedIndexFiles
+from tiers.reader.local_index_cache import LocalIndexes
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes.indexes_object import encode_indexes_object
 from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, SEGMENTS, SUFFIXES, TIME_INDEX, append_to
 from tiers.segment.segment_encryption import KeyRing
@@ -22,10 +27,15 @@ SET_BYTES = 4 * 4096
 
 
 class Bench:
+    """The folder of one writer. `reader` reads it for another process."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now_ms = 0
         self.full = False
+        self.goes_on, self.is_stuck = threading.Event(), threading.Event()
+        self.goes_on.set()
+        self.made: list[LocalIndexes] = []
 
     def cache(
         self,
@@ -33,12 +43,25 @@ class Bench:
         roll_bytes: int = 1 << 20,
         roll_ms: int = 1000,
         ring: KeyRing | None = None,
-    ) -> LocalIndexCache:
+        deadline_ms: int = 60_000,
+    ) -> LocalIndexes:
         sizes = {"index_file_cache_bytes": max_bytes, "index_file_roll_bytes": roll_bytes}
         remote_log = RemoteLogConfig().model_copy(update={**sizes, "index_file_roll_ms": roll_ms})
-        return LocalIndexCache(self.folder, remote_log, lambda: self.now_ms, ring, self._append)
+        self.made.append(
+            LocalIndexes(
+                self.folder, remote_log, lambda: self.now_ms, ring, append=self._append, deadline_ms=deadline_ms
+            )
+        )
+        return self.made[-1]
+
+    def reader(self) -> LocalIndexes:
+        own, clock_ms = self.folder.parent / "own", lambda: self.now_ms
+        self.made.append(LocalIndexes(own, RemoteLogConfig(), clock_ms, shared=self.folder, deadline_ms=60_000))
+        return self.made[-1]
 
     def _append(self, path: Path, content: bytes) -> None:
+        self.is_stuck.set()
+        assert self.goes_on.wait(60)
         if self.full and path.suffix == OFFSET_INDEX:
             append_to(path, content[: len(content) // 2])
             raise OSError(28, "No space left on device")
@@ -48,300 +71,239 @@ class Bench:
         folder = self.folder / f"{partition.topic}-{partition.partition}"
         return sorted(int(path.stem) for path in folder.glob(f"*{OFFSET_INDEX}"))
 
+    def file(self, name: str) -> Path:
+        (path,) = self.folder.glob(f"*/*{name}")
+        return path
+
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "index")
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(tmp_path / "index")
+    yield made
+    for each in made.made:
+        each.close()
 
 
-def put(cache: LocalIndexCache, *segments: Segment) -> None:
+async def put(cache: LocalIndexes, *segments: Segment) -> None:
     for metadata, raw in segments:
-        cache.put(metadata, raw)
+        await cache.put(metadata, raw)
 
 
-def holds(cache: LocalIndexCache, segment: Segment) -> bool:
-    found = cache.get(segment[0])
-    assert found is None or contents(found[0], segment[0]) == expected(segment)
-    return found is not None
+async def holds(cache: LocalIndexes, *segments: Segment) -> list[bool]:
+    """Whether each is found. What is found is always the segment's own index."""
+    found = [await cache.get(segment[0]) for segment in segments]
+    for segment, each in zip(segments, found, strict=True):
+        assert each is None or contents(each[0], segment[0]) == expected(segment)
+    return [each is not None for each in found]
 
 
-def test_indexes_are_there_after_a_restart_in_the_founding_layout(bench: Bench) -> None:
+async def test_after_a_restart_nothing_is_fetched_but_records(tmp_path: Path) -> None:
+    tier = RemoteTier(tmp_path)
+    made = b"".join(await tier.fill(P0, segments=3, batches=4))
+    for gets, counts in ((3, (0, 3)), (3, (3, 0))):
+        local = LocalIndexes(tmp_path / "index", RemoteLogConfig(), monotonic_ms, deadline_ms=60_000)
+        async with RemoteLogReader(tier.rlmm.log, tier.storage, local_indexes=local) as reader:
+            assert await read_all(reader, 120) == made
+        assert (tier.storage.index_gets, (local.hits, local.misses)) == (gets, counts)
+
+
+async def test_indexes_are_kept_in_the_founding_layout(bench: Bench) -> None:
     segments = [segment_object(start) for start in (0, 30, 60)]
-    cache = bench.cache()
-    assert not holds(cache, segments[0])
-    put(cache, *segments)
-    for one in (cache, bench.cache()):
-        assert all(holds(one, segment) for segment in segments)
+    for one in (bench.cache(), bench.cache()):
+        await one.open()
+        if not await one.get(segments[0][0]):
+            await put(one, *segments)
+        assert await holds(one, *segments) == [True, True, True]
         assert one.size_bytes == SET_BYTES
+    folder = f"{PARTITION.topic}-{PARTITION.partition}"
     assert {str(path.relative_to(bench.folder)) for path in bench.folder.glob("*/*")} == {
-        f"{PARTITION.topic}-{PARTITION.partition}/{0:020}{suffix}" for suffix in SUFFIXES
+        f"{folder}/{0:020}{suffix}" for suffix in SUFFIXES
     }
 
 
-def test_a_segment_with_a_hole_that_no_set_can_hold_is_a_miss(bench: Bench, tmp_path: Path) -> None:
+async def test_a_segment_with_a_hole_that_no_set_can_hold_is_a_miss(bench: Bench, tmp_path: Path) -> None:
     far = build_segment(tmp_path / "log", [batch_of(2**31 + 30, 10)], base_offset=30)
     metadata = metadata_of(far)
     segments = segment_object(0), (metadata, encode_indexes_object(metadata, far.indexes)), segment_object(2**31 + 40)
     cache = bench.cache()
-    put(cache, *segments)
-    for one in (cache, bench.cache()):
-        assert [one.get(segment) is not None for segment, _ in segments] == [True, False, True]
+    await put(cache, *segments)
+    assert [await cache.get(segment) is not None for segment, _ in segments] == [True, False, True]
 
 
-def test_readers_at_two_places_go_on_in_a_set_each(bench: Bench) -> None:
+async def test_readers_at_two_places_go_on_in_a_set_each(bench: Bench) -> None:
     cache = bench.cache()
     for step in range(0, 120, 30):
-        put(cache, segment_object(step), segment_object(9000 + step))
+        await put(cache, segment_object(step), segment_object(9000 + step))
     assert bench.sets() == [0, 30]
-    put(cache, segment_object(4000))
+    await put(cache, segment_object(4000))
     assert bench.sets() == [0, 30]
-    put(cache, segment_object(3000))
+    await put(cache, segment_object(3000))
     assert bench.sets() == [0, 30, 3000]
-    assert all(holds(bench.cache(), segment_object(start)) for start in (0, 90, 3000, 4000, 9000, 9090))
+    assert all(await holds(bench.cache(), *map(segment_object, (0, 90, 3000, 4000, 9000, 9090))))
 
 
-def test_sets_are_rolled_by_size_and_by_age(bench: Bench) -> None:
+async def test_sets_are_rolled_by_size_and_by_age(bench: Bench) -> None:
     cache = bench.cache(roll_bytes=4 * 83)
-    put(cache, segment_object(0), segment_object(30), segment_object(60))
+    await put(cache, segment_object(0), segment_object(30), segment_object(60))
     assert bench.sets() == [0, 60]
     bench.now_ms = 1000
-    put(cache, segment_object(90))
+    await put(cache, segment_object(90))
     assert bench.sets() == [0, 60, 90]
 
 
-def test_the_set_that_was_used_longest_ago_goes_first(bench: Bench) -> None:
+@pytest.mark.parametrize("is_read_apart", [False, True])
+async def test_the_set_that_was_used_longest_ago_goes_first(bench: Bench, is_read_apart: bool) -> None:
     cache = bench.cache(max_bytes=2 * SET_BYTES, roll_ms=0)
     first, second, third = segment_object(0), segment_object(30), segment_object(60)
-    put(cache, first, second)
-    assert holds(cache, first)
-    put(cache, third)
-    assert [holds(cache, one) for one in (first, second, third)] == [True, False, True]
-    assert cache.size_bytes == 2 * SET_BYTES
-    assert bench.sets() == [0, 60]
+    await put(cache, first, second)
+    assert await holds(bench.reader() if is_read_apart else cache, first) == [True]
+    await put(cache, third)
+    assert await holds(cache, first, second, third) == [True, False, True]
+    assert (cache.size_bytes, bench.sets()) == (2 * SET_BYTES, [0, 60])
     smaller = bench.cache(max_bytes=SET_BYTES)
-    assert sum(holds(smaller, one) for one in (first, third)) == 1
-    put(bench.cache(max_bytes=SET_BYTES - 1), first)
+    await smaller.open()
+    assert sum(await holds(smaller, first, third)) == 1
+    await put(bench.cache(max_bytes=SET_BYTES - 1), first)
     assert list(bench.folder.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("suffix", "damaged"),
-    [
-        (LOG_INDEX, lambda content: content[:20] + bytes([content[20] ^ 1]) + content[21:]),
-        (OFFSET_INDEX, lambda content: b"\x00" * 7),
-    ],
-    ids=["a flipped bit", "an incomplete set"],
-)
-def test_damaged_files_are_removed_and_made_again(bench: Bench, suffix: str, damaged: Callable[[bytes], bytes]) -> None:
-    segment, foreign = segment_object(0), bench.folder / "somebody's" / "file"
-    put(bench.cache(), segment)
-    foreign.parent.mkdir()
-    foreign.touch()
-    (path,) = bench.folder.glob(f"*/*{suffix}")
-    path.write_bytes(damaged(path.read_bytes()))
+async def test_a_full_disk_costs_what_was_kept_in_that_set_alone(bench: Bench) -> None:
     cache = bench.cache()
-    assert not holds(cache, segment)
-    assert [path for path in bench.folder.rglob("*") if path.is_file()] == [foreign]
-    assert cache.size_bytes == 0
-    put(cache, segment)
-    assert holds(cache, segment)
-
-
-def test_a_full_disk_costs_what_was_kept_in_that_set_and_nothing_else(bench: Bench) -> None:
-    cache = bench.cache()
-    put(cache, segment_object(0))
+    await put(cache, segment_object(0))
     bench.full = True
-    put(cache, segment_object(30), segment_object(60))
-    assert not any(holds(cache, segment_object(start)) for start in (0, 30, 60))
+    await put(cache, segment_object(30), segment_object(60))
+    assert not any(await holds(cache, *map(segment_object, (0, 30, 60))))
     assert (bench.sets(), cache.size_bytes) == ([], 0)
     bench.full = False
-    put(cache, segment_object(30))
-    assert holds(cache, segment_object(30))
+    await put(cache, segment_object(30))
+    assert await holds(cache, segment_object(30)) == [True]
 
 
-def test_a_folder_that_cannot_be_made_is_a_miss(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    cache = Bench(tmp_path / "file" / "index").cache()
-    put(cache, segment_object(0))
-    assert not holds(cache, segment_object(0))
-
-
-def test_a_key_that_was_wrapped_again_is_learned_from_the_store(bench: Bench) -> None:
+async def test_a_key_that_was_wrapped_again_is_learned_from_the_store(bench: Bench) -> None:
     old = KeyRing({"old": b"a" * 32}, "old")
     both = KeyRing({"old": b"a" * 32, "new": b"b" * 32}, "new")
     uuid = segment_object(0)[0].segment_id.id
     cipher, section = old.new_cipher(uuid)
-    put(bench.cache(), encrypted(segment_object(0), section))
+    await put(bench.cache(), encrypted(segment_object(0), section))
     cache = bench.cache(ring=KeyRing({"new": b"b" * 32}, "new"))
-    assert cache.get(segment_object(0)[0]) is None
-    put(cache, encrypted(segment_object(0), both.wrapped_again(uuid, section)))
-    found = cache.get(segment_object(0)[0])
+    assert await cache.get(segment_object(0)[0]) is None
+    await put(cache, encrypted(segment_object(0), both.wrapped_again(uuid, section)))
+    found = await cache.get(segment_object(0)[0])
     assert found is not None
     assert bytes(found[0].open_chunk(0, memoryview(cipher.seal(0, b"chunk")))) == b"chunk"
 
 
-def test_while_a_call_is_stuck_in_the_disk_others_do_without(bench: Bench) -> None:
-    reached, go_on = threading.Event(), threading.Event()
-
-    def stuck(path: Path, content: bytes) -> None:
-        reached.set()
-        assert go_on.wait(60)
-        append_to(path, content)
-
-    cache = LocalIndexCache(bench.folder, RemoteLogConfig(), lambda: 0, append=stuck)
-    writer = threading.Thread(target=put, args=(cache, segment_object(0)))
-    writer.start()
-    assert reached.wait(60)
-    put(cache, segment_object(30))
-    assert not holds(cache, segment_object(0))
-    go_on.set()
-    writer.join()
-    assert holds(cache, segment_object(0))
-    assert not holds(cache, segment_object(30))
+async def test_a_stuck_disk_holds_nothing_up(bench: Bench) -> None:
+    cache = bench.cache(deadline_ms=100)
+    bench.goes_on.clear()
+    while not bench.is_stuck.is_set():  # a busy machine does not begin a write after the deadline
+        await put(cache, segment_object(0))
+    await put(cache, segment_object(30))
+    bench.goes_on.set()
+    while not (await holds(cache, segment_object(0)))[0]:
+        pass
+    assert await holds(cache, segment_object(30)) == [False]
 
 
-def test_a_topic_that_was_created_anew_never_gets_entries_of_the_old_one(bench: Bench) -> None:
+async def test_a_topic_created_anew_gets_no_entries_of_the_old_one(bench: Bench) -> None:
     anew = TopicIdPartition(UUID(int=99), PARTITION.partition, PARTITION.topic)
     old, new = segment_object(0), segment_object(0, uuid=500, partition=anew)
     cache = bench.cache()
-    put(cache, old)
-    assert not holds(cache, new)
-    put(cache, new, segment_object(30, uuid=501, partition=anew))
-    for one in (cache, bench.cache()):
-        assert not holds(one, old)
-        assert holds(one, new)
+    await put(cache, old)
+    assert await holds(cache, new) == [False]
+    await put(cache, new, segment_object(30, uuid=501, partition=anew))
+    assert await holds(cache, old, new) == [False, True]
 
 
-def test_files_below_the_log_start_are_removed(bench: Bench) -> None:
+async def test_files_below_the_log_start_are_removed(bench: Bench) -> None:
     cache = bench.cache(roll_ms=0)
     segments = [segment_object(start) for start in (0, 30, 60)]
     other = segment_object(0, uuid=50, partition=TopicIdPartition(UUID(int=5), 7, "other"))
-    put(cache, *segments, other)
-    cache.remove_below(PARTITION, 59)
-    assert bench.sets() == [30, 60]
-    cache.remove_below(PARTITION, 60)
-    assert [holds(cache, one) for one in segments] == [False, False, True]
-    assert holds(cache, other)
-    cache.remove_below(PARTITION, 1 << 62)
-    assert bench.sets() == []
+    await put(cache, *segments, other)
+    for below, sets in ((59, [30, 60]), (60, [60]), (1 << 62, [])):
+        await cache.remove_below(PARTITION, below)
+        assert bench.sets() == sets
+    assert await holds(cache, other) == [True]
     assert cache.size_bytes == SET_BYTES
 
 
-def shared_holds(reader: SharedIndexFiles, segment: Segment) -> bool:
-    found = reader.get(segment[0])
-    assert found is None or contents(found[0], segment[0]) == expected(segment)
-    return found is not None
-
-
-def test_readers_see_each_append_of_the_writer_at_once(bench: Bench) -> None:
-    cache, readers = bench.cache(roll_bytes=4 * 83), [SharedIndexFiles(bench.folder) for _ in range(3)]
-    segments = [segment_object(start) for start in range(0, 300, 30)]
-    for count, segment in enumerate(segments, 1):
-        assert not any(shared_holds(reader, segment) for reader in readers)
-        put(cache, segment)
-        for reader in readers:
-            assert all(shared_holds(reader, one) for one in segments[:count])
-
-
-def test_a_reader_never_writes_to_damaged_files(bench: Bench) -> None:
-    segment = segment_object(0)
-    put(bench.cache(), segment)
-    (path,) = bench.folder.glob(f"*/*{LOG_INDEX}")
-    path.write_bytes(path.read_bytes()[::-1])
-    reader = SharedIndexFiles(bench.folder)
-    assert not shared_holds(reader, segment)
-    assert bench.sets() == [0]
-    path.unlink()
-    assert not shared_holds(reader, segment)
-    assert not shared_holds(SharedIndexFiles(bench.folder / "missing"), segment)
-
-
-@pytest.mark.parametrize("is_missing", [True, False])
-def test_the_writer_removes_a_set_that_a_reader_found_damaged(bench: Bench, is_missing: bool) -> None:
-    first, second, other = segment_object(0), segment_object(30), segment_object(60)
-    cache, reader = bench.cache(roll_bytes=1), SharedIndexFiles(bench.folder)
-    put(cache, first, second)
-    path = next(bench.folder.glob(f"*/*30{LOG_INDEX}"))
-    if is_missing:
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[::-1])
-    assert not shared_holds(reader, second)
-    put(cache, other)
-    assert bench.sets() == [0, 60]
-    assert cache.size_bytes == 2 * SET_BYTES
-    assert not shared_holds(reader, second)
-    put(cache, second)
-    assert shared_holds(reader, second)
+@pytest.mark.parametrize(
+    ("suffix", "damage", "is_restarted"),
+    [
+        (LOG_INDEX, lambda path: path.write_bytes(path.read_bytes()[::-1]), False),
+        (LOG_INDEX, lambda path: path.write_bytes(path.read_bytes()[::-1]), True),
+        (LOG_INDEX, Path.unlink, False),
+        (OFFSET_INDEX, lambda path: path.write_bytes(b"\x00" * 7), True),
+    ],
+)
+async def test_damaged_files_are_removed_and_made_again(
+    bench: Bench, suffix: str, damage: Callable[[Path], object], is_restarted: bool
+) -> None:
+    """A reader finds the damage, and the writer removes the set."""
+    first, second, third = segment_object(0), segment_object(30), segment_object(60)
+    cache, reader = bench.cache(roll_bytes=1), bench.reader()
+    await put(cache, first, second)
+    foreign = bench.folder / "somebody's" / "file"
+    foreign.parent.mkdir()
+    foreign.touch()
+    damage(bench.file(f"30{suffix}"))
+    assert await holds(reader, second) == [False]
+    assert bench.sets() == [0, 30]
+    cache = bench.cache(roll_bytes=1) if is_restarted else cache
+    await put(cache, third)
+    assert (bench.sets(), cache.size_bytes, foreign.exists()) == ([0, 60], 2 * SET_BYTES, True)
+    assert await holds(reader, second) == [False]
+    await put(cache, second)
+    assert await holds(reader, second) == [True]
 
 
 @pytest.mark.parametrize("suffix", [SEGMENTS, LOG_INDEX, OFFSET_INDEX])
-def test_a_set_is_checked_before_the_writer_removes_it(bench: Bench, suffix: str) -> None:
+async def test_a_set_is_checked_before_the_writer_removes_it(bench: Bench, suffix: str) -> None:
     """A reader may have met the writer in the middle of an append."""
-    segments = [segment_object(start) for start in (0, 30, 60)]
     cache = bench.cache()
-    put(cache, *segments)
+    await put(cache, *[segment_object(start) for start in (0, 30, 60)])
     named = bench.folder / "damaged" / f"{PARTITION.topic}-{PARTITION.partition}.{0:020}"
     named.parent.mkdir()
     for content in ("", "for a set that is gone"):
         named.touch()
         named.with_suffix(f".{7:020}").write_text(content)
-        cache.open()
+        await cache.open()
         assert (bench.sets(), [*named.parent.iterdir()]) == ([0], [])
-    path = next(bench.folder.glob(f"*/*{suffix}"))
+    path = bench.file(suffix)
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2] + bytes(8) + raw[len(raw) // 2 + 8 :])
     named.touch()
-    cache.open()
+    await cache.open()
     assert bench.sets() == []
 
 
-def test_a_torn_tail_is_a_miss_and_is_never_appended_to(bench: Bench) -> None:
+async def test_a_torn_tail_is_a_miss_and_is_never_appended_to(bench: Bench) -> None:
     first, second, third = segment_object(0), segment_object(30), segment_object(60)
-    put(bench.cache(), first, second)
+    await put(bench.cache(), first, second)
     for suffix in SUFFIXES:
-        (path,) = bench.folder.glob(f"*/*0{suffix}")
+        path = bench.file(f"0{suffix}")
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
-        assert not shared_holds(SharedIndexFiles(bench.folder), second) or suffix == TIME_INDEX
-        assert shared_holds(SharedIndexFiles(bench.folder), first)
+        assert await holds(bench.reader(), first, second) == [True, suffix == TIME_INDEX]
         path.write_bytes(whole)
-    (offset_index,) = bench.folder.glob(f"*/*{OFFSET_INDEX}")
-    offset_index.write_bytes(offset_index.read_bytes()[:-4])
-    restarted = bench.cache()
-    put(restarted, third)
+    path = bench.file(OFFSET_INDEX)
+    path.write_bytes(path.read_bytes()[:-4])
+    await put(bench.cache(), third)
     assert bench.sets() == [0, 60]
-    reader = SharedIndexFiles(bench.folder)
-    assert [shared_holds(reader, one) for one in (first, second, third)] == [True, False, True]
+    assert await holds(bench.reader(), first, second, third) == [True, False, True]
 
 
-def test_a_set_that_a_worker_reads_is_not_the_next_to_go(bench: Bench) -> None:
-    cache = bench.cache(max_bytes=2 * SET_BYTES, roll_ms=0)
-    first, second, third = segment_object(0), segment_object(30), segment_object(60)
-    put(cache, first, second)
-    assert shared_holds(SharedIndexFiles(bench.folder), first)
-    put(cache, third)
-    assert bench.sets() == [0, 60]
-
-
-def test_readers_of_a_set_that_begins_anew_are_never_wrong(bench: Bench) -> None:
+async def test_readers_of_a_set_that_begins_anew_are_never_wrong(bench: Bench) -> None:
     """Each attempt at the same offsets replaces the set while the readers are in it."""
     attempts = [segment_object(0, uuid=number) for number in range(1, 200)]
-    over = threading.Event()
+    cache = bench.cache()
 
-    def read() -> None:
-        reader = SharedIndexFiles(bench.folder)
-        while not over.is_set():
-            for attempt in attempts:
-                shared_holds(reader, attempt)
+    async def read(reader: LocalIndexes) -> None:
+        while not writing.done():
+            await holds(reader, *attempts)
 
-    with ThreadPoolExecutor(2) as threads:
-        readers = [threads.submit(read) for _ in range(2)]
-        cache = bench.cache()
-        try:
-            put(cache, *attempts)
-        finally:
-            over.set()
-        for each in readers:
-            each.result()
-    assert shared_holds(SharedIndexFiles(bench.folder), attempts[-1])
+    async with asyncio.TaskGroup() as group:
+        writing = group.create_task(put(cache, *attempts))
+        for _ in range(2):
+            group.create_task(read(bench.reader()))
+    assert await holds(bench.reader(), attempts[-1]) == [True]

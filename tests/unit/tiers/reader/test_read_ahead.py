@@ -1,28 +1,54 @@
-"""Windows grow while their streams have to wait, and never exceed the budget together."""
+"""Windows grow while their streams have to wait, and never exceed the budget together.
+
+Through a reader, in virtual time, they follow the latency and the rate of the store: a client waits only in the
+beginning. All sizes are a thousandth of the real ones: a chunk has about 1,000 bytes.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+from uuid import UUID
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.fakes.remote_tier import TOPIC_ID
-from tiers.model.ids import TopicIdPartition
-from tiers.reader.read_ahead import IDLE_MS, ReadAhead
+from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.fakes.remote_requests import P0, asked, next_offset
+from tests.support.fakes.remote_tier import RemoteTier
+from tests.support.simulation.loop import VirtualLoop
+from tiers.config.settings import RemoteLogConfig
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.reader import remote_log_reader
+from tiers.reader.chunk_fetcher import RemoteLogReaderSettings
+from tiers.reader.remote_log_reader import IDLE_MS, ReadAhead, RemoteLogReader
+from tiers.storage.remote_storage_manager import SegmentReads
 
-P0 = TopicIdPartition(TOPIC_ID, 0)
+CHUNK = 1_000
+SETTINGS = RemoteLogReaderSettings(
+    first_get_bytes=CHUNK,
+    min_get_bytes=4 * CHUNK,
+    max_get_bytes=8 * CHUNK,
+    read_ahead_max_window_bytes=64 * CHUNK,
+    remote_log=RemoteLogConfig(
+        chunk_cache_bytes=256 * CHUNK, read_ahead_bytes=128 * CHUNK, reader_max_bytes_in_flight=128 * CHUNK
+    ),
+)
 
 
 class Streams:
     """Reads of streams that are all sequential unless a test says another offset."""
 
-    def __init__(self, budget_bytes: int = 1000, max_streams: int = 100) -> None:
+    def __init__(self, budget_bytes: int = 1000) -> None:
         self.now_ms = 0
         self.ahead = ReadAhead(
             lambda: self.now_ms,
             budget_bytes=budget_bytes,
             first_window_bytes=10,
             max_window_bytes=40,
-            max_streams=max_streams,
         )
         self.next_offsets: dict[int, int] = {}
 
@@ -36,22 +62,19 @@ class Streams:
         return [self.read(connection_id, waits=True) for _ in range(times)][-1]
 
 
-def test_a_window_doubles_while_the_stream_has_to_wait() -> None:
+@pytest.mark.parametrize(
+    ("reads", "windows"),
+    [
+        ([(True, None)] * 5 + [(False, None)] * 2 + [(False, 500)], [0, 10, 20, 40, 40, 40, 40, 0]),
+        ([(False, None)] * 4, [0, 10, 10, 10]),
+        ([(True, offset) for offset in (0, 5, 10, 30)], [0, 10, 20, 0]),
+    ],
+    ids=["it doubles while the stream waits", "it stays while it never waits", "the end of an answer is asked again"],
+)
+def test_the_window_of_a_stream(reads: list[tuple[bool, int | None]], windows: list[int]) -> None:
     streams = Streams()
-    assert [streams.read(1, waits=True) for _ in range(5)] == [0, 10, 20, 40, 40]
-    assert [streams.read(1) for _ in range(3)] == [40, 40, 40]
-    assert streams.read(1, offset=500) == 0
-    assert streams.ahead.reserved_bytes == 0
-
-
-def test_a_stream_that_never_waits_keeps_its_first_window() -> None:
-    streams = Streams()
-    assert [streams.read(1) for _ in range(10)] == [0, *[10] * 9]
-
-
-def test_a_client_may_ask_again_for_the_end_of_its_answer() -> None:
-    streams = Streams()
-    assert [streams.read(1, waits=True, offset=offset) for offset in (0, 5, 10, 30)] == [0, 10, 20, 0]
+    assert [streams.read(1, waits=waits, offset=offset) for waits, offset in reads] == windows
+    assert streams.ahead.reserved_bytes == windows[-1]
 
 
 def test_an_idle_stream_gives_its_window_up() -> None:
@@ -71,18 +94,14 @@ def test_streams_that_read_share_the_budget_evenly() -> None:
         for connection_id in range(1, 5):
             streams.read_times(4, connection_id)
     assert [streams.read(connection_id, waits=True) for connection_id in range(1, 5)] == [20, 20, 20, 20]
-
-
-def test_no_window_is_halved_below_the_first() -> None:
     streams = Streams(budget_bytes=20)
-    assert streams.read_times(3, 1) == 20
-    assert streams.read_times(2, 2) == 10
-    assert streams.read_times(2, 3) == 0
+    assert [streams.read_times(3, 1), streams.read_times(2, 2), streams.read_times(2, 3)] == [20, 10, 0]
     assert [streams.read(1), streams.read(2)] == [10, 10]
 
 
-def test_the_oldest_stream_of_too_many_is_forgotten() -> None:
-    streams = Streams(max_streams=2)
+def test_the_oldest_stream_of_too_many_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_log_reader, "_MAX_STREAMS", 2)
+    streams = Streams()
     for connection_id in (1, 2, 3):
         streams.read_times(2, connection_id)
     assert streams.ahead.reserved_bytes == 20
@@ -91,10 +110,85 @@ def test_the_oldest_stream_of_too_many_is_forgotten() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3), st.booleans(), st.integers(0, IDLE_MS)), max_size=60))
 def test_the_budget_holds_whatever_is_read(reads: list[tuple[int, int, bool, int]]) -> None:
-    streams = Streams(budget_bytes=70, max_streams=3)
+    streams = Streams(budget_bytes=70)
     for connection_id, offset, waits, pause_ms in reads:
         streams.now_ms += pause_ms
         window = streams.read(connection_id, waits=waits, offset=offset)
         assert 0 <= window <= 40
         assert 0 <= streams.ahead.reserved_bytes <= 70
         assert streams.ahead.reserved_bytes == sum(each.window_bytes for each in streams.ahead._streams.values())
+
+
+class DistantStore:
+    """Answers after 60 ms, and sends 80,000 bytes per second on each connection. It has its objects in memory."""
+
+    def __init__(self) -> None:
+        self.logs: dict[UUID, memoryview] = {}
+        self.indexes: dict[UUID, bytes] = {}
+        self.gets: list[int] = []
+
+    async def fetch_log_segment(self, metadata: RemoteLogSegmentMetadata, start: int, end: int) -> memoryview:
+        self.gets.append(end + 1 - start)
+        await asyncio.sleep(0.06 + (end + 1 - start) / 80_000)
+        return self.logs[metadata.segment_id.id][start : end + 1]
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        await asyncio.sleep(0.06)
+        return self.indexes[metadata.segment_id.id]
+
+    async def filled(self, folder: Path) -> InMemoryRemoteLogMetadataManager:
+        tier = RemoteTier(folder, chunk_bytes=CHUNK)
+        await tier.fill(P0, segments=4, batches=200, records=1, value_bytes=CHUNK - 100)
+        for segment in tier.state.list_remote_log_segments(P0):
+            uuid = segment.segment_id.id
+            self.logs[uuid] = await tier.storage.fetch_log_segment(segment, 0)
+            self.indexes[uuid] = await tier.storage.fetch_indexes(segment)
+        await tier.storage.close()
+        return tier.rlmm
+
+
+@pytest.mark.parametrize(
+    ("readers", "client_s", "most_s", "window_bytes"),
+    [
+        (1, 0.004, 1.2 * 800 * 0.004, 64 * CHUNK),
+        (4, 0.004, 1.4 * 800 * 0.004, 128 * CHUNK),
+        (1, 0.1, 1.01 * 800 * 0.1, 8 * CHUNK),
+    ],
+    ids=["fast", "four", "slow"],
+)
+def test_clients_of_a_far_store_wait_only_in_the_beginning(
+    tmp_path: Path, readers: int, client_s: float, most_s: float, window_bytes: int
+) -> None:
+    """A client takes `client_s` for each of 800 chunks. A slow one keeps a small window.
+
+    Large GETs bring most of what a fast one reads, and no byte twice."""
+    store = DistantStore()
+    rlmm = asyncio.run(store.filled(tmp_path))
+    loop = VirtualLoop()
+    firsts_s, windows = list[float](), list[int]()
+
+    async def client(reader: RemoteLogReader, connection_id: int) -> None:
+        offset, began_s = 0, loop.time()
+        while offset < 800:
+            deadline_ms = int(loop.time() * 1000) + 60_000
+            request = asked(offset, CHUNK, deadline_ms=deadline_ms, connection_id=connection_id)
+            offset = next_offset(await reader.read(request))
+            firsts_s.append(loop.time() - began_s)
+            windows.append(reader.read_ahead.reserved_bytes)
+            await asyncio.sleep(client_s)
+
+    async def run() -> float:
+        began_s = loop.time()
+        clock_ms: Callable[[], int] = lambda: int(loop.time() * 1000)  # noqa: E731
+        async with RemoteLogReader(rlmm.log, cast(SegmentReads, store), SETTINGS, clock_ms=clock_ms) as reader:
+            await asyncio.gather(*(client(reader, number) for number in range(readers)))
+        return loop.time() - began_s
+
+    try:
+        assert loop.run_until_complete(run()) < most_s
+    finally:
+        loop.close()
+    assert firsts_s[0] < 0.145  # the index, and then one chunk
+    assert window_bytes / 2 <= max(windows) <= window_bytes
+    assert sum(store.gets) == sum(map(len, store.logs.values()))
+    assert client_s > 0.01 or len(store.gets) < 800 / 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import build_batch, record
 from tests.support.fakes.remote_requests import P0, asked, in_ms, joined, next_offset, read_all
 from tests.support.fakes.remote_tier import RemoteTier
+from tests.support.tiers.waiting import until
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import (
     CorruptSegmentError,
@@ -28,7 +29,8 @@ from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
+from tiers.reader.chunk_fetcher import Caller, RemoteLogReaderSettings, backoff_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.storage.locations import HOME
 
 SETTINGS = RemoteLogReaderSettings(
@@ -43,26 +45,11 @@ async def tier(tmp_path: Path) -> RemoteTier:
 
 @pytest.fixture
 async def reader(tier: RemoteTier) -> AsyncIterator[RemoteLogReader]:
-    async with RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS, jitter=lambda: 0.0) as made:
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS) as made:
         yield made
 
 
-async def error_of(pending: Awaitable[object]) -> Exception | None:
-    try:
-        await pending
-    except Exception as error:
-        return error
-    return None
-
-
-async def test_everything_comes_back_byte_for_byte_across_segments(tier: RemoteTier, reader: RemoteLogReader) -> None:
-    batches = await tier.fill(P0, segments=3, batches=20)
-    assert await read_all(reader, 600, 2500) == b"".join(batches)
-
-
-async def test_an_answer_pins_no_more_of_a_download_than_a_few_times_its_size(
-    tier: RemoteTier, reader: RemoteLogReader
-) -> None:
+async def test_an_answer_pins_a_few_times_its_size_at_most(tier: RemoteTier, reader: RemoteLogReader) -> None:
     await tier.fill(P0, segments=1, batches=20)
     for max_bytes in (10, 1000, 3000):
         result = await reader.read(asked(50, max_bytes))
@@ -83,8 +70,12 @@ async def test_one_get_covers_adjacent_chunks_and_serves_the_next_reads(
 
 
 async def test_readers_of_one_chunk_share_one_download(tier: RemoteTier, reader: RemoteLogReader) -> None:
+    """It outlives its requests."""
     batches = await tier.fill(P0, segments=1, batches=3)
     tier.storage.gate = asyncio.Event()
+    with pytest.raises(RemoteReadTimeoutError) as caught:
+        await reader.read(asked(0, timeout_ms=40))
+    assert caught.value.cause is None
     async with asyncio.TaskGroup() as group:
         reads = [group.create_task(reader.read(asked(0, 10, connection_id=n))) for n in range(5)]
         await tier.storage.asked.wait()
@@ -101,35 +92,36 @@ async def test_a_store_that_fails_is_asked_again(tier: RemoteTier, reader: Remot
     assert (len(tier.storage.gets), tier.storage.index_gets) == (3, 2)
 
 
-async def test_a_store_that_stays_down_is_an_error_that_names_the_cause(tier: RemoteTier) -> None:
-    await tier.fill(P0, segments=1, batches=1)
-    tier.storage.is_down = True
+@pytest.mark.parametrize("suffix", [".log", ".indexes"])
+async def test_a_late_object_is_read_when_the_store_shows_it(tmp_path: Path, suffix: str) -> None:
+    """A store that shows a FINISHED segment late: no read answers that it is gone (docs/design.md, safety rule 7)."""
+    tier = RemoteTier(tmp_path)
+    batches = await tier.fill(P0, segments=1, batches=1)
+    (shown,) = (tmp_path / "store").rglob(f"*{suffix}")
+    hidden = shown.rename(tmp_path / "hidden")
     passed_ms = 0
+
+    def asked_for() -> int:
+        return max(len(tier.storage.gets), tier.storage.index_gets)
 
     def clock_ms() -> int:
         return monotonic_ms() + passed_ms
 
-    async with (
-        RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS, clock_ms=clock_ms, jitter=lambda: 0.0) as reader,
-        asyncio.TaskGroup() as group,
-    ):
-        reading = group.create_task(error_of(reader.read(asked(0, timeout_ms=600_000))))
-        await tier.storage.refusals.acquire()
+    async def time_passes() -> None:
+        nonlocal passed_ms
+        await until(lambda: asked_for() >= 2)
         passed_ms = 600_000
-    error = reading.result()
-    assert isinstance(error, RemoteReadTimeoutError)
-    assert isinstance(error.cause, RetriableRemoteStorageError)
 
-
-async def test_a_slow_download_outlives_its_request(tier: RemoteTier, reader: RemoteLogReader) -> None:
-    batches = await tier.fill(P0, segments=1, batches=1)
-    tier.storage.gate = asyncio.Event()
-    with pytest.raises(RemoteReadTimeoutError) as caught:
-        await reader.read(asked(0, timeout_ms=40))
-    assert caught.value.cause is None
-    tier.storage.gate.set()
-    assert joined(await reader.read(asked(0))) == batches[0]
-    assert len(tier.storage.gets) == 1
+    async with RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS, clock_ms=clock_ms) as reader:
+        with pytest.raises(RemoteReadTimeoutError) as raised:
+            await asyncio.gather(reader.read(asked(0, timeout_ms=600_000)), time_passes())
+        assert isinstance(raised.value.cause, RemoteResourceNotFoundError)
+        before = asked_for()
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(reader.read(asked(0, deadline_ms=clock_ms() + 60_000)))
+            await until(lambda: asked_for() > before + 1)
+            hidden.rename(shown)
+        assert joined(reading.result()) == batches[0]
 
 
 async def test_a_segment_deleted_under_the_read_is_looked_up_again(tier: RemoteTier, reader: RemoteLogReader) -> None:
@@ -137,42 +129,39 @@ async def test_a_segment_deleted_under_the_read_is_looked_up_again(tier: RemoteT
     (segment,) = tier.state.list_remote_log_segments(P0)
     tier.storage.gate = asyncio.Event()
     tier.storage.failures.append(RemoteResourceNotFoundError("gone"))
-    async with asyncio.TaskGroup() as group:
-        pending = group.create_task(error_of(reader.read(asked(0))))
+
+    async def delete() -> None:
         await tier.storage.asked.wait()
         await tier.rlmm.put_log_start(P0, user_log_start(10))
         await tier.move(segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+        assert tier.storage.gate is not None
         tier.storage.gate.set()
-    assert isinstance(pending.result(), OffsetBelowLogStartError)
+
+    with pytest.raises(OffsetBelowLogStartError):
+        await asyncio.gather(reader.read(asked(0)), delete())
 
 
-async def test_a_damaged_read_is_repeated_once(tier: RemoteTier, reader: RemoteLogReader) -> None:
-    batches = await tier.fill(P0, segments=1, batches=1)
-    damaged = iter([True])
-
-    def damage(data: bytes) -> bytes:
-        return data[:-1] + bytes([data[-1] ^ 1]) if next(damaged, False) else data
-
-    tier.storage.damage = damage
-    assert joined(await reader.read(asked(0))) == batches[0]
-    assert len(tier.storage.gets) == 2
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: bytes(len(data)), lambda data: b""])
-async def test_damaged_bytes_are_never_served(
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: bytes(len(data)), lambda data: data[:-1] + bytes([data[-1] ^ 1])]
+)
+async def test_damaged_bytes_are_read_once_more_and_never_served(
     tier: RemoteTier, reader: RemoteLogReader, damage: Callable[[bytes], bytes]
 ) -> None:
-    await tier.fill(P0, segments=1, batches=1)
+    batches = await tier.fill(P0, segments=1, batches=1)
     tier.storage.damage = damage
     with pytest.raises(CorruptSegmentError):
         await reader.read(asked(0))
     assert len(tier.storage.gets) == 2
+    damages = iter([True])
+    tier.storage.damage = lambda data: damage(data) if next(damages, False) else data
+    assert joined(await reader.read(asked(0))) == batches[0]
+    assert len(tier.storage.gets) == 4
 
 
 async def test_a_damaged_chunk_leaves_its_neighbours_readable(tier: RemoteTier, reader: RemoteLogReader) -> None:
     batches = await tier.fill(P0, segments=1, batches=12)
     (segment,) = tier.state.list_remote_log_segments(P0)
-    chunks = (await reader.index(segment, deadline_ms=in_ms(), connection_id=1)).chunks()
+    chunks = (await reader.fetcher.index(segment, Caller(in_ms(), 1))).chunks()
     bad = chunks[1].stored_position
 
     def damage(data: bytes) -> bytes:
@@ -197,16 +186,16 @@ async def test_offsets_that_no_segment_holds(tier: RemoteTier, reader: RemoteLog
 
 
 async def test_sequential_reads_are_read_ahead_across_the_border(tier: RemoteTier, reader: RemoteLogReader) -> None:
-    await tier.fill(P0, segments=2, batches=30)
+    batches = await tier.fill(P0, segments=2, batches=30)
     offset = 0
     while offset < 200:
         offset = next_offset(await reader.read(asked(offset, 900)))
-    await wait_idle(reader.index_pool)
-    await wait_idle(reader.chunk_pool)
+    await wait_idle(reader.fetcher.index_pool)
+    await wait_idle(reader.fetcher.chunk_pool)
     tier.storage.is_down = True
     assert (await reader.read(asked(offset, 900))).records
     tier.storage.is_down = False
-    assert await read_all(reader, 600, 3000)
+    assert await read_all(reader, 600, 3000) == b"".join(batches)
     assert tier.storage.index_gets == 2
 
 
@@ -230,36 +219,23 @@ def abort(offset: int, producer_id: int) -> bytes:
 
 
 async def test_aborted_transactions_of_all_segments_read_sorted_and_once(tmp_path: Path) -> None:
+    """A read ends at a gap: the marker that ends a transaction may be lost in it."""
     tier = RemoteTier(tmp_path, chunk_bytes=10)
     # 7 writes at 0 and 4, 8 at 2; 8 aborts at 6, 7 aborts at 9, in the next segment.
     first, second = AbortedTransaction(7, 0), AbortedTransaction(8, 2)
     await tier.add(P0, [data(0, 7), data(2, 8), data(4, 7), abort(6, 8)], 0, [second, first])
     await tier.add(P0, [data(7, -1), abort(9, 7), data(10, 7)], 7, [first])
-    async with RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS) as reader:
-        await reader.read(asked(7))
-        assert (await reader.read(asked(0))).aborted_transactions is None
-        whole = await reader.read(asked(0, isolation_level=1))
-        assert (whole.next_offset, whole.aborted_transactions) == (12, (first, second))
-        assert (await reader.read(asked(7, isolation_level=1))).aborted_transactions == (first,)
-        # Behind its marker a transaction poisons what its producer commits later.
-        assert (await reader.read(asked(10, isolation_level=1))).aborted_transactions == ()
-
-
-async def test_no_read_spans_a_gap(tmp_path: Path) -> None:
-    """The marker that ends a transaction is lost in it: what the same producer committed behind it would be hidden."""
-    tier = RemoteTier(tmp_path, chunk_bytes=10)
-    await tier.add(P0, [data(0, 7), data(2, 7)], 0, [AbortedTransaction(7, 2)])
-    await tier.rlmm.put_log_gap(P0, LogGap(4, 20), 0)
+    await tier.rlmm.put_log_gap(P0, LogGap(12, 20), 0)
     await tier.add(P0, [data(20, 7)], 20, is_behind_gap=True)
-
     async with RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS) as reader:
-        for _ in range(2):  # once from the store, once from memory
-            behind = await reader.read(asked(20, isolation_level=1))
-            assert (joined(behind), behind.aborted_transactions) == (data(20, 7), ())
-            before = await reader.read(asked(0, isolation_level=1))
-            assert (joined(before), before.next_offset) == (data(0, 7) + data(2, 7), 4)
-            assert before.aborted_transactions == (AbortedTransaction(7, 2),)
-        for offset in (4, 19):
+        for offset in (7, 20):
+            await reader.read(asked(offset))
+        assert (await reader.read(asked(0))).aborted_transactions is None
+        # Behind its marker a transaction poisons what its producer commits later.
+        for offset, end, aborted in ((0, 12, (first, second)), (7, 12, (first,)), (10, 12, ()), (20, 22, ())):
+            read = await reader.read(asked(offset, isolation_level=1))
+            assert (read.next_offset, read.aborted_transactions) == (end, aborted)
+        for offset in (12, 19):
             with pytest.raises(OffsetGapError):
                 await reader.read(asked(offset))
 
@@ -273,17 +249,13 @@ async def test_any_read_is_the_longest_run_of_whole_batches_that_fits(
     batches = await tier.fill(P0, segments=1, batches=30)
     async with RemoteLogReader(tier.rlmm.log, tier.storage, SETTINGS) as reader:
         result = await reader.read(asked(offset, max_bytes, min_one_message=min_one))
-        got = joined(result)
-        rest = batches[offset // 10 :]
-        sizes = [len(batch) for batch in rest]
-        assert got in {b"".join(rest[:count]) for count in range(len(rest) + 1)}
-        assert result.size_bytes == len(got)
-        if len(got) > max_bytes:
-            assert min_one
-            assert len(got) == sizes[0]
-        if min_one or sizes[0] <= max_bytes:
-            assert got
-        assert result.first_offset == (offset // 10 * 10 if got else offset)
+    got = joined(result)
+    rest = batches[offset // 10 :]
+    assert got in {b"".join(rest[:count]) for count in range(len(rest) + 1)}
+    assert result.size_bytes == len(got)
+    assert len(got) <= max_bytes or (min_one and got == rest[0])
+    assert bool(got) == (min_one or len(rest[0]) <= max_bytes)
+    assert result.first_offset == (offset // 10 * 10 if got else offset)
 
 
 async def test_another_segments_objects_are_an_error_never_an_answer(
@@ -309,10 +281,18 @@ async def test_another_segments_objects_are_an_error_never_an_answer(
 async def test_gets_of_chunks_that_fail_open_the_circuit(tier: RemoteTier, reader: RemoteLogReader) -> None:
     await tier.fill(P0, segments=1, batches=6)
     (segment,) = tier.state.list_remote_log_segments(P0)
-    await reader.index(segment, deadline_ms=in_ms(), connection_id=1)
+    await reader.fetcher.index(segment, Caller(in_ms(), 1))
     tier.storage.is_down = True
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         reading = group.create_task(reader.read(asked(0, timeout_ms=600_000)))
-        while not reader.breakers.of(HOME).is_open:
+        while not reader.fetcher.breakers.of(HOME).is_open:
             await tier.storage.refusals.acquire()
         reading.cancel()
+
+
+@given(st.integers(1, 100), st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
+def test_backoff_doubles_up_to_the_cap_with_jitter(failures: int, remaining_ms: int, jitter: float) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("random.random", lambda: jitter)
+        ceiling_ms = [50, 100, 200, 400, 800, 1000][min(failures, 6) - 1]
+        assert backoff_ms(failures, remaining_ms) == min(ceiling_ms * jitter, remaining_ms / 2)

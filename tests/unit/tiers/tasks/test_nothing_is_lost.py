@@ -16,6 +16,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench, workbench
 from tiers.errors import LogDivergedError
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.reader.chunk_fetcher import Caller
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteReadRequest, monotonic_ms
 from tiers.storage.object_key import parse_segment_key
 
@@ -146,7 +147,7 @@ class History:
                 )
                 served += b"".join(bytes(view) for view in read.records)
                 offset = max(batch.next_offset for batch in iterate_batches(served))
-            epochs = await reader.leader_epochs(PARTITION, deadline_ms=monotonic_ms() + 30_000, connection_id=1)
+            epochs = await reader.leader_epochs(PARTITION, Caller(monotonic_ms() + 30_000, 1))
         assert served == bench.log.bytes_of(start, end)
         assert {each.leader_epoch for each in iterate_batches(served)} <= {entry.epoch for entry in epochs}
         history = {each.leader_epoch for each in iterate_batches(bench.log.records)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -26,44 +26,33 @@ from tiers.errors import (
     RemoteReadTimeoutError,
     RetriableRemoteStorageError,
 )
-from tiers.reader.remote_log_reader import (
-    RemoteLogReader,
-    RemoteLogReaderSettings,
-    monotonic_ms,
-)
-from tiers.reader.shared import buffers as buffers_module
-from tiers.reader.shared import client as client_module
-from tiers.reader.shared import server as server_module
+from tiers.reader.chunk_cache import ChunkCache
+from tiers.reader.chunk_fetcher import Caller, RemoteLogReaderSettings
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_reads import TracedReads, TracedStore
+from tiers.reader.shared import buffers, channel, lent_reads
 from tiers.reader.shared.buffers import SharedBuffers
 from tiers.reader.shared.channel import listen
-from tiers.reader.shared.client import RemoteReadClient
-from tiers.reader.shared.messages import sendable
-from tiers.reader.shared.server import RemoteReadServer
-from tiers.reader.traced_reads import ContinuedReads, TracedReads, TracedStore
-from tiers.tracing import ClientFetch, Tracer
+from tiers.reader.shared.lent_reads import RemoteReadClient, RemoteReadServer, sendable
+from tiers.tracing import ClientFetch
 
 LARGE = 300_000
 """The size of a batch whose chunk is large enough for shared memory."""
 
 
 class Processes:
-    """The reader's process and the borrowers' processes, in one event loop."""
+    """The reader's process and the borrowers' processes, in one event loop. The cache has room for two large chunks."""
 
-    def __init__(
-        self, tier: RemoteTier, stack: AsyncExitStack, *, cache_bytes: int = 8 << 20, tracer: Tracer | None = None
-    ) -> None:
-        self.tier = tier
-        self.tracer = tracer
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self.tier = RemoteTier(folder)
+        self.tracer = RecordingTracer()
         self.listener = stack.enter_context(listen())
         self.buffers = SharedBuffers(lambda number: self.server.on_dropped(number))
+        remote_log = RemoteLogConfig(chunk_cache_bytes=LARGE * 3, read_ahead_bytes=1)
         self.reader = RemoteLogReader(
-            tier.rlmm.log,
-            tier.storage if tracer is None else TracedStore(tier.storage, tracer),
-            RemoteLogReaderSettings(
-                remote_log=RemoteLogConfig(chunk_cache_bytes=cache_bytes, read_ahead_bytes=1),
-                min_get_bytes=1,
-                max_get_bytes=LARGE * 2,
-            ),
+            self.tier.rlmm.log,
+            TracedStore(self.tier.storage, self.tracer),
+            RemoteLogReaderSettings(remote_log=remote_log, min_get_bytes=1, max_get_bytes=LARGE * 2),
             share=self.buffers.share,
         )
         self.server: RemoteReadServer
@@ -72,121 +61,84 @@ class Processes:
         self._stack = stack
 
     async def start(self) -> None:
-        reads = self.reader if self.tracer is None else ContinuedReads(self.reader)
-        self.server = RemoteReadServer(self.listener, reads, self.buffers, self._count_call)
-        await self.server.__aenter__()
-        self._stack.push_async_exit(self.server.__aexit__)
+        self.server = RemoteReadServer(self.listener, self.reader, self.buffers, self._count_call)
+        await self._stack.enter_async_context(self.server)
 
     def _count_call(self) -> None:
         self.calls += 1
 
     async def client(self) -> RemoteReadClient:
-        return await self._stack.enter_async_context(
-            RemoteReadClient(self.listener.getsockname(), monotonic_ms, jitter=lambda: 0.1)
-        )
+        return await self._stack.enter_async_context(RemoteReadClient(self.listener.getsockname(), monotonic_ms))
+
+    async def fill(self, segments: int = 1, batches: int = 1) -> list[bytes]:
+        return await self.tier.fill(P0, segments=segments, batches=batches, records=1, value_bytes=LARGE)
 
     @property
     def is_lent(self) -> bool:
-        return any(buffer.lent for buffer in self.buffers._buffers.values())
+        return any(views for each in self.server.borrowers.values() for views in each.lent.values())
+
+    async def until_given_back(self, borrowers: int) -> None:
+        await until(lambda: len(self.server.borrowers) == borrowers and not self.is_lent, timeout_s=60)
 
 
 @pytest.fixture
-async def stack() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as made:
+async def processes(tmp_path: Path) -> AsyncIterator[Processes]:
+    async with AsyncExitStack() as stack:
+        made = Processes(tmp_path, stack)
+        await stack.enter_async_context(made.reader)
+        await made.start()
         yield made
 
 
-async def running(tmp_path: Path, stack: AsyncExitStack, **settings: Any) -> Processes:
-    processes = Processes(RemoteTier(tmp_path), stack, **settings)
-    await stack.enter_async_context(processes.reader)
-    await processes.start()
-    return processes
-
-
-@pytest.fixture
-async def processes(tmp_path: Path, stack: AsyncExitStack) -> Processes:
-    return await running(tmp_path, stack)
-
-
 async def test_a_borrower_gets_the_readers_own_answers(processes: Processes) -> None:
-    batches = await processes.tier.fill(P0, segments=2, batches=4, records=1, value_bytes=LARGE)
+    batches = await processes.fill(segments=2, batches=4)
     client, reader = await processes.client(), processes.reader
     for offset in range(8):
-        await reader.read(asked(offset))
-    for offset in range(8):
-        ours, own = await client.read(asked(offset, LARGE * 4)), await reader.read(asked(offset, LARGE * 4))
-        assert joined(ours).startswith(batches[offset])
-        assert (joined(ours), ours.size_bytes) == (joined(own), own.size_bytes)
-        assert (ours.first_offset, ours.next_offset) == (own.first_offset, own.next_offset)
-        assert all(view.readonly for view in ours.records)
-    assert (ours.segment_id, ours.is_cache_hit) == (own.segment_id, own.is_cache_hit)
-    assert processes.buffers.size_bytes >= LARGE * 8
-    assert processes.calls == 8
+        own, ours = await reader.read(asked(offset, 1)), await client.read(asked(offset, 1))
+        assert joined(ours) == joined(own) == batches[offset]
+        assert (ours.first_offset, ours.next_offset, ours.size_bytes) == (offset, offset + 1, own.size_bytes)
+        assert (ours.segment_id, ours.is_cache_hit, ours.records[0].readonly) == (own.segment_id, True, True)
+    assert (processes.calls, processes.buffers.size_bytes >= LARGE) == (8, True)
     assert (await client.read(asked(2, isolation_level=1))).aborted_transactions == ()
-    how = {"deadline_ms": in_ms(), "connection_id": 1}
-    assert await client.leader_epochs(P0, **how) == await reader.leader_epochs(P0, **how)
-    assert await client.offsets.offset_for_timestamp(P0, 1_000_005, 0, 8, **how) == (1_000_005, 5, 0)
-    assert await client.offsets.max_timestamp(P0, 0, 8, **how) == (1_000_007, 7, 0)
+    caller = Caller(in_ms(), 1)
+    assert await client.leader_epochs(P0, caller) == await reader.leader_epochs(P0, caller)
+    assert await client.offsets.offset_for_timestamp(P0, 1_000_005, 0, 8, caller) == (1_000_005, 5, 0)
+    assert await client.offsets.max_timestamp(P0, 0, 8, caller) == (1_000_007, 7, 0)
 
 
 async def test_small_answers_are_copied_also_if_they_are_many(processes: Processes) -> None:
     batches = await processes.tier.fill(P0, segments=1, batches=200, records=10, value_bytes=100)
     client = await processes.client()
-    read = await client.read(asked(0, LARGE * 4))
-    while read.next_offset < 2000:  # the first answer does not wait for the later chunks
-        read = await client.read(asked(0, LARGE * 4))
+    while (read := await client.read(asked(0, LARGE * 4))).next_offset < 2000:
+        pass  # the first answer does not wait for the later chunks
     assert joined(read) == b"".join(batches)
     assert processes.buffers.size_bytes == 0
 
 
-async def test_records_are_lent_until_the_last_view_is_gone(processes: Processes) -> None:
-    batches = await processes.tier.fill(P0, segments=1, batches=2, records=1, value_bytes=LARGE)
-    client = await processes.client()
-    read = await client.read(asked(0, max_bytes=1))
-    part = read.records[0][5:10]
-    del read
-    gc.collect()
-    await processes.reader.read(asked(1))
-    assert processes.is_lent
-    assert bytes(part) == batches[0][5:10]
-    del part
-    await until(lambda: not processes.is_lent)
-
-
-async def test_memory_that_a_socket_may_still_send_is_never_written(tmp_path: Path, stack: AsyncExitStack) -> None:
-    """The cache has room for two of many chunks, so it evicts what the borrower still has."""
-    processes = await running(tmp_path, stack, cache_bytes=LARGE * 3)
-    batches = await processes.tier.fill(P0, segments=1, batches=12, records=1, value_bytes=LARGE)
+async def test_memory_that_a_socket_may_still_send_is_never_written(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache evicts what the borrower still has. A borrower keeps no memory that the reader dropped."""
+    monkeypatch.setattr(buffers, "_MAX_FREE_BYTES", 0)
+    batches = await processes.fill(batches=12)
     client, other = await processes.client(), await processes.client()
-    held = [await client.read(asked(offset, max_bytes=1)) for offset in (0, 3)]
+    held = [(await client.read(asked(offset, max_bytes=1))).records[0][5:] for offset in (0, 3)]
     await client.__aexit__(None, None, None)  # it stops, and still has views
     for _ in range(2):
         for offset in range(12):
             assert joined(await other.read(asked(offset, max_bytes=1))) == batches[offset]
-    assert [joined(read) for read in held] == [batches[0], batches[3]]
-    assert processes.server.borrower_count == 2
+    assert held == [batches[0][5:], batches[3][5:]]
+    assert len(processes.server.borrowers) == 2
     held.clear()
-    await until(lambda: processes.server.borrower_count == 1)
-
-
-async def test_a_borrower_keeps_no_memory_that_the_reader_dropped(
-    tmp_path: Path, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(buffers_module, "_MAX_FREE_BYTES", 0)
-    processes = await running(tmp_path, stack, cache_bytes=LARGE * 3)
-    await processes.tier.fill(P0, segments=1, batches=12, records=1, value_bytes=LARGE)
-    client = await processes.client()
-    for offset in range(12):
-        await client.read(asked(offset, max_bytes=1))
-    await until(lambda: not processes.is_lent)
+    await processes.until_given_back(borrowers=1)
     processes.buffers.allocate(1)  # it takes notice of what is unused
-    await client.read(asked(11, max_bytes=1))
-    assert client._connection is not None
-    assert set(client._connection._buffers._maps) <= set(processes.buffers._buffers)
+    await other.read(asked(11, max_bytes=1))
+    assert other._connection is not None
+    assert set(other._connection._buffers._maps) <= set(processes.buffers._buffers)
 
 
-async def test_errors_arrive_as_they_were_raised(processes: Processes) -> None:
-    await processes.tier.fill(P0, segments=1, batches=1)
+async def test_errors_arrive_as_they_were_raised(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    await processes.fill(batches=9)
     client = await processes.client()
     with pytest.raises(OffsetGapError, match="no remote segment"):
         await client.read(asked(999))
@@ -194,156 +146,17 @@ async def test_errors_arrive_as_they_were_raised(processes: Processes) -> None:
     with pytest.raises(OffsetBelowLogStartError):
         await client.read(asked(3))
     processes.tier.storage.is_down = True
-    processes.reader.index_cache = processes.reader.index_cache.__class__(1)
     with pytest.raises(RemoteReadTimeoutError) as raised:
         await client.read(asked(5, timeout_ms=100))
     assert (raised.value.retriable, raised.value.cause is None) == (True, False)
+    monkeypatch.setattr(processes.reader, "leader_epochs", None)  # a defect fails one call alone
+    with pytest.raises(RemoteLogError, match="TypeError"):
+        await client.leader_epochs(P0, Caller(in_ms(), 1))
+    processes.tier.storage.is_down = False
+    assert (await client.read(asked(5))).size_bytes > 0
 
 
-async def test_a_defect_fails_one_call_alone(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    await processes.tier.fill(P0, segments=1, batches=1)
-    client = await processes.client()
-
-    async def fail(*arguments: object, **more: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(processes.reader, "leader_epochs", fail)
-    with pytest.raises(RemoteLogError, match="ZeroDivisionError"):
-        await client.leader_epochs(P0, deadline_ms=in_ms(), connection_id=1)
-    assert (await client.read(asked(0))).size_bytes > 0
-
-
-async def test_calls_of_a_process_that_died_are_answered_by_the_next(processes: Processes) -> None:
-    batches = await processes.tier.fill(P0, segments=1, batches=1, records=1, value_bytes=LARGE)
-    client = await processes.client()
-    held = await client.read(asked(0))
-    processes.tier.storage.gate = asyncio.Event()
-    processes.reader.chunk_cache = processes.reader._fetcher._chunk_cache = processes.reader.chunk_cache.__class__(1)
-    processes.tier.storage.asked.clear()
-    calling = asyncio.create_task(client.read(asked(0)))
-    await processes.tier.storage.asked.wait()
-    await processes.server.__aexit__(None, None, None)
-    processes.tier.storage.gate.set()
-    await processes.start()
-    assert joined(await calling) == batches[0]
-    assert joined(held) == batches[0], "the memory of the process that died is still there"
-
-
-async def test_without_a_reader_a_call_ends_at_its_deadline(stack: AsyncExitStack) -> None:
-    listener = stack.enter_context(listen())
-    async with RemoteReadClient(listener.getsockname(), monotonic_ms) as client:
-        with pytest.raises(RemoteReadTimeoutError):
-            await client.read(asked(0, timeout_ms=50))
-    async with RemoteReadClient(b"\0no-such-name", monotonic_ms) as client:
-        with pytest.raises(RemoteReadTimeoutError) as raised:
-            await client.read(asked(0, timeout_ms=50))
-        assert isinstance(raised.value.cause, OSError)
-
-
-async def test_a_cancelled_call_ends_in_the_other_process(processes: Processes) -> None:
-    await processes.tier.fill(P0, segments=1, batches=1)
-    client = await processes.client()
-    processes.tier.storage.gate = asyncio.Event()
-    calling = asyncio.create_task(client.read(asked(0)))
-    await processes.tier.storage.asked.wait()
-    (borrower,) = processes.server._borrowers.values()
-    assert len(borrower._calls) == 1
-    calling.cancel()
-    await asyncio.wait([calling])
-    await until(lambda: not borrower._calls)
-    processes.tier.storage.gate.set()
-    assert (await client.read(asked(0))).size_bytes > 0
-
-
-async def test_a_borrower_that_dies_gives_everything_back(processes: Processes) -> None:
-    await processes.tier.fill(P0, segments=1, batches=1, records=1, value_bytes=LARGE)
-    client = await processes.client()
-    held = await client.read(asked(0))
-    processes.tier.storage.gate = asyncio.Event()
-    assert processes.is_lent
-    assert client._connection is not None
-    client._connection._channel.close()  # as the kernel does when a process has died
-    await until(lambda: processes.server.borrower_count == 0 and not processes.is_lent)
-    assert held.records
-
-
-def cut_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel drops the descriptors of the next message that has some."""
-    receive, cuts = socket.recv_fds, iter([socket.MSG_CTRUNC])
-
-    def cut_once(peer: socket.socket, size: int, max_fds: int) -> tuple[bytes, list[int], int, Any]:
-        body, fds, flags, address = receive(peer, size, max_fds)
-        return body, fds, flags | next(cuts, 0) if fds else flags, address
-
-    monkeypatch.setattr(socket, "recv_fds", cut_once)
-
-
-async def test_a_cut_message_ends_no_loan_of_a_borrower_that_lives(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The borrower has no descriptor left for the second answer, while a socket sends the first one."""
-    await processes.tier.fill(P0, segments=2, batches=4, records=1, value_bytes=LARGE)
-    client = await processes.client()
-    first = await client.read(asked(0, max_bytes=1))
-    first_bytes = joined(first)
-    cut_the_next_message(monkeypatch)
-    second = await client.read(asked(4, max_bytes=1))
-    assert processes.server.borrower_count == 2, "the first connection stays for its loan"
-    assert (joined(first), second.first_offset) == (first_bytes, 4)
-    del first, second
-    gc.collect()
-    await until(lambda: processes.server.borrower_count == 1 and not processes.is_lent)
-
-
-async def test_a_loan_that_cannot_be_viewed_ends_with_its_connection(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two answers are on their way, and the first one, which has the descriptor for both, is cut."""
-    await processes.tier.fill(P0, segments=2, batches=1, records=1, value_bytes=LARGE)
-    await processes.reader.read(asked(0))
-    client = await processes.client()
-    held = await client.read(asked(1))
-    cut_the_next_message(monkeypatch)
-    reads = await asyncio.gather(client.read(asked(0)), client.read(asked(0)))
-    assert joined(reads[0]) == joined(reads[1])
-    assert held.first_offset == 1
-    del held, reads
-    gc.collect()
-    await until(lambda: processes.server.borrower_count == 1 and not processes.is_lent, timeout_s=60)
-
-
-async def test_a_process_that_cannot_be_accepted_is_accepted_later(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await processes.tier.fill(P0, segments=1, batches=1)
-    monkeypatch.setattr(server_module, "_RETRY_S", 0.01)
-    accept, fails = socket.socket.accept, [OSError(errno.EMFILE, "no file left")]
-
-    def accept_later(listener: socket.socket) -> Any:
-        if fails:
-            raise fails.pop()
-        return accept(listener)
-
-    monkeypatch.setattr(socket.socket, "accept", accept_later)
-    client = await processes.client()
-    assert (await client.read(asked(0, timeout_ms=60_000))).size_bytes > 0
-    assert not fails
-
-
-@pytest.mark.parametrize("side", [client_module, server_module])
-async def test_a_process_of_another_user_gets_and_gives_nothing(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch, side: Any
-) -> None:
-    await processes.tier.fill(P0, segments=1, batches=1)
-    is_own: Callable[[socket.socket], bool] = lambda peer: False  # noqa: E731
-    monkeypatch.setattr(side, "is_of_own_user", is_own)
-    client = await processes.client()
-    with pytest.raises(RetriableRemoteStorageError if side is client_module else RemoteReadTimeoutError):
-        await client.read(asked(0, timeout_ms=50))
-    assert processes.server.borrower_count == 0
-
-
-def test_an_error_that_cannot_be_sent_becomes_one_with_the_same_words() -> None:
+def test_an_error_that_cannot_be_sent_becomes_one_like_it() -> None:
     class OfALibrary(Exception):
         def __reduce__(self) -> Any:
             raise TypeError("cannot be pickled")
@@ -356,17 +169,145 @@ def test_an_error_that_cannot_be_sent_becomes_one_with_the_same_words() -> None:
     assert sendable(plain) is plain
 
 
-async def test_a_trace_goes_on_in_the_process_that_reads(tmp_path: Path, stack: AsyncExitStack) -> None:
+async def test_calls_of_a_process_that_died_are_answered_by_the_next(processes: Processes) -> None:
+    (batch,) = await processes.fill()
+    client = await processes.client()
+    held = await client.read(asked(0))
+    processes.tier.storage.gate = asyncio.Event()
+    processes.reader.fetcher.chunk_cache = ChunkCache(1)
+    processes.tier.storage.asked.clear()
+    calling = asyncio.create_task(client.read(asked(0)))
+    await processes.tier.storage.asked.wait()
+    await processes.server.__aexit__()
+    processes.tier.storage.gate.set()
+    await processes.start()
+    assert joined(await calling) == batch
+    assert joined(held) == batch, "the memory of the process that died is still there"
+
+
+@pytest.mark.parametrize("is_listening", [True, False])
+async def test_without_a_reader_a_call_ends_at_its_deadline(is_listening: bool) -> None:
+    with listen() as listener:
+        address = listener.getsockname() if is_listening else b"\0no-such-name"
+        async with RemoteReadClient(address, monotonic_ms) as client:
+            with pytest.raises(RemoteReadTimeoutError) as raised:
+                await client.read(asked(0, timeout_ms=50))
+    assert isinstance(raised.value.cause, OSError) != is_listening
+
+
+async def test_a_cancelled_call_ends_in_the_other_process(processes: Processes) -> None:
+    await processes.fill()
+    client = await processes.client()
+    processes.tier.storage.gate = asyncio.Event()
+    calling = asyncio.create_task(client.read(asked(0)))
+    await processes.tier.storage.asked.wait()
+    (borrower,) = processes.server.borrowers.values()
+    assert len(borrower.calls) == 1
+    calling.cancel()
+    await until(lambda: not borrower.calls)
+    processes.tier.storage.gate.set()
+    assert (await client.read(asked(0))).size_bytes > 0
+
+
+async def test_borrowers_that_die_give_everything_back(processes: Processes) -> None:
+    await processes.fill()
+    held = []
+    for _ in range(2):
+        client = await processes.client()
+        held.append(await client.read(asked(0)))
+        assert client._connection is not None
+        client._connection._channel.close()  # as the kernel does when a process has died
+    assert processes.is_lent
+    for number in list(processes.buffers._buffers):
+        processes.server.on_dropped(number)  # before the server has learned of a death
+    await processes.until_given_back(borrowers=0)
+
+
+@pytest.fixture
+def cut_next_message(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """The kernel drops the descriptors of the next message that has some."""
+    receive, cuts = socket.recv_fds, list[int]()
+
+    def cut(peer: socket.socket, size: int, max_fds: int) -> tuple[bytes, list[int], int, Any]:
+        body, fds, flags, address = receive(peer, size, max_fds)
+        return body, fds, flags | cuts.pop() if fds and cuts else flags, address
+
+    monkeypatch.setattr(socket, "recv_fds", cut)
+    return lambda: cuts.append(socket.MSG_CTRUNC)
+
+
+async def test_a_cut_message_ends_no_loan_of_a_borrower_that_lives(
+    processes: Processes, cut_next_message: Callable[[], None]
+) -> None:
+    """The borrower has no descriptor left for the second answer, while a socket sends the first one."""
+    batches = await processes.fill(segments=2, batches=4)
+    client = await processes.client()
+    first = await client.read(asked(0, max_bytes=1))
+    cut_next_message()
+    second = await client.read(asked(4, max_bytes=1))
+    assert len(processes.server.borrowers) == 2, "the first connection stays for its loan"
+    assert (joined(first), second.first_offset) == (batches[0], 4)
+    del first, second
+    await processes.until_given_back(borrowers=1)
+
+
+async def test_a_loan_that_cannot_be_viewed_ends_with_its_connection(
+    processes: Processes, cut_next_message: Callable[[], None]
+) -> None:
+    """Two answers are on their way, and the first one, which has the descriptor for both, is cut."""
+    batches = await processes.fill(segments=2)
+    await processes.reader.read(asked(0))
+    client = await processes.client()
+    held = await client.read(asked(1))
+    cut_next_message()
+    reads = await asyncio.gather(client.read(asked(0)), client.read(asked(0)))
+    assert joined(reads[0]) == joined(reads[1]) == batches[0]
+    assert held.first_offset == 1
+    del held, reads
+    await processes.until_given_back(borrowers=1)
+
+
+async def test_a_process_that_cannot_be_accepted_is_accepted_later(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await processes.fill()
+    monkeypatch.setattr(lent_reads, "_RETRY_S", 0.01)
+    fails = [OSError(errno.EMFILE, "no file left")]
+
+    def accept(listener: socket.socket) -> socket.socket:
+        if fails:
+            raise fails.pop()
+        return channel.accept(listener)
+
+    monkeypatch.setattr(lent_reads, "accept", accept)
+    client = await processes.client()
+    assert (await client.read(asked(0, timeout_ms=60_000))).size_bytes > 0
+    assert not fails
+
+
+@pytest.mark.parametrize("is_reader", [True, False])
+async def test_a_process_of_another_user_gets_and_gives_nothing(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, is_reader: bool
+) -> None:
+    await processes.fill()
+    client = await processes.client()
+    own = os.geteuid()
+    users = iter([own + 1] * 9 if is_reader else [own, own + 1] * 99)  # of the listener, then of the one that asks
+    monkeypatch.setattr(channel, "_user_of", lambda peer: next(users))
+    with pytest.raises(RetriableRemoteStorageError if is_reader else RemoteReadTimeoutError):
+        await client.read(asked(0, timeout_ms=50))
+    assert not processes.server.borrowers
+
+
+async def test_a_trace_goes_on_in_the_process_that_reads(processes: Processes) -> None:
     """Each read of the borrower is one span, and the calls of the store that it led to are below it."""
-    tracer = RecordingTracer()
-    processes = await running(tmp_path, stack, tracer=tracer)
-    await processes.tier.fill(P0, segments=1, batches=1)
+    await processes.fill()
+    tracer = processes.tracer
     reads = TracedReads(await processes.client(), tracer, processes.tier.state)
     fetch = tracer.begin(ClientFetch("app", 1, 17, 1), 0)
     assert fetch is not None
-    for _ in range(2):
-        await reads.read(asked(0, trace=fetch.context))
-    await reads.read(asked(0))
+    for trace in (fetch.context, fetch.context, ""):
+        await reads.read(asked(0, trace=trace))
     assert tracer.tree() == [
         "ClientFetch:  (in progress)",
         "  PartitionRead: RecordsRead",
