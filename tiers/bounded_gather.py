@@ -1,9 +1,9 @@
-"""`bounded_gather` does the same work for each of many items, with bounded concurrency."""
+"""Does the same work for each of many items: several at a time, one after the other whatever fails, or in turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sized
 from typing import TypeVar
 
 S = TypeVar("S")
@@ -38,3 +38,22 @@ async def bounded_gather(
     if len(results) < begun:
         raise asyncio.CancelledError
     return [results[place] for place in range(len(results))]
+
+
+async def each_alone(items: Iterable[S], work: Callable[[S], Awaitable[T]], troubles: list[Exception]) -> list[T]:
+    """Calls `work` for one item after the other, and adds what fails to `troubles`. Returns the other results."""
+    results: list[T] = []
+    for item in items:
+        try:
+            results.append(await work(item))
+        except Exception as error:  # a failure of one item ends no other work
+            troubles.append(error)
+    return results
+
+
+async def in_turns(items: Iterable[S], per_turn: int) -> AsyncIterator[S]:
+    """Yields the items, and lets the event loop do other work after each `per_turn` of them."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % per_turn == 0:
+            await asyncio.sleep(0)

@@ -36,10 +36,10 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.tasks.deletion.missing_topics import deleted_topics
 from tiers.tasks.deletion.topic_deletion import (
     ClusterTopicExistence,
     begin_partition_deletion,
+    deleted_topics,
     end_partition_deletion,
 )
 from tiers.tasks.history.align import require_aligned, require_no_open_cut

@@ -20,7 +20,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
-from tiers.tasks.partition_report import PartitionReport
+from tiers.tasks.partition_tasks import PartitionReport
 
 _FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 _DENSITY_SEGMENTS = 4

@@ -24,8 +24,8 @@ from tiers.explain.answers import PartitionAnswer
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.tasks.deletion.missing_topics import deleted_topics
-from tiers.tasks.partition_report import PartitionReport
+from tiers.tasks.deletion.topic_deletion import deleted_topics
+from tiers.tasks.partition_tasks import PartitionReport
 
 LEADER_TIMEOUT_MS: Final = 2_500
 _SUMS_KEPT_MS: Final = 300_000

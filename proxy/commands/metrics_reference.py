@@ -31,8 +31,7 @@ from tiers.config.paused_work import TierWork
 from tiers.metric_spec import FROM_THE_START, MetricSpec
 from tiers.reader.read_accounts import MAX_CLIENTS, MAX_TOPICS, OTHERS
 from tiers.tasks.alarms import STATES, AlarmReason
-from tiers.tasks.bounds import BOUNDS
-from tiers.tasks.metrics import STAGES
+from tiers.tasks.metrics import BOUNDS, STAGES
 
 SECTIONS: Final[tuple[tuple[str, str, tuple[ModuleType, ...]], ...]] = (
     ("Clients and brokers", "Every process that serves clients has these.", (proxy.metrics,)),

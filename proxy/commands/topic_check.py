@@ -33,7 +33,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.copy.uncopied import estimated_bytes, timestamp_of
 from tiers.tasks.metrics import RemoteLogManagerMetrics
-from tiers.tasks.retention.uncopied_watch import used_share
+from tiers.tasks.partition_watch import used_share
 from tiers.tasks.tiered_topics import TieredTopics
 
 TIMEOUT_MS = 10_000

@@ -4,7 +4,7 @@ See docs/semantics.md 9.2.
 
 If no broker knows a topic, that does not prove that the topic was deleted: a cluster whose KRaft log was restored from
 a copy lacks topics as well. The record and the brokers that soon do not know the topic's id are the proof, whatever
-answer comes to the client (`tiers/tasks/deletion/missing_topics.py`).
+answer comes to the client (`tiers/tasks/deletion/topic_deletion.py`).
 
 The proxy first asks for the ids of the topics, and whether the client may delete them. It asks on the client's
 connection, and so with the client's rights: the right to delete a topic implies the right to see its id. The brokers

@@ -37,7 +37,6 @@ from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteS
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
 from tiers.tasks.deletion.failed_deletions_topic import FailedDeletionsTopic
-from tiers.tasks.deletion.remote_disable import RemoteDisableTask
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
@@ -151,12 +150,7 @@ async def run_remote_log_manager(
     registry.register(RemoteLogMetadataMetrics(metadata.log.status))
     services = _task_services(live.config, client, storage, metadata, registry, cluster_id, local_indexes)
     topics = TieredTopics(client, live.rules(), services.metrics, metadata.log)
-    manager = RemoteLogManager(
-        services,
-        topics,
-        TopicDeletionTask(services, ClusterTopicExistence(client)),
-        RemoteDisableTask(services),
-    )
+    manager = RemoteLogManager(services, topics, TopicDeletionTask(services, ClusterTopicExistence(client)))
 
     async def run() -> None:
         try:

@@ -38,9 +38,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import log_key
 from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES, Uncopied, copy_due, copy_hold
 from tiers.tasks.history.align import open_cut
-from tiers.tasks.hold import Hold
-from tiers.tasks.retention.expiration_task import expiry_hold, expiry_holds
-from tiers.tasks.retention.trim_task import TrimView, trim_hold, trim_holds
+from tiers.tasks.hold import Hold, TrimView, expiry_hold, expiry_holds, trim_hold, trim_holds
 from tiers.texts import duration_text
 
 _ANY_PROXY: Final = "the proxy that the client is connected to, from the store"

@@ -5,7 +5,7 @@ docs/alarms.md says what each of them means.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -52,14 +52,13 @@ class ActiveAlarm:
 class RemoteLogAlarms:
     """`about` is what has the alarm: a partition, or one of its stages. Empty: the topic itself.
 
-    The code that finds a trouble keeps the episodes: it calls `begin` once, or again for each attempt that fails. The
-    gauge and the page show what is active here."""
+    An alarm is raised once per episode, however often the code that finds the trouble reports it."""
 
     def __init__(self, counter: Counter, gauge: Gauge) -> None:
         self.counter = counter
         self.gauge = gauge
-        self._active: dict[str, dict[AlarmReason, dict[str, str]]] = {}
-        """By topic and reason: the details of the alarms that have not ended, by what has them."""
+        self._active: dict[str, dict[tuple[AlarmReason, str], str]] = {}
+        """By topic: the details of the alarms that have not ended, by reason and by what has them."""
 
     def happened(self, topic: str, reason: AlarmReason) -> None:
         """Counts an alarm without a state, one of `EVENTS`."""
@@ -67,48 +66,50 @@ class RemoteLogAlarms:
         self.counter.labels(topic, reason).inc()
 
     def begin(self, topic: str, reason: AlarmReason, about: str = "", detail: str = "") -> bool:
-        """Begins an alarm, or begins it again with another detail. Returns whether it was not raised before.
-
-        `reason` is one of `STATES`."""
-        self.counter.labels(topic, reason).inc()
-        active = self._active.setdefault(topic, {}).setdefault(reason, {})
-        is_new = about not in active
-        active[about] = detail
-        self._show(topic, reason)
+        """Raises an alarm, one of `STATES`, or gives it another detail. Returns whether it was not raised before."""
+        active = self._active.setdefault(topic, {})
+        is_new = (reason, about) not in active
+        active[reason, about] = detail
+        if is_new:
+            self.counter.labels(topic, reason).inc()
+            self.gauge.labels(topic, reason).inc()
         return is_new
 
     def tell(self, topic: str, reason: AlarmReason, about: str, detail: str) -> None:
         """Gives an alarm another detail, if it is raised now."""
-        active = self._active.get(topic, {}).get(reason, {})
-        if about in active:
-            active[about] = detail
+        if (reason, about) in self._active.get(topic, {}):
+            self._active[topic][reason, about] = detail
 
-    def end(self, topic: str, reason: AlarmReason, about: str = "") -> None:
-        """Ends an alarm. Does nothing if there is none."""
-        if about in self._active.get(topic, {}).get(reason, ()):
-            del self._active[topic][reason][about]
-            self._show(topic, reason)
+    def end(self, topic: str, reason: AlarmReason, about: str = "") -> bool:
+        """Ends an alarm. Returns whether it was raised."""
+        was_raised = self._active.get(topic, {}).pop((reason, about), None) is not None
+        if was_raised:
+            self.gauge.labels(topic, reason).dec()
+        return was_raised
+
+    def end_others(self, reason: AlarmReason, raised: Collection[tuple[str, str]]) -> None:
+        """Ends the alarms of a reason, except those of these topics and what has them."""
+        for each in list(self.active()):
+            if each.reason is reason and (each.topic, each.about) not in raised:
+                self.end(each.topic, reason, each.about)
 
     def forget(self, topic: str, about: str) -> None:
         """Ends all alarms about a partition and its stages, because this process does not own it any more."""
-        for reason, active in self._active.get(topic, {}).items():
-            for each in [each for each in active if _is_of(each, about)]:
-                del active[each]
-            self._show(topic, reason)
+        for reason, each in list(self._active.get(topic, ())):
+            if _is_of(each, about):
+                self.end(topic, reason, each)
 
     def active(self) -> Iterator[ActiveAlarm]:
         """Yields the alarms that are raised now."""
-        for topic, reasons in self._active.items():
-            for reason, active in reasons.items():
-                yield from (ActiveAlarm(topic, reason, about, detail) for about, detail in active.items())
+        for topic, active in self._active.items():
+            yield from (ActiveAlarm(topic, reason, about, detail) for (reason, about), detail in active.items())
 
     def reasons_of(self, topic: str, about: str) -> set[AlarmReason]:
         """Returns the alarms about a partition and its stages that are raised now."""
-        reasons = self._active.get(topic, {})
-        return {reason for reason, active in reasons.items() if any(_is_of(each, about) for each in active)}
+        return {reason for reason, each in self._active.get(topic, ()) if _is_of(each, about)}
 
     def has_any(self, topic: str) -> bool:
-        return any(self._active.get(topic, {}).values())
+        return bool(self._active.get(topic))
 
     @property
     def topics(self) -> Set[str]:
@@ -118,9 +119,6 @@ class RemoteLogAlarms:
     def remove_topic(self, topic: str) -> None:
         """Forgets a topic without an alarm. `RemoteLogManagerMetrics` removes its series."""
         self._active.pop(topic, None)
-
-    def _show(self, topic: str, reason: AlarmReason) -> None:
-        self.gauge.labels(topic, reason).set(len(self._active[topic][reason]))
 
 
 def _is_of(about: str, partition: str) -> bool:

@@ -10,10 +10,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from tiers.metric_spec import CounterSpec, GaugeSpec, SummarySpec
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import STATES, AlarmReason, RemoteLogAlarms
-from tiers.tasks.bounds import BOUNDS
 
 STAGES: Final = ("survey", "gap", "copy", "facts", "expiry", "trim", "deletion")
 """The stages of a partition's tasks."""
+BOUNDS: Final = ("Lz>=Ly", "Ly>=Lx", "Ly>Ry", "Ry>=Rx")
+"""The bounds between the tiers, as `violated_bounds` checks them."""
 TOPIC_KEPT_MS: Final = 3_600_000
 """How long the series of a topic stay after this process copied its last partition, so that a scrape reads them."""
 
@@ -185,8 +186,10 @@ class RemoteLogManagerMetrics:
         self.cut_segments = CUT_SEGMENTS.metric(registry)
         self.bounds_violations = BOUNDS_VIOLATIONS.metric(registry)
         self.stage_failures = STAGE_FAILURES.metric(registry)
-        self._of_partition = self._with(_PARTITION)
-        self._of_topic_alone = self._with(_TOPIC)
+        own = [each for each in vars(self).values() if isinstance(each, Counter | Gauge)]
+        made = [*own, self.alarms.counter, self.alarms.gauge]
+        self._of_partition = [each for each in made if each._labelnames == _PARTITION]
+        self._of_topic_alone = [each for each in made if each._labelnames == _TOPIC]
         self._measured = (
             self.log_size_bytes,
             self.metadata_count,
@@ -197,19 +200,13 @@ class RemoteLogManagerMetrics:
             self.cut_segments,
         )
         """The gauges that tell of the metadata. A zero before the first look would make what is old look new."""
-        others = (*self._of_partition, self.paused)  # a pause is one of the topic, whoever owns its partitions
-        self._of_topic = [each for each in self._all() if "topic" in each._labelnames and each not in others]
+        # A pause is one of the topic, whoever owns its partitions.
+        others = (*self._of_partition, self.paused)
+        self._of_topic = [each for each in made if "topic" in each._labelnames and each not in others]
         self._whole: set[str] = set()
         """The topics that have all series."""
         self._unowned_since_ms: dict[str, int | None] = {}
         """The topics with series, and since when this process has had no partition of them. None: it has one."""
-
-    def _with(self, labels: tuple[str, ...]) -> list[Counter | Gauge]:
-        return [each for each in self._all() if each._labelnames == labels]
-
-    def _all(self) -> list[Counter | Gauge]:
-        own = [each for each in vars(self).values() if isinstance(each, Counter | Gauge)]
-        return [*own, self.alarms.counter, self.alarms.gauge]
 
     def add(self, partition: TopicIdPartition) -> None:
         """Makes the series of a partition that this process takes over, with zero.

@@ -44,6 +44,7 @@ from tiers.tasks.deletion.segment_deletion import delete_attempts
 from tiers.tasks.history.align import RLMCutTask, require_no_open_cut
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.stored_facts import FactsTask
+from tiers.tasks.hold import Hold
 from tiers.tasks.metrics import STAGES
 from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
@@ -68,6 +69,40 @@ class Surveyed:
     remote_end: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """A stage of the tasks. `failures` are those since the last success, `error` is the last of them."""
+
+    name: str
+    failures: int
+    error: str
+    is_running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """What the owner's tasks know about a partition now, for people who look at it.
+
+    `uncopied_bytes` is an estimate of the bytes that are not remote. `behind_ms` is how long one of their records has
+    waited. `alarms` are the reasons in docs/alarms.md whose alarms are raised now."""
+
+    uncopied_bytes: int
+    behind_ms: int
+    alarms: tuple[str, ...]
+    stages: tuple[StageReport, ...]
+    stopped: str = ""
+    """Why the partition stopped; empty while it has not."""
+    doubt: str = ""
+    """Why the owner doubts the past; empty while it does not."""
+    copy_hold: Hold | None = None
+    """Why the last round copied nothing; None: something was due."""
+
+    @property
+    def error(self) -> str:
+        """The last error of the first stage that fails; empty without one."""
+        return next((stage.error for stage in self.stages if stage.failures), "")
+
+
 class PartitionTasks:
     """The tasks of a partition for as long as the tenure lasts. The manager decides when a stage runs."""
 
@@ -80,7 +115,7 @@ class PartitionTasks:
         self.facts = FactsTask(services, topic_id_partition)
         self.attempts = CopyAttempts(services, topic_id_partition)
         self.copy = RLMCopyTask(services, topic_id_partition, self.attempts, self.facts)
-        self.watch = PartitionWatch(services, topic_id_partition, self.copy.uncopied)
+        self.watch = PartitionWatch(services, topic_id_partition, self.copy)
         self.is_copy_stopped = False
         self.running: dict[str, asyncio.Task[None]] = {}
         """What runs now, by the name of the stage. The round itself has the name of the survey."""
@@ -94,7 +129,8 @@ class PartitionTasks:
         """Why the partition stopped since its last round that went through; empty: it did not."""
         self._divergence = ""
         """The detail of the alarm `diverged`; empty: it is not raised."""
-        self._doubts: dict[str, MetadataLostError] = {}
+        self._gap_doubt: MetadataLostError | None = None
+        """The doubt of the last search for gaps. The one in progress has none yet."""
 
     def _is_in_effect(self, policy: TopicPolicy) -> bool:
         return policy == self.policy and self._may_remove
@@ -102,12 +138,12 @@ class PartitionTasks:
     @property
     def _may_remove(self) -> bool:
         """Whether the metadata is proved, and the owner has no doubt that it knows all copies."""
-        return self.facts.is_proved and not self._doubts
+        return self.facts.is_proved and not self.doubt
 
     @property
     def doubt(self) -> str:
         """Why the owner doubts that the metadata knows all copies; empty: it does not."""
-        return str(next(iter(self._doubts.values()), ""))
+        return str(self.facts.doubt or self._gap_doubt or "")
 
     @property
     def is_copied(self) -> bool:
@@ -118,21 +154,32 @@ class PartitionTasks:
         """Whether a broker may soon remove records that are not copied."""
         return self.watch.retention_share >= DUE_SHARE
 
-    @property
-    def has_copy_trouble(self) -> bool:
-        failures = sum(self.stages[name].failures for name in ("survey", "gap", "copy"))
-        return failures > 0 or self.attempts.error is not None or self.is_copy_stopped or self.copy.throttled_ms > 0
+    def watch_progress(self) -> None:
+        """Watches the copy and the stages, also while they wait for places."""
+        failing = [self.stages[name] for name in ("copy", "gap", "survey")]
+        errors = [*(stage.last_error for stage in failing), str(self.attempts.error or "")]
+        has_trouble = any(stage.failures for stage in failing) or self.attempts.error is not None
+        has_work = has_trouble or self.is_copy_stopped or self.copy.throttled_ms > 0 or "copy" in self.running
+        is_idle = copy_hold(self.policy) is not None or not (has_work or self.stages["copy"].is_due)
+        self.watch.watch_progress(is_idle=is_idle, error=next(filter(None, errors), ""))
+        for stage in self.stages.values():
+            stage.watch()
 
-    @property
-    def copy_error(self) -> str:
-        """Why copying makes no progress; empty without an error."""
-        errors = [self.stages[name].last_error for name in ("copy", "gap", "survey")]
-        return next(filter(None, (*errors, str(self.attempts.error or ""))), "")
-
-    @property
-    def alarms(self) -> set[AlarmReason]:
-        """The alarms about the partition that are raised now."""
-        return self._services.metrics.alarms.reasons_of(self.partition.topic, str(self.partition))
+    def report(self) -> PartitionReport:
+        stages = [
+            StageReport(name, each.failures, each.last_error, name in self.running)
+            for name, each in self.stages.items()
+        ]
+        alarms = self._services.metrics.alarms.reasons_of(self.partition.topic, str(self.partition))
+        return PartitionReport(
+            self.copy.uncopied.size_bytes,
+            self.copy.behind_ms,
+            tuple(sorted(map(str, alarms))),
+            tuple(stages),
+            self.stopped,
+            self.doubt,
+            self.copy.hold,
+        )
 
     def due_ms(self, name: str) -> int:
         """Returns when the stage may run: it is due, and no backoff of the survey is left."""
@@ -148,13 +195,11 @@ class PartitionTasks:
         if surveyed is None:
             return
         if self.facts.is_check_due and not self.stages["facts"].is_postponed:
-            await self.stages["facts"].run(self.prove)
-        self._show_doubt("facts", self.facts.doubt)
-        start = None
+            await self.stages["facts"].run(self.facts.check)
+        self._show_doubt()
+        start, gap = None, self.stages["gap"]
         # While a copy is in progress, the remote end is behind, and the records of the copy look like a gap.
-        is_copying = "copy" in self.running
-        gap = self.stages["gap"]
-        if not (is_copying or gap.is_postponed):
+        if not ("copy" in self.running or gap.is_postponed):
             start = await gap.run(partial(self.copy_start, surveyed))
         if self.stages["expiry"].is_due and not self._has_stopped:
             surveyed = await self.stages["expiry"].run(partial(self.expire, surveyed)) or surveyed
@@ -182,7 +227,7 @@ class PartitionTasks:
         size_bytes = await services.source.size_bytes(partition, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         self.copy.uncopied.survey(size_bytes, bounds)
-        await self.watch.look(self.policy, bounds, self.copy)
+        await self.watch.look(self.policy, bounds)
         compared_end = services.state.remote_end_offset(partition)
         if await self._cut.run(bounds, self.end_work):
             self.copy.start_over()
@@ -193,13 +238,8 @@ class PartitionTasks:
         if bounds.leader_epoch != checked_epoch:
             return None
         log_start = self._cut.log_start
-        self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start)
+        self.watch.check_bounds(bounds, remote_bounds, log_start)
         return Surveyed(bounds, log_start, compared_end)
-
-    async def prove(self) -> None:
-        """Compares the metadata with the facts in the store."""
-        await self.facts.check()
-        self._show_doubt("facts", self.facts.doubt)
 
     async def copy_start(self, surveyed: Surveyed) -> int | None:
         """Returns where copying continues. Records gaps and ends them, also while the partition is not copied.
@@ -207,7 +247,8 @@ class PartitionTasks:
         No client gets past removed records that no gap explains, and copying may be disabled for good."""
         has_announced = await self.attempts.announce_kept(surveyed.log_start)
         start = await self._gaps.copy_start(surveyed.bounds, surveyed.log_start)
-        self._show_doubt("gap", self._gaps.doubt)
+        self._gap_doubt = self._gaps.doubt
+        self._show_doubt()
         return None if has_announced else start
 
     async def copy_segments(self, surveyed: Surveyed, start: int | None) -> bool:
@@ -230,7 +271,7 @@ class PartitionTasks:
         share = self.watch.retention_share
         behind = self.attempts.start_behind(start, is_urgent=self.is_urgent)
         if behind > start:
-            share = await self.watch.uncopied.share_from(self.policy, behind, self.copy.uncopied.at_most)
+            share = await self.watch.share_from(self.policy, behind)
         return await self.copy.run(self.policy, surveyed.bounds, behind, retention_share=share)
 
     async def run_copy(self, surveyed: Surveyed, start: int | None) -> None:
@@ -295,21 +336,15 @@ class PartitionTasks:
     def _may_delete(self) -> bool:
         return self._may_remove
 
-    def _show_doubt(self, about: str, error: MetadataLostError | None) -> None:
-        """Begins or ends a doubt about the past, and shows the alarm once while there is any."""
-        was_in_doubt = bool(self._doubts)
-        if error is None:
-            self._doubts.pop(about, None)
-        else:
-            self._doubts[about] = error
+    def _show_doubt(self) -> None:
+        """Shows the alarm while there is a doubt about the past."""
         alarms, alarm = self._services.metrics.alarms, (self.partition.topic, AlarmReason.METADATA_LOST)
         fields = {"partition": str(self.partition)}
-        if self._doubts and not was_in_doubt:
-            alarms.begin(*alarm, str(self.partition), self.doubt)
+        if not self.doubt:
+            if alarms.end(*alarm, str(self.partition)):
+                logger.info("the metadata of a partition knows all copies again", extra=fields)
+        elif alarms.begin(*alarm, str(self.partition), self.doubt):
             logger.error(_METADATA_LOST, extra={**fields, "error": self.doubt})
-        elif was_in_doubt and not self._doubts:
-            alarms.end(*alarm, str(self.partition))
-            logger.info("the metadata of a partition knows all copies again", extra=fields)
 
     def stop(self, error: LogDivergedError, name: str) -> None:
         """Stops the whole partition until a round goes through. Raises the alarm once until then.
@@ -334,17 +369,14 @@ class PartitionTasks:
         return ""
 
     def _show_divergence(self, why: str) -> None:
-        """Raises the alarm, once until `why` is empty."""
+        """Raises the alarm until `why` is empty. Each other `why` is logged once."""
         before, self._divergence = self._divergence, why
         alarms, alarm = self._services.metrics.alarms, (self.partition.topic, AlarmReason.DIVERGED, str(self.partition))
         fields = {"partition": str(self.partition)}
         if why:
-            if not before:
-                alarms.begin(*alarm, why)
-            alarms.tell(*alarm, why)
+            alarms.begin(*alarm, why)
             logger.log(logging.DEBUG if why == before else logging.ERROR, _DIVERGED, extra={**fields, "error": why})
-        elif before:
-            alarms.end(*alarm)
+        elif alarms.end(*alarm):
             logger.info("a partition that stopped goes on", extra=fields)
 
     def cancel_work(self) -> list[asyncio.Task[None]]:

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol
+from itertools import count
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
+from tiers.bounded_gather import each_alone, in_turns
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.lasting_trouble import LastingTrouble
@@ -29,14 +32,11 @@ from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import ActiveAlarm
 from tiers.tasks.copy.copy_attempts import store_for_its_owner
 from tiers.tasks.copy.spool import SpoolError
-from tiers.tasks.copy.uncopied import copy_hold
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.remote_disable import RemoteDisableTask
 from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
-from tiers.tasks.partition_report import PartitionReport, report_of
-from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
+from tiers.tasks.partition_tasks import PartitionReport, PartitionTasks, Surveyed
 from tiers.tasks.retention.total_retention import TotalRetentionTask
-from tiers.tasks.schedule import Schedule
 from tiers.tasks.task_services import TaskServices
 
 _OWNERSHIP_INTERVAL_MS = 1_000
@@ -48,6 +48,46 @@ _URGENT = "urgent"
 """The places for copies of records that a broker removes soon. They do not wait for copies that can wait."""
 _PARTITIONS_OF_A_TURN = 64
 logger = logging.getLogger(__name__)
+
+
+class _Due(NamedTuple):
+    """Work that is to be looked at. Of two of one time, the one with the lower number comes first."""
+
+    at_ms: int
+    number: int
+    kind: str
+    tasks: PartitionTasks
+
+
+class _Schedule:
+    """The times at which kinds of work of the partitions are to be looked at: one time for each kind and partition.
+
+    A step costs the logarithm of the number of partitions."""
+
+    def __init__(self, kinds: Iterable[str]) -> None:
+        self._heaps: dict[str, list[_Due]] = {kind: [] for kind in kinds}
+        """An entry is out of date if `_at_ms` has another time, or none."""
+        self._at_ms: dict[tuple[str, PartitionTasks], int] = {}
+        self._numbers = count()
+
+    def put(self, kind: str, tasks: PartitionTasks, at_ms: int) -> None:
+        """Replaces the time of the partition's work of this kind."""
+        if self._at_ms.get((kind, tasks)) != at_ms:
+            self._at_ms[kind, tasks] = at_ms
+            heapq.heappush(self._heaps[kind], _Due(at_ms, next(self._numbers), kind, tasks))
+
+    def drop(self, tasks: PartitionTasks) -> None:
+        """Removes all times of the partition."""
+        for kind in self._heaps:
+            self._at_ms.pop((kind, tasks), None)
+
+    def first(self, kinds: Iterable[str]) -> _Due | None:
+        """Returns the earliest work of these kinds; None without any."""
+        heaps = [self._heaps[kind] for kind in kinds]
+        for heap in heaps:
+            while heap and self._at_ms.get((heap[0].kind, heap[0].tasks)) != heap[0].at_ms:
+                heapq.heappop(heap)
+        return min((heap[0] for heap in heaps if heap), default=None)
 
 
 class TopicPolicies(Protocol):
@@ -65,16 +105,11 @@ class RemoteLogManager:
         services: TaskServices,
         topics: TopicPolicies,
         topic_deletion: TopicDeletionTask | None = None,
-        remote_disable: RemoteDisableTask | None = None,
     ) -> None:
-        """Constructs the manager.
-
-        Without `topic_deletion`, the remote logs of deleted topics stay. Without `remote_disable`, those of disabled
-        topics stay."""
+        """Constructs the manager. Without `topic_deletion`, the remote logs of deleted topics stay."""
         self._services = services
         self._topics = topics
         self._topic_deletion = topic_deletion
-        self._remote_disable = remote_disable
         self._managed: dict[TopicIdPartition, PartitionTasks] = {}
         self._ending: dict[TopicIdPartition, PartitionTasks] = {}
         """The partitions that were given up while work on them was in progress. It is being cancelled."""
@@ -83,7 +118,7 @@ class RemoteLogManager:
         self._sizes["copy"] = self._sizes[_URGENT] = remote_log.copier_pool_size
         self._places: dict[str, set[PartitionTasks]] = {name: set() for name in self._sizes}
         """Which partitions have a place for a kind of work. A round reserves the places of what it will start."""
-        self._schedule: Schedule[PartitionTasks] = Schedule((*_STAGES_OF_A_ROUND, _URGENT))
+        self._schedule = _Schedule((*_STAGES_OF_A_ROUND, _URGENT))
         """The stages for which a round may begin: neither the stage nor a round of its partition is in progress."""
         self._awaited: set[PartitionTasks] = set()
         """The partitions that wait for their ownership."""
@@ -153,7 +188,7 @@ class RemoteLogManager:
     def report(self, partition: TopicIdPartition) -> PartitionReport | None:
         """Returns what the tasks of a partition know; None if this process does not own it."""
         tasks = self._managed.get(partition)
-        return None if tasks is None else report_of(tasks)
+        return None if tasks is None else tasks.report()
 
     @property
     def backlog_bytes(self) -> int | None:
@@ -168,38 +203,32 @@ class RemoteLogManager:
         """Yields the work beside the rounds, which goes on until it is cancelled."""
         services, settings = self._services, self._services.settings
         interval_ms, retention_ms = settings.topics_interval_ms, settings.remote_log.deleted_segment_retention_ms
+        totals, disable = TotalRetentionTask(services), RemoteDisableTask(services)
         yield self._keep_topics()
         yield self._keep_watch()
-        totals = TotalRetentionTask(services)
         yield self._keep(
             lambda: totals.run(self._topics.policies.values()),
-            self._lasting(
-                "the total retention of topics could not be recorded",
-                "the total retention of topics can be recorded again",
-            ),
+            "the total retention of topics could not be recorded",
+            "the total retention of topics can be recorded again",
             interval_ms,
         )
         if self._topic_deletion is not None:
             yield self._keep(
                 self._topic_deletion.run,
-                self._lasting("deleted topics could not be found or removed", "deleted topics can be removed again"),
-                interval_ms,
-            )
-        if self._remote_disable is not None:
-            yield self._keep(
-                partial(self._remote_disable.run, self._is_worked_on),
-                self._lasting(
-                    "the remote log of a disabled topic could not be removed",
-                    "remote logs of disabled topics are removed again",
-                ),
+                "deleted topics could not be found or removed",
+                "deleted topics can be removed again",
                 interval_ms,
             )
         yield self._keep(
+            partial(disable.run, self._is_worked_on),
+            "the remote log of a disabled topic could not be removed",
+            "remote logs of disabled topics are removed again",
+            interval_ms,
+        )
+        yield self._keep(
             self._store_kept,
-            self._lasting(
-                "a segment in the spool could not be stored for its owner",
-                "segments in the spool can be stored for their owners again",
-            ),
+            "a segment in the spool could not be stored for its owner",
+            "segments in the spool can be stored for their owners again",
             interval_ms,
             delay_ms=interval_ms,
         )
@@ -207,28 +236,27 @@ class RemoteLogManager:
         rarely_ms = max(interval_ms, retention_ms // 100)
         yield self._keep(
             DeletedSegmentsTask(services).run,
-            self._lasting(
-                "the objects of deleted segments could not be deleted once more",
-                "the objects of deleted segments are deleted once more again",
-            ),
+            "the objects of deleted segments could not be deleted once more",
+            "the objects of deleted segments are deleted once more again",
             rarely_ms,
             delay_ms=rarely_ms,
         )
 
     async def _keep(
-        self, work: Callable[[], Awaitable[object]], failing: LastingTrouble, interval_ms: int, *, delay_ms: int = 0
+        self, work: Callable[[], Awaitable[object]], begins: str, ends: str, interval_ms: int, *, delay_ms: int = 0
     ) -> None:
-        """Does the work once per interval. A failure ends no other work."""
+        """Does the work once per interval. A failure is logged by `begins` and `ends`, and ends no other work."""
+        failing = self._lasting(begins, ends)
         await asyncio.sleep(delay_ms / 1000)
         while True:
             try:
                 await work()
                 failing.ended()
-            except RemoteLogError as error:
-                failing.found(error=str(error))
             except Exception as error:
-                failing.found(error=repr(error))
-                logger.exception("work of the remote log manager failed")
+                is_known = isinstance(error, RemoteLogError)
+                failing.found(error=str(error) if is_known else repr(error))
+                if not is_known:
+                    logger.exception("work of the remote log manager failed")
             await asyncio.sleep(interval_ms / 1000)
 
     def _lasting(self, begins: str, ends: str) -> LastingTrouble:
@@ -253,31 +281,17 @@ class RemoteLogManager:
 
     async def _store_kept(self) -> None:
         """Stores the segments in the spool whose partitions other members own by now. Raises the first error."""
-        errors: list[Exception] = []
-        for kept in self._services.spool.kept():
-            try:
-                if not self._is_worked_on(kept.partition):
-                    await store_for_its_owner(self._services, kept)
-            except Exception as error:  # the other segments are stored
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        troubles: list[Exception] = []
+        others = (each for each in self._services.spool.kept() if not self._is_worked_on(each.partition))
+        await each_alone(others, partial(store_for_its_owner, self._services), troubles)
+        if troubles:
+            raise troubles[0]
 
     async def _keep_watch(self) -> None:
         while True:
-            for number, managed in enumerate(list(self._managed.values()), 1):
-                self._watch_progress(managed)
-                if number % _PARTITIONS_OF_A_TURN == 0:
-                    await asyncio.sleep(0)
+            async for managed in in_turns(list(self._managed.values()), _PARTITIONS_OF_A_TURN):
+                managed.watch_progress()
             await asyncio.sleep(min(_WATCH_INTERVAL_MS, self._services.settings.copy_stall_alarm_ms) / 1000)
-
-    def _watch_progress(self, managed: PartitionTasks) -> None:
-        copying = managed.stages["copy"]
-        is_idle = not (managed.has_copy_trouble or copying.is_due or "copy" in managed.running)
-        is_idle = is_idle or copy_hold(managed.policy) is not None
-        managed.watch.watch_progress(managed.copy, is_idle=is_idle, error=managed.copy_error)
-        for stage in managed.stages.values():
-            stage.watch()
 
     def _is_worked_on(self, partition: TopicIdPartition) -> bool:
         return partition in self._managed or partition in self._ending
@@ -355,16 +369,17 @@ class RemoteLogManager:
 
         While a partition waits for its ownership, no round begins, and the work in progress goes on."""
         now_ms = self._services.clock_ms()
-        while len(self._places["survey"]) < self._sizes["survey"]:
+        while self._has_place("survey"):
             open_stages = self._open_stages()
-            found = self._schedule.pop(open_stages, now_ms)
-            if found is None:
+            found = self._schedule.first(open_stages)
+            if found is None or found.at_ms > now_ms:
                 return
-            name, managed = found
+            name, managed = found.kind, found.tasks
             due_ms = managed.due_ms("copy" if name == _URGENT else name)
             if due_ms > now_ms:
                 self._schedule.put(name, managed, due_ms)
             elif not self._services.log.owns(managed.partition):
+                self._schedule.drop(managed)
                 self._awaited.add(managed)
             else:
                 idle = [each for each in open_stages if each in _WITH_PLACES and each not in managed.running]
@@ -379,8 +394,10 @@ class RemoteLogManager:
 
     def _open_stages(self) -> list[str]:
         """Returns the stages that have a free place."""
-        free = [name for name in (*_WITH_PLACES, _URGENT) if len(self._places[name]) < self._sizes[name]]
-        return ["expiry", *free]
+        return ["expiry", *filter(self._has_place, (*_WITH_PLACES, _URGENT))]
+
+    def _has_place(self, name: str) -> bool:
+        return len(self._places[name]) < self._sizes[name]
 
     def _launch(
         self, tasks: asyncio.TaskGroup, managed: PartitionTasks, name: str, work: Coroutine[Any, Any, None]
@@ -438,10 +455,9 @@ class RemoteLogManager:
 
     def _idle_ms(self) -> int:
         """Returns the time until a round can begin. Work that ends or an assignment ends the wait earlier."""
-        interval_ms, first_ms = self._services.settings.remote_log.task_interval_ms, None
-        if len(self._places["survey"]) < self._sizes["survey"]:
-            first_ms = self._schedule.first_ms(self._open_stages())
-        return interval_ms if first_ms is None else max(1, min(first_ms - self._services.clock_ms(), interval_ms))
+        interval_ms, has_place = self._services.settings.remote_log.task_interval_ms, self._has_place("survey")
+        first = self._schedule.first(self._open_stages()) if has_place else None
+        return interval_ms if first is None else max(1, min(first.at_ms - self._services.clock_ms(), interval_ms))
 
     @staticmethod
     async def _wait(event: asyncio.Event, timeout_ms: int) -> None:

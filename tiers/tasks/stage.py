@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.task_services import TaskServices
+from tiers.texts import moment_text
 
 T = TypeVar("T")
 STOPPING: Final = (LogDivergedError, OwnershipLostError)
@@ -30,9 +30,10 @@ class Stage:
         """The failures since the last success."""
         self.last_error = ""
         self._services = services
-        self._partition = topic_id_partition
+        self._topic = topic_id_partition.topic
+        self._alarm = self._topic, AlarmReason.STAGE_FAILING, f"{topic_id_partition} {name}"
+        self._fields = {"partition": str(topic_id_partition), "stage": name}
         self._failing_since_ms = 0
-        self.is_alarmed = False
 
     @property
     def is_due(self) -> bool:
@@ -63,9 +64,7 @@ class Stage:
         services = self._services
         self.due_ms = max(services.clock_ms(), began_ms + services.settings.remote_log.task_interval_ms)
         self.failures, self.last_error = 0, ""
-        if self.is_alarmed:
-            self.is_alarmed = False
-            services.metrics.alarms.end(*self._alarm)
+        if services.metrics.alarms.end(*self._alarm):
             logger.info("a stage of a partition works again", extra=self._fields)
 
     def failed(self, error: Exception) -> None:
@@ -92,25 +91,13 @@ class Stage:
         self.failures += 1
         self.last_error = str(error) or repr(error)
         self._services.metrics.alarms.tell(*self._alarm, self.last_error)
-        self._services.metrics.stage_failures.labels(self._partition.topic, self.name).inc()
+        self._services.metrics.stage_failures.labels(self._topic, self.name).inc()
 
     def watch(self) -> None:
         """Raises an alarm if the stage fails for long, once until it works again."""
-        failing_ms = self._services.clock_ms() - self._failing_since_ms
-        if self.failures == 0 or self.is_alarmed or failing_ms < self._services.settings.stage_alarm_ms:
-            return
-        self.is_alarmed = True
-        self._services.metrics.alarms.begin(*self._alarm, self.last_error)
-        since = datetime.fromtimestamp((self._services.wall_clock_ms() - failing_ms) / 1000, UTC)
-        logger.error(
-            "a stage of a partition keeps failing",
-            extra={**self._fields, "error": self.last_error, "since": since.isoformat(timespec="seconds")},
-        )
-
-    @property
-    def _alarm(self) -> tuple[str, AlarmReason, str]:
-        return self._partition.topic, AlarmReason.STAGE_FAILING, f"{self._partition} {self.name}"
-
-    @property
-    def _fields(self) -> dict[str, object]:
-        return {"partition": str(self._partition), "stage": self.name}
+        services, failing_ms = self._services, self._services.clock_ms() - self._failing_since_ms
+        is_for_long = self.failures > 0 and failing_ms >= services.settings.stage_alarm_ms
+        if is_for_long and services.metrics.alarms.begin(*self._alarm, self.last_error):
+            since = moment_text(services.wall_clock_ms() - failing_ms)
+            fields = {**self._fields, "error": self.last_error, "since": since}
+            logger.error("a stage of a partition keeps failing", extra=fields)

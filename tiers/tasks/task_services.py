@@ -30,14 +30,6 @@ TIER_SETTINGS_MAX_AGE_MS: Final = 10_000
 _TOPICS_INTERVAL_MS: Final = 10_000
 
 
-def _no_checkpoint(name: str) -> None:
-    return None
-
-
-def _untold(text: str) -> None:
-    return None
-
-
 class ShareGroups(Protocol):
     """The part of `ClusterShareGroups` that the tasks use."""
 
@@ -118,8 +110,8 @@ class TaskServices:
     """The quota for all copying of this process. It may change at any time."""
     clock_ms: Callable[[], int] = monotonic_ms
     wall_clock_ms: Callable[[], int] = wall_clock_ms
-    checkpoint: Callable[[str], None] = _no_checkpoint
-    say: Callable[[str], None] = _untold
+    checkpoint: Callable[[str], None] = lambda name: None
+    say: Callable[[str], None] = lambda text: None
     """Tells the user of a job a message of one line."""
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from uuid import UUID
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from protocol.errors import ErrorCode
-from tiers.bounded_gather import bounded_gather
+from tiers.bounded_gather import bounded_gather, in_turns
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.paused_work import TierWork
@@ -48,15 +48,11 @@ logger = logging.getLogger(__name__)
 _TOPIC_RESOURCE = 2
 _TOPICS_PER_REQUEST = 50
 """The answer for more topics would hold up the event loop while it is decoded."""
-_TOPICS_PER_SLICE = 200
-_WITNESSES = 2
+_TOPICS_OF_A_TURN = 200
+_BROKERS_ASKED = 2
 _SETTINGS_TIMEOUT_MS = 2_000
 _SETTINGS_AT_ONCE = 16
-
-
-class _Wanted(NamedTuple):
-    topic: TopicMetadata
-    tier_settings: Mapping[str, str]
+_Settings = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,12 @@ class _Known:
 
     def policy(self, rule: TopicConfig) -> TopicPolicy | Refusal:
         found = policy_of(self.topic, self.topic_id, self.partition_count, rule, self.config, self.tier_settings)
-        return _not_expiring(found) if self.is_doubtful and isinstance(found, TopicPolicy) else found
+        if self.is_doubtful and isinstance(found, TopicPolicy):
+            # The present retention is unknown and may be higher: nothing expires, and no total retention is recorded.
+            return replace(
+                found, retention_ms=UNLIMITED, retention_bytes=UNLIMITED, total_to_record=None, is_doubtful=True
+            )
+        return found
 
     def is_named_by(self, rule: TopicConfig) -> bool:
         """Whether the settings mean this very topic. A pattern also matches compacted topics of Streams or Connect."""
@@ -99,15 +100,12 @@ class TieredTopics:
         rules: Sequence[TopicConfig],
         metrics: RemoteLogManagerMetrics,
         metadata: FreshMetadata | None = None,
-        *,
-        choose: Callable[[Sequence[int], int], list[int]] = random.sample,
     ) -> None:
         self._client = client
         self._rules = tuple(rules)
         self._metrics = metrics
         self._metadata = metadata
         self._existence = ClusterTopicExistence(client)
-        self._choose = choose
         self._are_doubtful = False
         self._known: dict[UUID, _Known] = {}
         self._policies: dict[UUID, TopicPolicy] = {}
@@ -149,46 +147,39 @@ class TieredTopics:
         If the configuration or the tier settings of a topic cannot be read, or an answer lacks the topic, it keeps its
         last policy, but nothing of it expires. Raises `BrokerError` when the cluster does not answer; the same then
         applies to every topic."""
-        wanted: dict[str, _Wanted] = {}
         try:
-            metadata = await self._client.metadata(0, timeout_ms)
-            topics = [topic for topic in metadata.topics.values() if not topic.is_internal]
-            await self._read_settings(topics)
-            unread = await self._without_answer(topics, timeout_ms)
-            for number, topic in enumerate(topics, 1):
-                if not number % _TOPICS_PER_SLICE:
-                    await asyncio.sleep(0)
-                if topic.error != ErrorCode.NONE or not self._is_read(topic.topic_id):
-                    unread.add(topic.topic_id)
-                    continue
-                tier_settings = self._tier_settings(topic.topic_id)
-                if managed_rule(topic.name, self._rules, tier_settings) is not None:
-                    wanted[topic.name] = _Wanted(topic, tier_settings)
-            configs, doubtful = await self._agreed(sorted(metadata.brokers), list(wanted), timeout_ms)
-            known: dict[UUID, _Known] = {}
-            for name, (topic, tier_settings) in wanted.items():
-                config = configs.get(name)
-                if config is None:
-                    unread.add(topic.topic_id)
-                    continue
-                known[topic.topic_id] = _Known(
-                    name, topic.topic_id, len(topic.partitions), config, tier_settings, is_doubtful=name in doubtful
-                )
-            known |= {each: replace(self._known[each], is_doubtful=True) for each in unread & self._known.keys()}
-            rules, judged = self._rules, list[_Judged]()
-            for number, judgement in enumerate(self._judgements(known.values(), rules), 1):
-                if not number % _TOPICS_PER_SLICE:
-                    await asyncio.sleep(0)
-                judged.append(judgement)
-            if rules is not self._rules:
-                judged = list(self._judgements(known.values(), self._rules))
+            known, rules, judged = await self._read(timeout_ms), None, list[_Judged]()
+            while rules is not self._rules:  # a reload may come between two turns
+                rules = self._rules
+                judged = [each async for each in in_turns(self._judgements(known, rules), _TOPICS_OF_A_TURN)]
             self._take(judged)
             self._report_tiering(judged)
         except Exception:
-            doubtful_now = [replace(known, is_doubtful=True) for known in self._known.values()]
-            self._take(self._judgements(doubtful_now, self._rules))
+            self._take(self._judgements(map(_doubtful, self._known.values()), self._rules))
             raise
         return self._policies
+
+    async def _read(self, timeout_ms: int) -> list[_Known]:
+        """Asks the cluster about the topics that the rules name. What is not answered is as before, and doubtful."""
+        metadata = await self._client.metadata(0, timeout_ms)
+        topics = [topic for topic in metadata.topics.values() if not topic.is_internal]
+        await self._read_settings(topics)
+        unread, wanted = await self._without_answer(topics, timeout_ms), dict[str, tuple[TopicMetadata, _Settings]]()
+        async for topic in in_turns(topics, _TOPICS_OF_A_TURN):
+            if topic.error != ErrorCode.NONE or not self._is_read(topic.topic_id):
+                unread.add(topic.topic_id)
+                continue
+            tier_settings = self._tier_settings(topic.topic_id)
+            if managed_rule(topic.name, self._rules, tier_settings) is not None:
+                wanted[topic.name] = topic, tier_settings
+        configs, doubtful = await self._agreed(sorted(metadata.brokers), list(wanted), timeout_ms)
+        unread |= {topic.topic_id for name, (topic, _) in wanted.items() if name not in configs}
+        found = [
+            _Known(name, topic.topic_id, len(topic.partitions), configs[name], tier_settings, name in doubtful)
+            for name, (topic, tier_settings) in wanted.items()
+            if name in configs
+        ]
+        return [*found, *(_doubtful(self._known[each]) for each in unread & self._known.keys())]
 
     def _take(self, judgements: Iterable[_Judged]) -> None:
         """Replaces the policies, and forgets the topics that the rules do not name."""
@@ -287,7 +278,7 @@ class TieredTopics:
         self, brokers: list[int], topics: list[str], timeout_ms: int
     ) -> tuple[dict[str, dict[str, str]], set[str]]:
         """Returns the configurations, and the topics on which the asked brokers disagree."""
-        chosen = self._choose(brokers, min(_WITNESSES, len(brokers)))
+        chosen = random.sample(brokers, min(_BROKERS_ASKED, len(brokers)))
         async with asyncio.TaskGroup() as asking:
             asked = [asking.create_task(self._said_by(node_id, topics, timeout_ms)) for node_id in chosen]
         answers = [answer for one in asked if (answer := one.result()) is not None]
@@ -331,12 +322,9 @@ class TieredTopics:
         return configs
 
 
+def _doubtful(known: _Known) -> _Known:
+    return replace(known, is_doubtful=True)
+
+
 def _of_settings(topic_id: UUID) -> TopicIdPartition:
     return TopicIdPartition(topic_id, 0)
-
-
-def _not_expiring(known: TopicPolicy) -> TopicPolicy:
-    """Returns the policy without retention. The present retention is unknown and may be higher, so nothing expires.
-
-    For the same reason, no total retention is recorded."""
-    return replace(known, retention_ms=UNLIMITED, retention_bytes=UNLIMITED, total_to_record=None, is_doubtful=True)

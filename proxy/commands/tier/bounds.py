@@ -29,7 +29,7 @@ from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
-from tiers.tasks.bounds import violated_bounds
+from tiers.tasks.partition_watch import violated_bounds
 
 _PARTITIONS_AT_ONCE = 16
 

@@ -35,8 +35,7 @@ from tiers.config.settings import DurationMs
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
-from tiers.tasks.deletion.missing_topics import deleted_topics
-from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
+from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, deleted_topics
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.missing_topics import deleted_topics
+from tiers.tasks.deletion.topic_deletion import deleted_topics
 from tiers.texts import size_text
 
 

@@ -81,7 +81,7 @@ class SteppedManager(RemoteLogManager):
         if surveyed is None:
             return True
         if managed.facts.is_check_due:
-            await managed.prove()
+            await managed.facts.check()
         start = await managed.copy_start(surveyed)
         if not managed.doubt:
             surveyed = await managed.expire(surveyed)

@@ -35,12 +35,12 @@ from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.tasks.copy import copy_attempts
 from tiers.tasks.copy.uncopied import UncopiedRecords
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
-from tiers.tasks.deletion.missing_topics import MissingTopics
+from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
 from tiers.tasks.history import align, stored_facts, tier_place
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.stored_facts import FactsTask, StoredFacts
 from tiers.tasks.partition_tasks import PartitionTasks
-from tiers.tasks.retention import expiration_task, trim_task
+from tiers.tasks.retention import trim_task
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.retention.trim_task import TrimTask
 from tiers.tasks.task_services import TaskServices
@@ -200,15 +200,15 @@ def _trusts_any_clock(stack: ExitStack) -> None:
 
 
 def _expires_one_more(stack: ExitStack) -> None:
-    original = expiration_task.expired_to
+    original = RLMExpirationTask._expired_to
 
-    def expired(alive: Any, retention: Any, log_start: int, *more: Any) -> int:
-        found = original(alive, retention, log_start, *more)
-        following = [one for one in alive if one.valid_end_offset >= found]
-        is_limited = retention.ms >= 0 or retention.size_bytes >= 0
-        return following[0].valid_end_offset + 1 if is_limited and len(following) > 1 else found
+    def expired(self: Any, policy: Any, log_start: int, *more: Any) -> int:
+        found = original(self, policy, log_start, *more)
+        following = list(self._answering(found))
+        is_limited = policy.retention_ms >= 0 or policy.retention_bytes >= 0
+        return int(following[0].valid_end_offset) + 1 if is_limited and len(following) > 1 else found
 
-    _replace(stack, expiration_task, "expired_to", expired)
+    _replace(stack, RLMExpirationTask, "_expired_to", expired)
 
 
 def _counts_local_twice(stack: ExitStack) -> None:
@@ -234,10 +234,7 @@ def _missing_means_deleted(stack: ExitStack) -> None:
 
 
 def _missing_topic_is_deleted(stack: ExitStack) -> None:
-    def missing(self: Any, topics: Any) -> set[Any]:
-        return {each.topic_id for each in topics} & set(self._missing_since_ms)
-
-    _replace(stack, MissingTopics, "proved", missing)
+    _replace(stack, TopicDeletionTask, "_proved", lambda self: set(self._missing_since_ms))
 
 
 def _verifies_nothing(stack: ExitStack) -> None:

@@ -239,11 +239,11 @@ _CHECKS = (
         "share groups have read what is trimmed", _ELECTIONS,
     ),
     _without(
-        "retention/trim_task:_trim_hold_of", "if segment.valid_end_offset >= view.last_stable_offset:", "if False:",
+        "hold:_trim_hold_of", "if segment.valid_end_offset >= view.last_stable_offset:", "if False:",
         "no trim above the LSO", ("hanging-transaction", *_ELECTIONS),
     ),
     _without(
-        "retention/trim_task:_trim_hold_of",
+        "hold:_trim_hold_of",
         "if visible_for_ms is None or visible_for_ms < view.visible_after_ms:", "if visible_for_ms is None:",
         "T_vis has passed", ("slow-link", "metadata-cut", "isolate", "pause", "store-late"),
     ),
@@ -289,10 +289,10 @@ _CHECKS = (
         "deletion/remote_disable:RemoteDisableTask._delete", "await services.present_tier_settings(partition)", "pass",
         "the settings are read to their end", _SETTINGS,
     ),
-    _returns("deletion/missing_topics:MissingTopics._is_idle_for_long", "True", "records end late", _TOPICS),
+    _returns("deletion/topic_deletion:TopicDeletionTask._is_idle_for_long", "True", "records end late", _TOPICS),
     _without(
-        "deletion/missing_topics:MissingTopics.record", "is_left and self._was_missing_before(topic_id)", "is_left",
-        "the brokers are asked twice", _TOPICS,
+        "deletion/topic_deletion:TopicDeletionTask._record",
+        "is_left and self._was_missing_before(topic_id)", "is_left", "the brokers are asked twice", _TOPICS,
     ),
     _without(
         "deletion/topic_deletion:TopicDeletionTask._gone", "if metadata_topic_id in gone:", "if False:",

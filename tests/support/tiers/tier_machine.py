@@ -36,8 +36,8 @@ from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key
-from tiers.tasks.bounds import violated_bounds
 from tiers.tasks.history.stored_facts import read_stored_facts
+from tiers.tasks.partition_watch import violated_bounds
 
 NAMES = ("a", "b")
 FIRST_POLICY = replace(POLICY, local_retention_bytes=600, retention_bytes=4000)

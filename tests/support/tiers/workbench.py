@@ -35,6 +35,7 @@ from tiers.tasks.history.align import RLMCutTask
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.retention.trim_task import TrimTask
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
@@ -102,6 +103,7 @@ class Workbench:
         self.facts_task = FactsTask(self.services, PARTITION)
         self.attempts = CopyAttempts(self.services, PARTITION)
         self.copy_task = RLMCopyTask(self.services, PARTITION, self.attempts, self.facts_task)
+        self.watch = PartitionWatch(self.services, PARTITION, self.copy_task)
         self.cut_task = RLMCutTask(self.services, PARTITION)
         self.gap_task = LogGapTask(self.services, PARTITION, self.facts_task, self.attempts)
         self.trim_task = TrimTask(self.services, PARTITION)

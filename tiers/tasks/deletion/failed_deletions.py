@@ -32,14 +32,6 @@ class FailedDeletionLog(Protocol):
         """Retracts the published record of a segment, whichever process wrote it. Does nothing without a record."""
 
 
-class NoFailedDeletionLog:
-    async def publish(self, failed: FailedDeletion) -> None:
-        return
-
-    async def retract(self, segment: UUID) -> None:
-        return
-
-
 @dataclass(slots=True)
 class _Failure:
     attempts: int
@@ -57,7 +49,7 @@ class FailedDeletions:
         max_backoff_ms: int = 3_600_000,
         publish_after: int = _PUBLISH_AFTER,
     ) -> None:
-        self._log = log or NoFailedDeletionLog()
+        self._log = log
         self._backoff_ms = backoff_ms
         self._max_backoff_ms = max_backoff_ms
         self._publish_after = publish_after
@@ -109,21 +101,18 @@ class FailedDeletions:
             error=str(error),
         )
         try:
-            await self._log.publish(failed)
+            if self._log is not None:
+                await self._log.publish(failed)
         except RemoteLogError as trouble:
             logger.warning("a failed deletion could not be published", extra={**fields, "error": str(trouble)})
 
     async def deleted(self, segment_id: RemoteLogSegmentId) -> None:
         """Forgets a failure, since the objects are gone. Raises `RemoteLogError` when the retraction fails."""
-        await self._log.retract(segment_id.id)
+        if self._log is not None:
+            await self._log.retract(segment_id.id)
         self._failures.pop(segment_id, None)
 
     def forget_unless(self, is_ours: Callable[[TopicIdPartition], bool]) -> None:
         """Forgets the failures of other owners' partitions: those owners count and retry them now."""
-        owned: dict[TopicIdPartition, bool] = {}
-        for segment_id in list(self._failures):
-            partition = segment_id.topic_id_partition
-            if partition not in owned:
-                owned[partition] = is_ours(partition)
-            if not owned[partition]:
-                del self._failures[segment_id]
+        owned = {partition: is_ours(partition) for partition in {each.topic_id_partition for each in self._failures}}
+        self._failures = {each: one for each, one in self._failures.items() if owned[each.topic_id_partition]}

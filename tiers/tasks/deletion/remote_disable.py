@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from tiers.bounded_gather import each_alone
 from tiers.config.paused_work import TierWork, paused_work
 from tiers.config.topic_settings import is_deletion_requested
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
@@ -35,19 +36,16 @@ class RemoteDisableTask:
 
     async def run(self, is_worked_on: Callable[[TopicIdPartition], bool]) -> int:
         """Runs one round, and returns how many segments were deleted. Raises the first error after the round."""
-        metadata = self._services.metadata
-        deleted = 0
-        troubles: list[RemoteLogError] = []
-        for partition in metadata.state.partitions():
-            if not metadata.log.owns(partition) or is_worked_on(partition) or not self._is_to_go(partition):
-                continue
-            try:
-                deleted += await self._delete(partition)
-            except RemoteLogError as error:
-                troubles.append(error)
+        metadata, troubles = self._services.metadata, list[Exception]()
+        partitions = (
+            each
+            for each in metadata.state.partitions()
+            if metadata.log.owns(each) and not is_worked_on(each) and self._is_to_go(each)
+        )
+        deleted = await each_alone(partitions, self._delete, troubles)
         if troubles:
             raise troubles[0]
-        return deleted
+        return sum(deleted)
 
     def _is_to_go(self, partition: TopicIdPartition) -> bool:
         config = self._services.state.topic_tier_config(partition.topic_id)

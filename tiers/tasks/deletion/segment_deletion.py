@@ -6,7 +6,7 @@ crash. A failed deletion is retried with a backoff per segment, and published (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tiers.bounded_gather import bounded_gather
@@ -51,17 +51,14 @@ async def finish_deletion(services: TaskServices, segment: RemoteLogSegmentMetad
     if segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
         # An earlier attempt, of any process, may have published a failure. The DELETE record stays until it is
         # retracted.
-        await _take_back(services, segment)
+        try:
+            await services.failed_deletions.deleted(segment.segment_id)
+        except RemoteLogError as error:
+            raise RetriableRemoteStorageError(
+                f"{segment.segment_id.id} is deleted, but the published record of its failure cannot be retracted:"
+                f" {error}"
+            ) from error
     await services.write_state(segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
-
-
-async def _take_back(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
-    try:
-        await services.failed_deletions.deleted(segment.segment_id)
-    except RemoteLogError as error:
-        raise RetriableRemoteStorageError(
-            f"{segment.segment_id.id} is deleted, but the published record of its failure cannot be retracted: {error}"
-        ) from error
 
 
 def is_due(services: TaskServices, segment: RemoteLogSegmentMetadata) -> bool:
@@ -88,21 +85,49 @@ async def try_to_delete(services: TaskServices, segment: RemoteLogSegmentMetadat
 async def delete_all(
     services: TaskServices, segments: Iterable[RemoteLogSegmentMetadata], check: Callable[[], None]
 ) -> int:
-    """Deletes the segments that are due, and returns how many were deleted.
+    """Deletes the segments that are due, one after the other. Returns how many were deleted.
 
-    After some failures in a row it stops, and the next round continues. `check` is called before each segment, and its
-    exceptions reach the caller."""
-    deleted = failed = 0
-    for segment in segments:
+    `check` is called before each segment, and its exceptions reach the caller."""
+
+    async def delete(segment: RemoteLogSegmentMetadata) -> bool:
         check()
-        if not is_due(services, segment):
-            continue
-        if await try_to_delete(services, segment):
-            deleted, failed = deleted + 1, 0
-            continue
-        failed += 1
-        if failed == _FAILURES_PER_ROUND:
-            break
+        return await try_to_delete(services, segment)
+
+    return await _delete_due(services, segments, delete, at_once=1)
+
+
+async def _delete_due(
+    services: TaskServices,
+    segments: Iterable[RemoteLogSegmentMetadata],
+    delete: Callable[[RemoteLogSegmentMetadata], Awaitable[bool | None]],
+    at_once: int,
+) -> int:
+    """Calls `delete` for the segments that are due. Returns how many were deleted.
+
+    It deletes one segment at a time until the store has deleted one, and again as soon as the store fails. Otherwise it
+    deletes several at a time. After some failures in a row it stops, and the next round continues. `delete` returns
+    None for a segment that is left alone."""
+    troubles: list[RemoteLogError] = []
+
+    async def tried(segment: RemoteLogSegmentMetadata) -> bool | None:
+        try:
+            return await delete(segment)
+        except RemoteLogError as error:
+            troubles.append(error)
+            return None
+
+    due = [each for each in segments if is_due(services, each)]
+    deleted = failed = started = 0
+    while started < len(due) and failed < _FAILURES_PER_ROUND:
+        count = at_once if deleted and not failed else 1
+        several = due[started : started + count]
+        started += count
+        for gone in await bounded_gather(several, tried, count):
+            if gone is not None:
+                deleted, failed = deleted + gone, 0 if gone else failed + 1
+        if troubles:
+            # Raised after the others have ended, since a cancelled write of metadata costs the ownership.
+            raise troubles[0]
     return deleted
 
 
@@ -114,9 +139,8 @@ async def delete_attempts(
 ) -> int:
     """Deletes the objects of attempts that are not needed any more, and goes on with deletions that have begun.
 
-    Returns how many segments it deleted. It leaves out those that are not due. It ends when `may_delete` returns False.
-    It deletes one segment at a time until the store has deleted one, and again as soon as the store fails. Otherwise it
-    deletes several at a time. Raises `RemoteStorageError` when the store is another place than that of the tier."""
+    Returns how many segments it deleted, several at a time. It ends when `may_delete` returns False. Raises
+    `RemoteStorageError` when the store is another place than that of the tier."""
     begun = [
         each.metadata
         for each in services.state.segments_apart(partition)
@@ -129,34 +153,18 @@ async def delete_attempts(
     due = [one for one in known if is_due(services, one)]
     if due:
         await services.place.require(services, due)
-    troubles: list[RemoteLogError] = []
 
     async def delete(segment: RemoteLogSegmentMetadata) -> bool | None:
-        """Deletes one segment. Returns None if another owner has finished or deleted it, or after an error of the
-        metadata."""
-        try:
-            services.require_ownership(partition)
-            if not may_delete():
-                return None
-            known = services.state.remote_log_segment_metadata_by_id(segment.segment_id)
-            if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-                return None
-            return await try_to_delete(services, known)
-        except RemoteLogError as error:
-            troubles.append(error)
+        """Returns None if another owner has finished or deleted the segment."""
+        services.require_ownership(partition)
+        if not may_delete():
             return None
+        known = services.state.remote_log_segment_metadata_by_id(segment.segment_id)
+        if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            return None
+        return await try_to_delete(services, known)
 
-    deleted = failed = started = 0
-    while started < len(due) and failed < _FAILURES_PER_ROUND and may_delete():
-        at_once = _ATTEMPTS_AT_ONCE if deleted and not failed else 1
-        several = due[started : started + at_once]
-        started += at_once
-        for gone in await bounded_gather(several, delete, at_once):
-            if gone is not None:
-                deleted, failed = deleted + gone, 0 if gone else failed + 1
-        if troubles:
-            # Raised after the others have ended, since a cancelled write of metadata costs the ownership.
-            raise troubles[0]
+    deleted = await _delete_due(services, due, delete, _ATTEMPTS_AT_ONCE)
     await end_copy_plans(services, partition)
     return deleted
 

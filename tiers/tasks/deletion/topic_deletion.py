@@ -1,8 +1,11 @@
 """Deletes the remote logs of deleted topics, after a delay (docs/semantics.md 9.2).
 
-* A topic is gone when every broker of the cluster answers UNKNOWN_TOPIC_ID for its id, and again after the delay. A
-  topic that is only missing from a listing may be one that the proxy is not authorized to see any more.
-* A gone topic is deleted only if its deletion is proved (`MissingTopics`).
+* A topic is missing when every broker of the cluster answers UNKNOWN_TOPIC_ID for its id. A topic that is only missing
+  from a listing may be one that the proxy is not authorized to see any more.
+* A missing topic was deleted, or the cluster's metadata lost it: a KRaft log that was restored from a copy lacks topics
+  as well. So it is deleted only if that is proved (`deleted_topics`), and if it is still missing after the delay.
+* The owner of a topic's partition 0 records since when the topic is missing. It ends this record, and that of the
+  topic's deletion, when a broker knows the topic, or when the remote tier has nothing of the topic.
 * The owners delete nothing when no broker knows the metadata topic by the id under which it was read. The metadata then
   belongs to another cluster than the brokers, or to another time. Metadata in another log needs no comparison.
 * The tier settings of the topic are removed too.
@@ -14,8 +17,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
@@ -23,12 +26,14 @@ from uuid import UUID
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
+from tiers.bounded_gather import each_alone
 from tiers.broker.client import BrokerClient
-from tiers.errors import RemoteLogError, RemoteLogMetadataError
+from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata, TopicDeletionUpdate
 from tiers.model.segment_state import RemotePartitionDeleteState
-from tiers.tasks.deletion.missing_topics import MissingTopics
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.deletion.segment_deletion import delete_all
 from tiers.tasks.history.stored_facts import FactsTask, delete_facts
 from tiers.tasks.task_services import TaskServices
@@ -70,13 +75,13 @@ class ClusterTopicExistence:
         return missing, unlisted - missing
 
 
-@contextmanager
-def _put_off(troubles: list[RemoteLogError]) -> Iterator[None]:
-    """Collects the error of one topic, so that it does not stop the work on the others."""
-    try:
-        yield
-    except RemoteLogError as error:
-        troubles.append(error)
+def deleted_topics(metadata: RemoteLogMetadataState) -> set[UUID]:
+    """Returns the ids of the topics whose deletion is proved.
+
+    A client's request to delete the topic was recorded, and the topic was missing soon after it. Or an operator said
+    that the topic was deleted."""
+    missing = metadata.missing_topics()
+    return {each for each, deletion in metadata.topic_deletions().items() if deletion.is_proof(missing.get(each))}
 
 
 class TopicDeletionTask:
@@ -85,45 +90,113 @@ class TopicDeletionTask:
     def __init__(self, services: TaskServices, existence: TopicExistence) -> None:
         self._services = services
         self._existence = existence
-        self._missing = MissingTopics(services)
+        self._missing_since_ms: dict[UUID, int] = {}
+        """Since when this process has found no broker that knows the topics."""
+        self._idle_since_ms: dict[UUID, tuple[TopicDeletionUpdate | None, int]] = {}
+        """The recorded deletion, and the time since which the records of the topic are not needed."""
 
     async def run(self) -> int:
         """Runs one round, and returns how many partitions were deleted completely.
 
         Raises the first error at the end of the round."""
-        metadata = self._services.metadata
+        metadata, troubles = self._services.metadata, list[Exception]()
         partitions, configured = metadata.state.partitions(), metadata.state.topics_with_tier_config()
         names = {each.topic_id: each.topic for each in (*configured, *partitions)}
-        recorded = metadata.state.missing_topics().keys() | metadata.state.topic_deletions().keys()
-        topics = self._owned(TopicIdPartition(each, 0, names.get(each, "")) for each in names.keys() | recorded)
+        known = names.keys() | metadata.state.missing_topics().keys() | metadata.state.topic_deletions().keys()
+        topics = self._owned(TopicIdPartition(each, 0, names.get(each, "")) for each in known)
         partitions = self._owned(partitions)
-        if not topics and not partitions:
-            self._missing.see(())
-            self._missing.watch(())
-            return 0
-        self._missing.see(await self._gone([*topics, *partitions]))
-        troubles: list[RemoteLogError] = []
-        for topic in topics:
-            with _put_off(troubles):
-                await self._missing.record(topic, is_left=topic.topic_id in names)
-        self._missing.watch(topics)
-        deletable = self._missing.proved([*topics, *partitions])
-        deleted = 0
-        for partition in partitions:
-            if partition.topic_id in deletable:
-                with _put_off(troubles):
-                    deleted += await self._delete(partition)
-        for topic in self._owned(configured):
-            if topic.topic_id in deletable:
-                with _put_off(troubles):
-                    nothing = dict.fromkeys(metadata.state.topic_tier_config(topic.topic_id))
-                    await metadata.change_topic_tier_config(topic.topic_id, topic.topic, nothing)
+        gone = await self._gone([*topics, *partitions]) if topics or partitions else ()
+        now_ms = self._services.clock_ms()
+        self._missing_since_ms = {each: self._missing_since_ms.get(each, now_ms) for each in gone}
+        recorded, deletions = metadata.state.missing_topics(), metadata.state.topic_deletions()
+
+        async def record(topic: TopicIdPartition) -> None:
+            await self._record(topic, topic.topic_id in names, topic.topic_id in recorded, deletions)
+
+        async def forget_settings(topic: TopicIdPartition) -> None:
+            nothing = dict.fromkeys(metadata.state.topic_tier_config(topic.topic_id))
+            await metadata.change_topic_tier_config(topic.topic_id, topic.topic, nothing)
+
+        await each_alone(topics, record, troubles)
+        self._watch(topics)
+        proved = self._proved()
+        done = await each_alone([each for each in partitions if each.topic_id in proved], self._delete, troubles)
+        set_up = [each for each in self._owned(configured) if each.topic_id in proved]
+        await each_alone(set_up, forget_settings, troubles)
         if troubles:
             raise troubles[0]
-        return deleted
+        return sum(done)
 
     def _owned(self, partitions: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
         return [each for each in partitions if self._services.log.owns(each)]
+
+    async def _record(
+        self,
+        topic: TopicIdPartition,
+        is_left: bool,
+        is_recorded: bool,
+        deletions: Mapping[UUID, TopicDeletionUpdate],
+    ) -> None:
+        """Records that the topic is missing or is there again, or ends its records.
+
+        `topic` is partition 0 of the topic. `is_left` is true when the metadata has segments or settings of it."""
+        services, metadata, topic_id = self._services, self._services.metadata, topic.topic_id
+        deletion, is_missing = deletions.get(topic_id), topic_id in self._missing_since_ms
+        if is_recorded and not is_missing:
+            await metadata.put_topic_missing(topic_id, topic.topic, is_missing=False)
+            logger.info("a topic that was missing is there again", extra={"topic": topic.topic, "id": str(topic_id)})
+        elif not is_recorded and is_left and self._was_missing_before(topic_id):
+            await metadata.put_topic_missing(topic_id, topic.topic, is_missing=True)
+        if (is_missing and is_left) or not (is_recorded or deletion):
+            self._idle_since_ms.pop(topic_id, None)
+        elif self._is_idle_for_long(topic_id, deletion) and services.knows_all_partitions:
+            if topic_id in metadata.state.missing_topics():
+                await metadata.put_topic_missing(topic_id, topic.topic, is_missing=False)
+            if deletion is not None and metadata.state.topic_deletions().get(topic_id) == deletion:
+                await metadata.end_topic_deletion(topic_id)
+
+    def _was_missing_before(self, topic_id: UUID) -> bool:
+        """Whether the topic was missing in an earlier round too: the brokers were asked twice."""
+        since_ms = self._missing_since_ms.get(topic_id)
+        return since_ms is not None and since_ms < self._services.clock_ms()
+
+    def _is_idle_for_long(self, topic_id: UUID, deletion: TopicDeletionUpdate | None) -> bool:
+        """Whether the records of the topic were not needed for the delay that a deletion waits.
+
+        They are not needed when a broker knows the topic, or when the tier has nothing of it. The delay is needed since
+        this process may read other metadata partitions late, and a broker may learn of a deletion late. It begins anew
+        with each recorded deletion."""
+        now_ms = self._services.clock_ms()
+        known, since_ms = self._idle_since_ms.setdefault(topic_id, (deletion, now_ms))
+        if known != deletion:
+            self._idle_since_ms[topic_id] = deletion, now_ms
+            return False
+        return now_ms - since_ms >= self._services.settings.remote_log.topic_deletion_delay_ms
+
+    def _proved(self) -> set[UUID]:
+        """Returns the topics whose deletion is proved and that no broker has known for the deletion delay."""
+        latest_ms = self._services.clock_ms() - self._services.settings.remote_log.topic_deletion_delay_ms
+        missing_for_long = {each for each, since_ms in self._missing_since_ms.items() if since_ms <= latest_ms}
+        return missing_for_long & deleted_topics(self._services.state)
+
+    def _watch(self, topics: Iterable[TopicIdPartition]) -> None:
+        """Raises an alarm, once per episode, for each of `topics` that is missing without a proof.
+
+        This process owns partition 0 of `topics`."""
+        metadata, alarms = self._services.state, self._services.metrics.alarms
+        missing = metadata.missing_topics()
+        recorded = missing.keys() - deleted_topics(metadata)
+        unproved = {(each.topic, str(each.topic_id)): each for each in topics if each.topic_id in recorded}
+        alarms.end_others(AlarmReason.TOPICS_MISSING, unproved)
+        for (topic, about), each in unproved.items():
+            since = f"{datetime.fromtimestamp(missing[each.topic_id] / 1000, UTC):%FT%TZ}"
+            if alarms.begin(topic, AlarmReason.TOPICS_MISSING, about, f"missing since {since}"):
+                logger.error(
+                    "no broker knows a tiered topic any more, and its deletion is not proved: nothing of it is deleted"
+                    " until an operator decides. If it was deleted, run `tidegate tier delete-missing`; if not,"
+                    " restore the cluster's metadata with this topic under its id",
+                    extra={"topic": topic, "id": about, "since": since},
+                )
 
     async def _gone(self, partitions: Collection[TopicIdPartition]) -> set[UUID]:
         """Returns the ids of the topics that no broker knows."""

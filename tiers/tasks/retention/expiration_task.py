@@ -21,17 +21,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import pairwise, takewhile
-from typing import TypeVar
+from itertools import takewhile
 
+from tiers.bounded_gather import in_turns
 from tiers.config.paused_work import TierWork, paused_work
 from tiers.config.topic_policy import TopicPolicy
-from tiers.config.total_retention import NOTHING_EXPIRES, Retention, recorded_total
+from tiers.config.total_retention import Retention, recorded_total
 from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
@@ -42,121 +41,13 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.deletion.segment_deletion import try_to_delete
-from tiers.tasks.hold import Hold, HoldReason
-from tiers.tasks.retention.trim_task import segment_timestamp_ms
+from tiers.tasks.hold import expiry_hold, expiry_holds, is_held_by_future_timestamp
 from tiers.tasks.task_services import TaskServices
 from tiers.texts import moment_text
 from tiers.verify.read_back import check_stored
 
-Segment = TypeVar("Segment", StoredSegment, RemoteLogSegmentMetadata)
 logger = logging.getLogger(__name__)
-_SEGMENTS_BETWEEN_YIELDS = 256
-
-
-def expired_to(
-    alive: Iterable[StoredSegment],
-    retention: Retention,
-    log_start: int,
-    now_ms: int,
-    local_only_bytes: int = 0,
-    budget_bytes: int | None = None,
-    alive_bytes: int | None = None,
-) -> int:
-    """Returns the log start that `retention` asks for, at least `log_start`.
-
-    `alive` are the segments that answer for the offsets from `log_start` on. `budget_bytes` limits the bytes that
-    expire, but one segment may always expire. None: no limit. `alive_bytes` are the retained bytes of `alive`, which
-    then do not overlap. None: each segment is looked at."""
-    end = log_start
-    for segment, hold in expiry_holds(alive, retention, now_ms, local_only_bytes, budget_bytes, alive_bytes):
-        if hold is not None:
-            break
-        end = max(end, segment.valid_end_offset + 1)
-    return end
-
-
-def expiry_hold(policy: TopicPolicy) -> Hold | None:
-    """Returns why nothing of the topic expires, whatever its segments are."""
-    if TierWork.EXPIRING in policy.paused:
-        return Hold(HoldReason.EXPIRING_PAUSED)
-    if policy.total_conflict or policy.total_to_record is not None:
-        return Hold(HoldReason.RETENTION_UNKNOWN)
-    return Hold(HoldReason.RETENTION_IN_DOUBT) if policy.is_doubtful else None
-
-
-def expiry_holds(
-    alive: Iterable[Segment],
-    retention: Retention,
-    now_ms: int,
-    local_only_bytes: int = 0,
-    budget_bytes: int | None = None,
-    alive_bytes: int | None = None,
-) -> Iterator[tuple[Segment, Hold | None]]:
-    """Yields each segment with what keeps it from expiring; None: it expires, with all segments before it.
-
-    The arguments are those of `expired_to`. A hold of a segment holds the later ones too. Their own holds are those
-    that they have when all segments before them have expired."""
-    behind = _bytes_behind(list(alive)) if alive_bytes is None else _rest(alive, alive_bytes)
-    for number, (segment, behind_bytes) in enumerate(behind):
-        size_bytes, later_bytes = segment.retained_bytes, local_only_bytes + behind_bytes
-        too_old = 0 <= retention.ms < now_ms - segment_timestamp_ms(segment)
-        too_much = 0 <= retention.size_bytes <= later_bytes
-        hold = None
-        if not (too_old or too_much):
-            hold = _retention_hold(segment, retention, now_ms, later_bytes)
-        elif budget_bytes is not None:
-            if size_bytes > budget_bytes and number > 0:
-                hold = Hold(HoldReason.EXPIRY_BUDGET)
-            budget_bytes -= size_bytes
-        yield segment, hold
-
-
-def _rest(alive: Iterable[Segment], alive_bytes: int) -> Iterator[tuple[Segment, int]]:
-    """Yields each segment with the bytes that `alive` has behind it."""
-    for segment in alive:
-        alive_bytes -= segment.retained_bytes
-        yield segment, alive_bytes
-
-
-def _bytes_behind(alive: Sequence[Segment]) -> Iterator[tuple[Segment, int]]:
-    """Yields each segment with the bytes that the log has behind it at least.
-
-    Segments may overlap, and no record counts twice. So of segments that overlap, those count that have the most bytes
-    together without an overlap. In a chain of segments that overlap by few records, about half of them count: the
-    retention by bytes then comes late, and never early."""
-    if all(later.start_offset > earlier.valid_end_offset for earlier, later in pairwise(alive)):
-        yield from _rest(alive, sum(segment.retained_bytes for segment in alive))
-        return
-    by_start = sorted(alive, key=lambda segment: segment.start_offset)
-    starts = [segment.start_offset for segment in by_start]
-    from_bytes = [0] * (len(by_start) + 1)
-    for number in reversed(range(len(by_start))):
-        following = bisect_right(starts, by_start[number].valid_end_offset)
-        size_bytes = by_start[number].retained_bytes + from_bytes[following]
-        from_bytes[number] = max(from_bytes[number + 1], size_bytes)
-    for segment in alive:
-        yield segment, from_bytes[bisect_right(starts, segment.valid_end_offset)]
-
-
-def _retention_hold(segment: Segment, retention: Retention, now_ms: int, later_bytes: int) -> Hold:
-    if retention == NOTHING_EXPIRES:
-        return Hold(HoldReason.UNLIMITED_RETENTION)
-    values: dict[str, int] = {}
-    timestamp_ms, at_ms, reason = segment_timestamp_ms(segment), None, HoldReason.TOTAL_RETENTION
-    if _is_held_by_future_timestamp(segment, retention.ms, now_ms):
-        reason = HoldReason.FUTURE_TIMESTAMP
-        values["max_timestamp_ms"] = segment.max_timestamp_ms
-    if retention.ms >= 0:
-        values |= {"age_ms": now_ms - timestamp_ms, "retention_ms": retention.ms}
-        at_ms = timestamp_ms + retention.ms + 1
-    if retention.size_bytes >= 0:
-        values |= {"later_bytes": later_bytes, "retention_bytes": retention.size_bytes}
-    return Hold(reason, at_ms, values)
-
-
-def _is_held_by_future_timestamp(segment: StoredSegment | RemoteLogSegmentMetadata, keep_ms: int, now_ms: int) -> bool:
-    """Whether a segment that was copied longer ago than time retention keeps it has a timestamp in the future."""
-    return 0 <= keep_ms < now_ms - segment.event_timestamp_ms and segment.max_timestamp_ms > now_ms
+_SEGMENTS_OF_A_TURN = 256
 
 
 class RLMExpirationTask:
@@ -251,7 +142,7 @@ class RLMExpirationTask:
 
     def expired(self, policy: TopicPolicy, log_start: int) -> tuple[int, list[RemoteLogSegmentMetadata]]:
         """Returns the log start that retention asks for, at least `log_start`, and the segments to delete after it."""
-        expired_to = log_start if expiry_hold(policy) else self._expired_to(policy, log_start, 0)
+        expired_to = self._expired_to(policy, log_start, 0)
         return expired_to, self.deletable(policy, expired_to)
 
     async def expire(
@@ -266,7 +157,7 @@ class RLMExpirationTask:
 
         `log_start` is the one that the leader of `leader_epoch` keeps. `remote_end` is as in `run`."""
         services, partition = self._services, self._partition
-        expired_to = log_start if expiry_hold(policy) else self._expired_to(policy, log_start, local_only_bytes)
+        expired_to = self._expired_to(policy, log_start, local_only_bytes)
         expired_to = min(expired_to, log_start if remote_end is None else max(log_start, remote_end + 1))
         if expired_to <= log_start:
             services.metrics.alarms.end(*self._skew_alarm)  # the clocks hold nothing up now
@@ -291,14 +182,14 @@ class RLMExpirationTask:
     def _watch_head(self, policy: TopicPolicy, log_start: int) -> None:
         """Raises an alarm while a timestamp in the future keeps the first segment, and with it the later ones."""
         services, now_ms, partition = self._services, self._services.wall_clock_ms(), self._partition
-        alarm = partition.topic, AlarmReason.FUTURE_TIMESTAMP, str(partition)
+        alarms, alarm = services.metrics.alarms, (partition.topic, AlarmReason.FUTURE_TIMESTAMP, str(partition))
         head = None if expiry_hold(policy) else next(self._answering(log_start), None)
-        if head is None or not _is_held_by_future_timestamp(head, policy.retention_ms, now_ms):
-            services.metrics.alarms.end(*alarm)
-        elif AlarmReason.FUTURE_TIMESTAMP not in services.metrics.alarms.reasons_of(partition.topic, str(partition)):
-            said = f"a record of the offsets {head.start_offset} to {head.valid_end_offset}"
-            timestamp = moment_text(head.max_timestamp_ms)
-            services.metrics.alarms.begin(*alarm, f"{said} has the timestamp {timestamp}")
+        if head is None or not is_held_by_future_timestamp(head, policy.retention_ms, now_ms):
+            alarms.end(*alarm)
+            return
+        said = f"a record of the offsets {head.start_offset} to {head.valid_end_offset}"
+        timestamp = moment_text(head.max_timestamp_ms)
+        if alarms.begin(*alarm, f"{said} has the timestamp {timestamp}"):
             fields = {"partition": str(partition), "records": said, "timestamp": timestamp}
             logger.error("a timestamp in the future keeps records from expiring", extra=fields)
 
@@ -311,13 +202,10 @@ class RLMExpirationTask:
         return [each.metadata for each in self._services.state.segments_apart(self._partition) if each.is_finished]
 
     async def _newest_ms(self) -> int:
-        """Returns the time of the newest record of a finished segment. Looks at all of them, in short slices."""
+        """Returns the time of the newest record of a finished segment. Looks at all of them, in short turns."""
         newest_ms = 0
-        for number, segment in enumerate(self._services.state.stored_segments(self._partition), 1):
-            if segment.is_finished:
-                newest_ms = max(newest_ms, segment.event_timestamp_ms)
-            if number % _SEGMENTS_BETWEEN_YIELDS == 0:
-                await asyncio.sleep(0)
+        async for each in in_turns(self._services.state.stored_segments(self._partition), _SEGMENTS_OF_A_TURN):
+            newest_ms = max(newest_ms, each.event_timestamp_ms if each.is_finished else 0)
         return newest_ms
 
     @property
@@ -377,17 +265,19 @@ class RLMExpirationTask:
         return is_same and TierWork.EXPIRING not in paused_work(tier_settings)
 
     def _expired_to(self, policy: TopicPolicy, log_start: int, local_only_bytes: int) -> int:
-        """Returns the log start that retention asks for, limited by the bytes that one run may expire."""
-        services = self._services
-        return expired_to(
-            self._answering(log_start),
-            Retention(policy.retention_ms, policy.retention_bytes),
-            log_start,
-            services.wall_clock_ms(),
-            local_only_bytes,
-            services.settings.expire_max_bytes_per_run,
-            self._retained_bytes(log_start),
-        )
+        """Returns the log start that retention asks for, at least `log_start`.
+
+        It is limited by the bytes that one run may expire."""
+        if expiry_hold(policy):
+            return log_start
+        alive, retention = self._answering(log_start), Retention(policy.retention_ms, policy.retention_bytes)
+        now_ms, budget_bytes = self._services.wall_clock_ms(), self._services.settings.expire_max_bytes_per_run
+        alive_bytes, end = self._retained_bytes(log_start), log_start
+        for segment, hold in expiry_holds(alive, retention, now_ms, local_only_bytes, budget_bytes, alive_bytes):
+            if hold is not None:
+                break
+            end = max(end, segment.valid_end_offset + 1)
+        return end
 
     def _retained_bytes(self, log_start: int) -> int | None:
         """Returns the retained bytes of the segments that answer from `log_start` on.

@@ -29,8 +29,6 @@ class TotalRetentionTask:
     def __init__(self, services: TaskServices) -> None:
         self._services = services
         self._conflicts: dict[UUID, str] = {}
-        self._alarmed: set[str] = set()
-        """The topics with the alarm."""
         self._waiting: set[UUID] = set()
         """The topics whose total another member should have recorded by now."""
         self._failing = LastingTrouble(
@@ -68,20 +66,17 @@ class TotalRetentionTask:
         logger.info("the total retention of a topic is recorded", extra={"topic": partition.topic, "total": str(total)})
 
     def _alarm(self, policies: list[TopicPolicy]) -> None:
-        found = {policy.topic_id: policy.total_conflict for policy in policies}
-        alarms, names = self._services.metrics.alarms, {policy.topic for policy in policies}
-        for topic in self._alarmed - names:
-            alarms.end(topic, AlarmReason.RETENTION_DIFFERS)
-        self._alarmed = names
+        alarms, reason = self._services.metrics.alarms, AlarmReason.RETENTION_DIFFERS
+        same = [each for each in policies if self._conflicts.get(each.topic_id) == each.total_conflict]
+        alarms.end_others(reason, {(each.topic, "") for each in same})
         for policy in policies:
-            if self._conflicts.get(policy.topic_id) != policy.total_conflict:
-                alarms.begin(policy.topic, AlarmReason.RETENTION_DIFFERS, detail=policy.total_conflict)
+            if alarms.begin(policy.topic, reason, detail=policy.total_conflict):
                 logger.error(
                     "the total retention in the settings file is not the recorded one: nothing of the topic expires;"
                     " `kafka-configs` through the proxy changes the recorded one",
                     extra={"topic": policy.topic, "reason": policy.total_conflict},
                 )
-        self._conflicts = found
+        self._conflicts = {each.topic_id: each.total_conflict for each in policies}
 
 
 class _AlreadyRecordedError(Exception):

@@ -20,12 +20,10 @@ See docs/design.md, safety rules 1, 2 and 4.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import takewhile
 
 from tiers.bounded_gather import bounded_gather
-from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteStorageError
 from tiers.metadata.log_history import confirms
@@ -34,9 +32,8 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.history.align import require_aligned
-from tiers.tasks.hold import Hold, HoldReason
+from tiers.tasks.hold import TrimView, trim_hold, trim_holds
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 
@@ -173,71 +170,6 @@ class TrimTask:
         return None if seen_at_ms is None else self._services.clock_ms() - seen_at_ms
 
 
-@dataclass(frozen=True, slots=True)
-class TrimView:
-    """What decides which segments of a partition may be trimmed.
-
-    `visible_for_ms` tells for how long the owner's reader has seen the segment finished; None: not yet."""
-
-    last_stable_offset: int
-    now_ms: int
-    visible_after_ms: int
-    visible_for_ms: Callable[[RemoteLogSegmentMetadata], int | None]
-
-
-def trim_hold(policy: TopicPolicy) -> Hold | None:
-    """Returns why nothing of the topic is trimmed, whatever its segments are."""
-    if TierWork.TRIMMING in policy.paused:
-        return Hold(HoldReason.TRIMMING_PAUSED)
-    if policy.local_retention_ms is None and policy.local_retention_bytes is None:
-        return Hold(HoldReason.NO_LOCAL_RETENTION)
-    return None
-
-
-def trim_holds(
-    policy: TopicPolicy, covering: Sequence[RemoteLogSegmentMetadata], view: TrimView
-) -> Iterator[tuple[RemoteLogSegmentMetadata, Hold | None]]:
-    """Yields each segment with what keeps it on the broker; None: it may be trimmed, with all segments before it.
-
-    `covering` are the segments that cover the local log from its start up to the first gap. A hold of a segment holds
-    the later ones too. Their own holds are those that they have when all segments before them are trimmed."""
-    local_bytes = sum(segment.retained_bytes for segment in covering)
-    for segment in covering[:-1]:
-        yield segment, _trim_hold_of(segment, policy, view, local_bytes)
-        local_bytes -= segment.retained_bytes
-    if covering:
-        yield covering[-1], Hold(HoldReason.NEWEST_SEGMENT)
-
-
-def _trim_hold_of(
-    segment: RemoteLogSegmentMetadata, policy: TopicPolicy, view: TrimView, local_bytes: int
-) -> Hold | None:
-    """`local_bytes` is the size of the copied part of the local log from this segment on."""
-    visible_for_ms = view.visible_for_ms(segment)
-    if visible_for_ms is None or visible_for_ms < view.visible_after_ms:
-        left_ms = view.visible_after_ms - (visible_for_ms or 0)
-        values = {"remote.log.visible.after.ms": view.visible_after_ms}
-        return Hold(HoldReason.NOT_VISIBLE, view.now_ms + left_ms, values)
-    if segment.valid_end_offset >= view.last_stable_offset:
-        return Hold(HoldReason.ABOVE_LSO, values={"last_stable_offset": view.last_stable_offset})
-    timestamp_ms, keep_ms, keep_bytes = (
-        min(segment_timestamp_ms(segment), segment.event_timestamp_ms),
-        policy.local_retention_ms,
-        policy.local_retention_bytes,
-    )
-    expired = keep_ms is not None and view.now_ms - timestamp_ms > keep_ms
-    too_much = keep_bytes is not None and local_bytes - segment.retained_bytes >= keep_bytes
-    if expired or too_much:
-        return None
-    values, at_ms = {}, None
-    if keep_ms is not None:
-        values |= {"age_ms": view.now_ms - timestamp_ms, "local.retention.ms": keep_ms}
-        at_ms = timestamp_ms + keep_ms + 1
-    if keep_bytes is not None:
-        values |= {"later_bytes": local_bytes - segment.retained_bytes, "local.retention.bytes": keep_bytes}
-    return Hold(HoldReason.LOCAL_RETENTION, at_ms, values)
-
-
 def covering_segments(
     metadata: RemoteLogMetadataState, partition: TopicIdPartition, offset: int
 ) -> list[RemoteLogSegmentMetadata]:
@@ -247,10 +179,3 @@ def covering_segments(
         covering.append(segment)
         offset = segment.valid_end_offset + 1
     return covering
-
-
-def segment_timestamp_ms(segment: RemoteLogSegmentMetadata | StoredSegment) -> int:
-    """Returns the time from which time retention counts: the copy time for records without timestamps.
-
-    See docs/design.md, safety rule 6."""
-    return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.event_timestamp_ms

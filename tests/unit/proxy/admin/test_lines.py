@@ -22,7 +22,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
-from tiers.tasks.partition_report import PartitionReport
+from tiers.tasks.partition_tasks import PartitionReport
 
 PARTITION = TopicIdPartition(UUID(int=7), 2, "orders")
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED

@@ -13,7 +13,7 @@ from proxy.process.admin.process_view import explained
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, workbench
 from tiers.errors import BrokerError
-from tiers.tasks.partition_report import report_of
+from tiers.tasks.partition_tasks import PartitionTasks
 
 
 class NoBroker:
@@ -36,7 +36,7 @@ async def test_the_owner_tells_when_records_are_old_enough(tmp_path: Path, monke
         monkeypatch.setattr(process_view, "monotonic_ms", lambda: bench.now_ms)
         monkeypatch.setattr(process_view, "wall_clock_ms", lambda: bench.wall_ms)
         tasks = SimpleNamespace(copy=bench.copy_task, stages={}, running=(), alarms=(), stopped="", doubt="")
-        report = report_of(cast(Any, tasks))
+        report = PartitionTasks.report(cast(Any, tasks))
         manager = SimpleNamespace(report=lambda _: report)
         topics = SimpleNamespace(policies={PARTITION.topic_id: POLICY}, refused={})
         running = cast(Any, SimpleNamespace(manager=manager, topics=topics))

@@ -32,7 +32,7 @@ from tiers.model.log_start import LogGap, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
-from tiers.tasks.partition_report import PartitionReport, StageReport
+from tiers.tasks.partition_tasks import PartitionReport, StageReport
 
 ORDERS, AUDIT, GONE = UUID(int=1), UUID(int=2), UUID(int=3)
 RULES = (TopicConfig(pattern="orders", local_retention_ms=21_600_000),)

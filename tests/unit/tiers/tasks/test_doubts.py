@@ -36,7 +36,7 @@ async def about_to_trim(bench: Workbench) -> tuple[PartitionTasks, Surveyed]:
     await bench.check_facts()
     bench.now_ms += 60_000
     tasks = PartitionTasks(bench.services, PARTITION, replace(POLICY, local_retention_bytes=0), Tenure(0, 1))
-    await tasks.prove()
+    await tasks.facts.check()
     surveyed = await tasks.survey()
     assert surveyed is not None
     return tasks, surveyed
@@ -90,7 +90,7 @@ async def test_a_doubt_that_begins_during_a_trim_ends_it(bench: Workbench, monke
         [lost] = [each for each in bench.segments if each.start_offset == 60]
         del bench.metadata.segments[lost.segment_id]
         tasks.facts = type(tasks.facts)(bench.services, PARTITION)
-        await tasks.prove()
+        await tasks.facts.check()
         return await bounds(*args)  # type: ignore[arg-type]  # handed through
 
     monkeypatch.setattr(bench.log, "bounds", lose_metadata)

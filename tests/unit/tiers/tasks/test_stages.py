@@ -295,7 +295,6 @@ async def test_a_doubt_ends_the_deletions_in_progress(
     async def delete_and_survey(segment: RemoteLogSegmentMetadata) -> bool:
         deleted.append(segment.start_offset)
         tasks.facts.doubt = MetadataLostError("the metadata has lost segments")
-        tasks._show_doubt("facts", tasks.facts.doubt)
         return await delete(segment)
 
     monkeypatch.setattr(bench.store, "delete_log_segment_data", delete_and_survey)

@@ -399,7 +399,7 @@ async def test_rules_that_change_while_policies_are_made_count(
     kept, dropped = cluster.add("orders", 1), cluster.add("clicks", 2)
     topics = tiered(cluster, TopicConfig(pattern="*"))
     before = dict(await topics.refresh(TIMEOUT_MS))
-    monkeypatch.setattr("tiers.tasks.tiered_topics._TOPICS_PER_SLICE", 1)
+    monkeypatch.setattr("tiers.tasks.tiered_topics._TOPICS_OF_A_TURN", 1)
     is_first = True
 
     def interrupted(*arguments: Any) -> TopicPolicy | Refusal:

@@ -44,7 +44,7 @@ async def test_absence_deletes_nothing_however_long_it_lasts(
     missing: Workbench, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
-    with caplog.at_level(logging.ERROR, "tiers.tasks.deletion.missing_topics"):
+    with caplog.at_level(logging.ERROR, "tiers.tasks.deletion.topic_deletion"):
         await until_recorded(missing, task)
         assert missing.metadata.missing == {TOPIC_ID: missing.wall_ms}
         assert await rounds_for(missing, task, 30 * DAY_MS, 6 * HOUR_MS) == 0
