@@ -79,8 +79,8 @@ def test_every_row_has_a_name_of_its_own_and_a_text() -> None:
     "cell",
     [
         "`tiers/nowhere.py`",
-        "`tiers/tasks/bounds.py::no_such_name`",
-        "`tiers/tasks/bounds.py`, `tiers/nowhere.py::name`, `tiers/tasks/bounds.py`",
+        "`tiers/tasks/hold.py::no_such_name`",
+        "`tiers/tasks/hold.py`, `tiers/nowhere.py::name`, `tiers/tasks/hold.py`",
     ],
 )
 def test_a_place_that_does_not_exist_is_found(cell: str) -> None:

@@ -11,14 +11,8 @@ start. Then each stage does its own work:
 * **deletion**: deletes the objects of expired segments, and of attempts that other copies have replaced.
 
 Until the metadata is proved, and while the owner doubts that it knows all copies, the owner records no gap, and trims,
-expires and deletes nothing. Copying goes on. While a CUT is not proved, the owner expires and deletes nothing.
-
-What one stage needs of another: a gap is recorded before anything behind it is copied; the log start is behind a
-segment before that segment is deleted; and no stage works in a leader epoch whose history was not checked.
-
-The policy may change at any time, for example when the settings file is read again. A run of a stage takes the policy
-once, at its beginning. Before expiry moves the log start, and before a trim begins, the stage checks that this policy
-is still the topic's. If it is not, the run does nothing more.
+expires and deletes nothing. Copying goes on. While a CUT is not proved, the owner expires and deletes nothing. A run of
+a stage takes the policy once. Before it removes anything, it checks that this policy is still the topic's.
 """
 
 from __future__ import annotations

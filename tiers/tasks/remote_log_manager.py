@@ -1,13 +1,10 @@
 """`RemoteLogManager` runs the leader tasks of every partition that this process owns (docs/founding.md, "RLM tasks").
 
-* The tasks of a partition are stages that fail alone (`PartitionTasks`). A round surveys the partition, moves the log
-  start, and starts the stages that need the store: copy, trim and deletion. They run beside the rounds, so that a store
-  that hangs holds up no log start.
+* A round surveys a partition, moves the log start, and starts the stages that need the store: copy, trim and deletion.
+  They run beside the rounds, so that a store that hangs holds up no log start.
 * A stage is due again after the interval, at once when more is ready to be copied, or after its own backoff.
 * Every kind of work has places of its own: `manager_pool_size` for rounds, for trims and for deletions,
-  `copier_pool_size` for copies. So copies or deletions that hang never occupy what trims and expiry need.
-* If a copy has work and makes no progress, for any reason, an alarm reports it within a minute, and a log line says
-  since when and why.
+  `copier_pool_size` for copies. So work that hangs never occupies what other kinds need.
 * `run` lives in the caller's TaskGroup. After `stop` no round begins, and the work in progress has a deadline.
 """
 
@@ -120,13 +117,12 @@ class RemoteLogManager:
         """Which partitions have a place for a kind of work. A round reserves the places of what it will start."""
         self._schedule = _Schedule((*_STAGES_OF_A_ROUND, _URGENT))
         """The stages for which a round may begin: neither the stage nor a round of its partition is in progress."""
-        self._awaited: set[PartitionTasks] = set()
-        """The partitions that wait for their ownership."""
         self._assignments = 0
         self._wake = asyncio.Event()
         self._stopping = False
         self._refresh_at_ms = services.clock_ms()
         """When the topics are to be read again."""
+        self._ownership_interval_ms = min(services.settings.topics_interval_ms, _OWNERSHIP_INTERVAL_MS)
 
     async def run(self) -> None:
         """Runs until `stop`. Returns when the steps in progress have ended, or were cancelled at their deadline."""
@@ -277,7 +273,7 @@ class RemoteLogManager:
                     logger.exception("the tiered topics could not be read")
             for _ in self._assign():
                 await asyncio.sleep(0)
-            await asyncio.sleep(min(settings.topics_interval_ms, _OWNERSHIP_INTERVAL_MS) / 1000)
+            await asyncio.sleep(self._ownership_interval_ms / 1000)
 
     async def _store_kept(self) -> None:
         """Stores the segments in the spool whose partitions other members own by now. Raises the first error."""
@@ -325,9 +321,6 @@ class RemoteLogManager:
         metrics.failed_deletions.set(self._services.failed_deletions.count)
         metrics.owned_partitions.set(len(self._managed))
         metrics.keep_topics({each.topic for each in self._managed}, self._services.clock_ms())
-        for managed in self._awaited:
-            self._reschedule(managed)
-        self._awaited.clear()
         self._wake.set()
 
     def _take_on(self, managed: PartitionTasks) -> None:
@@ -343,7 +336,6 @@ class RemoteLogManager:
         if managed is None:
             return
         self._schedule.drop(managed)
-        self._awaited.discard(managed)
         if managed.running:
             self._ending[partition] = managed
             for task in managed.running.values():
@@ -379,8 +371,7 @@ class RemoteLogManager:
             if due_ms > now_ms:
                 self._schedule.put(name, managed, due_ms)
             elif not self._services.log.owns(managed.partition):
-                self._schedule.drop(managed)
-                self._awaited.add(managed)
+                self._schedule.put(name, managed, now_ms + self._ownership_interval_ms)
             else:
                 idle = [each for each in open_stages if each in _WITH_PLACES and each not in managed.running]
                 names = [each for each in idle if managed.due_ms(each) <= now_ms]

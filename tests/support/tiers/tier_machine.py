@@ -244,6 +244,7 @@ class Tier(RuleBasedStateMachine):
             retention_bytes=total.size_bytes,
             broker_retention=broker,
             recorded_total=self.recorded,
+            tier_settings=self.recorded.config(),
         )
         self.policies.append(self.topics.policy)
 

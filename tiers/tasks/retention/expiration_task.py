@@ -3,20 +3,14 @@
 * The tier's log start moves before segments are deleted, so a client is never offered a segment in deletion.
 * Records that a CUT voids count for no bytes. They are deleted when the total retention in time has passed since the
   CUT: they may exist nowhere else, and the log start is of another history.
-* Time is that of the brokers (LogAppendTime of Tidegate's metadata records). Too much skew stops every expiry
-  (docs/design.md, safety rule 6).
-* Before anything expires, the task reads the topic's recorded total retention to its end. If it is not the one that the
-  policy was made of, nothing expires: the next policy has the present one. The same holds for a pause, and for a policy
-  that was replaced meanwhile, for example because the settings file was read again. The write of the log start may
-  have to wait, so both are compared once more right before it.
-* As in Kafka, a record with a timestamp in the future keeps its segment and all later ones. If they would have expired
-  otherwise, there is an alarm.
-* If two copies of a range exist, the copy that answers for no offset is deleted too, without moving the log start
-  (KAFKA-16511). Right before that, the owner looks whether the store still has the copies that answer.
-* If a broker's log start went back (unclean stop), the task tells the broker again to delete the records
-  (docs/design.md, safety rule 5), unless its leader disproves the recorded log start. The task never trims another
-  history by the offsets of an old one. The start of the remote tier alone is no reason to delete records that a broker
-  has below it.
+* Time is that of the brokers (docs/design.md, safety rule 6). Too much skew stops every expiry.
+* Before anything expires, the topic's tier settings are read to their end, and compared once more right before the
+  write of the log start, which may have to wait. If the policy was made of others, or was replaced, nothing expires.
+* As in Kafka, a record with a timestamp in the future keeps its segment and all later ones.
+* If two copies of a range exist, the copy that answers for no offset is deleted too (KAFKA-16511). Right before that,
+  the owner looks whether the store still has the copies that answer.
+* If a broker's log start went back (unclean stop), the task tells the broker again to delete the records, unless its
+  leader disproves the recorded log start. The start of the remote tier alone is no reason to delete records.
 """
 
 from __future__ import annotations
@@ -28,9 +22,9 @@ from functools import partial
 from itertools import takewhile
 
 from tiers.bounded_gather import in_turns
-from tiers.config.paused_work import TierWork, paused_work
+from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
-from tiers.config.total_retention import Retention, recorded_total
+from tiers.config.total_retention import Retention
 from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
@@ -234,10 +228,10 @@ class RLMExpirationTask:
         return False
 
     async def _settings_still_expire(self, policy: TopicPolicy) -> bool:
-        """Returns whether the topic still has this policy and the total retention that it was made of, unpaused.
+        """Returns whether the topic still has this policy and the settings that it was made of.
 
         Raises `RemoteLogMetadataNotReadyError` when the topic's tier settings cannot be read to their end now."""
-        if self._still_expires(policy, await self._services.present_tier_settings(self._partition)):
+        if self._is_present(policy, await self._services.present_tier_settings(self._partition)):
             return True
         fields = {"partition": str(self._partition)}
         logger.info("the retention settings were changed: nothing expires now", extra=fields)
@@ -248,21 +242,13 @@ class RLMExpirationTask:
 
         Raises `RemoteLogMetadataNotReadyError` if they were changed: the next round has the present policy."""
         partition = self._partition
-        if not self._still_expires(policy, self._services.state.topic_tier_config(partition.topic_id)):
+        if not self._is_present(policy, self._services.state.topic_tier_config(partition.topic_id)):
             raise RemoteLogMetadataNotReadyError(
                 f"the retention settings of {partition.topic} were changed meanwhile: nothing expires now"
             )
 
-    def _still_expires(self, policy: TopicPolicy, tier_settings: Mapping[str, str]) -> bool:
-        """Raises `RemoteLogMetadataNotReadyError`."""
-        try:
-            recorded = recorded_total(tier_settings)
-        except ValueError as error:
-            raise RemoteLogMetadataNotReadyError(
-                f"the tier settings of {self._partition.topic} cannot be read: {error}"
-            ) from error
-        is_same = recorded == policy.recorded_total and self._is_in_effect(policy)
-        return is_same and TierWork.EXPIRING not in paused_work(tier_settings)
+    def _is_present(self, policy: TopicPolicy, tier_settings: Mapping[str, str]) -> bool:
+        return tier_settings == policy.tier_settings and self._is_in_effect(policy)
 
     def _expired_to(self, policy: TopicPolicy, log_start: int, local_only_bytes: int) -> int:
         """Returns the log start that retention asks for, at least `log_start`.

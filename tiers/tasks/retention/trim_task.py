@@ -2,17 +2,12 @@
 
 See docs/design.md, safety rules 1, 2 and 4.
 
-* A segment ages from its newest record, at the latest from its copy: a record with a timestamp in the future holds
-  nothing on the broker.
 * It trims only a prefix of the local log that the remote tier covers without a gap, and only segments that this
   process's own reader saw finished T_vis ago or earlier. The newest segment always stays local.
-* The store is the place of the tier: its marker is read right before the trim.
-* The store still has the objects of each segment, and the keys of this process open it. Days may lie between the copy
-  and the trim. A lifecycle rule, a file system that is not mounted or a lost key must not cost the broker its records.
+* Right before the trim, the store has the marker of the tier and the objects of each segment, and the keys of this
+  process open them. Days may lie between the copy and the trim.
 * The topic's tier settings are read to their end, and once more after the end of the trim is recorded: that write may
-  wait for a takeover. If they are not those that the policy was made of, nothing is trimmed: a user may have switched
-  the tiering off, which may also delete the remote records. The same holds for a policy that was replaced meanwhile,
-  for example because the settings file was read again.
+  wait for a takeover. If the policy was made of others, or was replaced, nothing is trimmed.
 * The end of a trim is recorded before the trim begins. After any restart, lost metadata is recognised by it.
 * It removes no record above the LSO or above the start of a share group: share groups read from the broker alone.
 """

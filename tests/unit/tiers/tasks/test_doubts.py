@@ -55,32 +55,6 @@ async def test_in_doubt_records_are_copied_and_none_is_removed(bench: Workbench)
     assert set(objects) <= set(await bench.objects())
 
 
-async def test_in_doubt_trims_and_deletions_ask_the_store_nothing(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tasks = await in_doubt(bench)
-    await whole_rounds(bench, tasks, 1)
-    surveyed = await tasks.survey()
-    assert surveyed is not None
-
-    async def get_object(key: str) -> bytes:
-        raise AssertionError("the store is asked")
-
-    monkeypatch.setattr(bench.store, "get_object", get_object)
-    await tasks.trim(surveyed)
-    await tasks.delete(surveyed)
-
-
-async def test_after_an_acceptance_records_are_removed_again(bench: Workbench) -> None:
-    tasks = await in_doubt(bench)
-    await whole_rounds(bench, tasks, 2)
-    await bench.accept()
-    bench.metadata.is_position_confirmed = True
-    await whole_rounds(bench, tasks, 5)
-    assert not tasks.doubt
-    assert bench.log.log_start_offset >= 60
-
-
 async def test_a_doubt_that_begins_during_a_trim_ends_it(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks, surveyed = await about_to_trim(bench)
     bounds = bench.log.bounds

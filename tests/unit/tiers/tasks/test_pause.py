@@ -72,45 +72,17 @@ def produce(running: Running, first: int, end: int) -> None:
     running.logs.of[PARTITION].append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(first, end)])
 
 
-async def test_a_paused_trim_does_not_begin(copied: Workbench) -> None:
-    await record(copied, TierWork.TRIMMING)
-    assert await copied.trim(paused(KEEP_NOTHING, TierWork.TRIMMING)) is None
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_pause_holds_trims_and_expiry_as_soon_as_it_is_recorded(copied: Workbench, is_known: bool) -> None:
+    """The policy may not have it yet."""
+    both = TierWork.TRIMMING, TierWork.EXPIRING
+    await record(copied, *both)
+    policy = paused(EXPIRES_ALL, *both) if is_known else EXPIRES_ALL
+    assert (await copied.trim(policy), await copied.expire(policy)) == (None, 0)
     assert (copied.log.trims, copied.state.local_log_start(PARTITION)) == ([], None)
-    await record(copied)
-    assert await copied.trim(KEEP_NOTHING) == 60
-
-
-async def test_a_pause_that_the_policy_does_not_know_yet_holds_a_trim(copied: Workbench) -> None:
-    await record(copied, TierWork.TRIMMING)
-    assert await copied.trim(KEEP_NOTHING) is None
-    assert copied.state.local_log_start(PARTITION) is None
-
-
-async def test_a_trim_that_has_begun_is_not_paused_half_way(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    delete_records = copied.log.delete_records
-
-    async def pausing(*arguments: object) -> int:
-        await record(copied, TierWork.TRIMMING)
-        return await delete_records(*arguments)  # type: ignore[arg-type]  # passed on as they came
-
-    monkeypatch.setattr(copied.log, "delete_records", pausing)
-    assert await copied.trim(KEEP_NOTHING) == 60
-    start = copied.state.local_log_start(PARTITION)
-    assert start is not None
-    assert (start.offset, copied.log.trims) == (60, [60])
-
-
-async def test_paused_expiry_moves_no_log_start(copied: Workbench) -> None:
-    await record(copied, TierWork.EXPIRING)
-    assert await copied.expire(paused(EXPIRES_ALL, TierWork.EXPIRING)) == 0
-    assert copied.state.log_starts(PARTITION) == []
-
-
-async def test_a_pause_that_the_policy_does_not_know_yet_holds_expiry(copied: Workbench) -> None:
-    await record(copied, TierWork.EXPIRING)
-    assert await copied.expire(EXPIRES_ALL) == 0
     assert copied.state.log_starts(PARTITION) == []
     await record(copied)
+    assert await copied.trim(EXPIRES_ALL) == 60
     assert await copied.expire(EXPIRES_ALL) > 0
 
 
@@ -118,7 +90,6 @@ async def test_a_job_expires_nothing_of_a_paused_topic(copied: Workbench) -> Non
     await copied.record_log_start(30)
     policy = paused(EXPIRES_ALL, TierWork.EXPIRING)
     assert copied.expiration_task.expired(policy, 30) == (30, [])
-    assert copied.expiration_task.deletable(policy, 30) == []
 
 
 async def test_each_work_is_paused_alone_and_goes_on(running: Running) -> None:

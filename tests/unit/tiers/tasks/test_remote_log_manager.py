@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID, uuid4
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -15,7 +16,6 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.total_retention import Retention
 from tiers.errors import BrokerError, LogDivergedError, RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.copy.segment_copy import announce, keep, store
@@ -39,16 +39,6 @@ async def test_every_owned_partition_is_copied_and_trimmed(running: Running) -> 
     assert running.bench.metric("bounds_violations_total", topic="orders", bound="Ly>Ry") == 0
 
 
-async def test_a_leader_that_ends_too_early_violates_no_bound(running: Running) -> None:
-    """An unclean election or an out-of-date leader explains it. The check of the history finds that out."""
-    async with running.run():
-        await until(lambda: running.remote_end(PARTITION) == 89)
-        await until(lambda: running.logs.of[PARTITION].log_start_offset == 60)
-        running.logs.of[PARTITION].elect_unclean(80)
-        await until(lambda: running.remote_end(PARTITION) == 79)
-    assert running.bench.metric("bounds_violations_total", topic="orders", bound="Ly>Ry") == 0
-
-
 async def test_a_beginning_that_was_never_copied_is_copied_before_a_trim(running: Running) -> None:
     """A broker lost its log start, and has records again that it had removed before they were copied."""
     log, alarm = running.logs.of[PARTITION], {"topic": "orders", "reason": "uncopied-beginning"}
@@ -63,57 +53,19 @@ async def test_a_beginning_that_was_never_copied_is_copied_before_a_trim(running
     assert running.bench.finished[:2] == [(0, 29), (20, 49)]
 
 
-async def test_retention_that_was_raised_during_a_copy_counts_after_it(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [BrokerError("no leader", retriable=True), ZeroDivisionError("bug")])
+async def test_a_failing_partition_is_retried_and_leaves_the_others_alone(
+    running: Running, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    running.topics.policies = {PARTITION.topic_id: replace(POLICY, retention_bytes=0)}
-    copy, copying, go_on = running.bench.store.copy_log_segment_data, asyncio.Event(), asyncio.Event()
-
-    async def slowly(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        copying.set()
-        await go_on.wait()
-        return await copy(metadata, data)
-
-    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", slowly)
-    async with running.run():
-        await asyncio.wait_for(copying.wait(), 60)
-        running.topics.policies = {PARTITION.topic_id: POLICY}
-        seen = running.topics.refreshes
-        await until(lambda: running.topics.refreshes > seen + 1)
-        go_on.set()
-        await until(lambda: running.remote_end(PARTITION) == 89)
-    assert running.bench.state.log_starts(PARTITION) == []
-
-
-async def test_a_failing_partition_is_retried_and_leaves_the_others_alone(running: Running) -> None:
     failing = running.logs.of[PARTITION]
-    failing.failure = BrokerError("no leader", retriable=True)
+    failing.failure = error
     async with running.run():
         await until(lambda: running.remote_end(OTHER) == 89)
         assert running.remote_end(PARTITION) is None
         failing.failure = None
         await until(lambda: running.remote_end(PARTITION) == 89)
-
-
-async def test_a_bug_in_one_partition_is_logged_and_not_spread(
-    running: Running, caplog: pytest.LogCaptureFixture
-) -> None:
-    running.logs.of[PARTITION].failure = ZeroDivisionError("bug")
-    async with running.run():
-        await until(lambda: running.remote_end(OTHER) == 89)
-    assert "a stage of a partition failed" in [line.getMessage() for line in caplog.records if line.exc_info]
-
-
-async def test_a_diverged_partition_raises_an_alarm_and_moves_nothing(running: Running) -> None:
-    async with running.run():
-        await until(lambda: running.remote_end(PARTITION) == 89)
-        log = running.logs.of[PARTITION]
-        await until(lambda: log.log_start_offset == 60)
-        log.epoch_answer = EpochEndOffset(0, 0)
-        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
-        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") > 0)
-    assert running.remote_end(PARTITION) == 89
-    assert log.log_start_offset == 60
+    said = [line.getMessage() for line in caplog.records if line.exc_info]
+    assert ("a stage of a partition failed" in said) is isinstance(error, ZeroDivisionError)
 
 
 async def test_a_cut_that_is_not_proved_is_an_alarm_and_copying_goes_on(running: Running) -> None:
@@ -179,21 +131,6 @@ async def test_a_doubt_is_one_alarm_until_it_ends_and_copying_goes_on(
             await until(lambda: log.log_start_offset == log.end_offset - 40)
 
 
-async def test_a_round_cuts_after_an_unclean_election_and_copies_the_leader(running: Running) -> None:
-    async with running.run():
-        await until(lambda: running.remote_end(PARTITION) == 89)
-        log = running.logs.of[PARTITION]
-        await until(lambda: log.log_start_offset == 60)
-        log.elect_unclean(80)
-        log.append(*[batch_of(10 * n, 10, value_bytes=15, leader_epoch=1) for n in range(8, 15)])
-        await until(lambda: running.remote_end(PARTITION) == 139)
-        assert running.bench.metric("remote_log_cuts_total", topic="orders") == 1
-        assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 0
-    successor = running.bench.state.remote_log_segment_metadata(PARTITION, 80)
-    assert successor is not None
-    assert (successor.start_offset, successor.segment_leader_epochs[0].epoch) == (80, 1)
-
-
 async def test_partitions_of_another_owner_are_given_up(running: Running) -> None:
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
@@ -201,20 +138,6 @@ async def test_partitions_of_another_owner_are_given_up(running: Running) -> Non
         await until(lambda: running.manager.partitions == [])
         await until(lambda: all(path.suffix != ".spool" for path in running.bench.spooled()))
         assert running.bench.metric("owned_partitions") == 0
-
-
-async def test_work_that_is_cancelled_before_it_began_leaves_no_file(running: Running) -> None:
-    async with running.run():
-        await until(lambda: running.remote_end(PARTITION) == 89)
-        managed = running.manager._managed[PARTITION]
-        await until(lambda: not managed.running)
-        async with asyncio.TaskGroup() as tasks:
-            running.manager._launch(tasks, managed, "copy", running.manager._round(tasks, managed, []))
-            running.manager._give_up(PARTITION)
-            assert running.manager._is_worked_on(PARTITION)
-        await until(lambda: not managed.running)
-        await until(lambda: running.bench.spooled() == [])  # the other partition may still be copied
-        assert managed not in running.manager._places["copy"]
 
 
 async def test_the_owner_counts_failed_deletions(running: Running) -> None:
@@ -229,13 +152,6 @@ async def test_the_owner_counts_failed_deletions(running: Running) -> None:
         bench.metadata.owned = False
         await until(lambda: bench.metric("remote_failed_deletions") == 0)
         assert failed.count == 0
-
-
-async def test_a_topic_that_is_no_longer_tiered_is_given_up(running: Running) -> None:
-    async with running.run():
-        await until(lambda: len(running.manager.partitions) == 2)
-        running.topics.policies = {UUID(int=99): replace(POLICY, topic_id=UUID(int=99), partition_count=0)}
-        await until(lambda: running.manager.partitions == [])
 
 
 async def test_a_copy_in_progress_is_finished_before_the_manager_ends(
@@ -276,14 +192,6 @@ async def test_a_copy_that_does_not_end_is_cancelled_at_the_deadline(
         await copying.wait()
     assert running.bench.finished == []
     assert {path.suffix for path in running.bench.spooled()} == {".log", ".indexes"}
-
-
-async def test_a_spool_file_of_an_earlier_process_is_removed(running: Running, tmp_path: Path) -> None:
-    leftover = tmp_path / "spool" / "x.spool"
-    leftover.write_bytes(b"torn")
-    async with running.run():
-        await until(lambda: running.topics.refreshes > 0)
-    assert not leftover.exists()
 
 
 async def keep_segment(bench: Workbench, partition: TopicIdPartition, first: int) -> KeptSegment:
@@ -391,19 +299,6 @@ async def test_settings_that_change_do_not_end_the_pauses_before_a_full_disk(
         assert attempts == 1
 
 
-async def test_a_manager_stops_while_its_disk_is_full(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = asyncio.Event()
-
-    async def full() -> None:
-        asked.set()
-        raise SpoolError("no space left on device")
-
-    monkeypatch.setattr(running.bench.services.spool, "open", full)
-    async with running.run():
-        await asyncio.wait_for(asked.wait(), 60)
-    assert running.remote_end(PARTITION) is None
-
-
 async def test_too_much_custom_metadata_stops_copying_for_good(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,44 +334,10 @@ async def test_a_transaction_that_hangs_is_an_alarm_once(running: Running) -> No
         await until(lambda: running.bench.active("stuck-lso") == 0)
 
 
-async def test_copying_that_falls_behind_the_retention_is_an_alarm(running: Running) -> None:
-    policy = replace(POLICY, partition_count=1, retention_ms=40, segment_bytes=1 << 20)
+@pytest.mark.parametrize("limits", [{"retention_ms": 40}, {"broker_retention": Retention(40, -1)}])
+async def test_copying_that_falls_behind_the_retention_is_an_alarm(running: Running, limits: Any) -> None:
+    """While nothing may expire, the broker goes on removing records by its own retention."""
+    policy = replace(POLICY, partition_count=1, segment_bytes=1 << 20, **limits)
     running.topics.policies = {policy.topic_id: policy}
     async with running.run():
         await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") >= 1)
-
-
-async def test_copying_that_falls_behind_alarms_while_nothing_expires(running: Running) -> None:
-    """The file's total differs, or the brokers disagree. The broker goes on removing records by its own retention."""
-    policy = replace(POLICY, partition_count=1, broker_retention=Retention(40, -1), segment_bytes=1 << 20)
-    running.topics.policies = {policy.topic_id: policy}
-    async with running.run():
-        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") >= 1)
-
-
-async def test_a_partition_that_comes_back_waits_for_its_cancelled_step(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench, copying, may_end = running.bench, asyncio.Event(), asyncio.Event()
-    copy, cancelled = bench.store.copy_log_segment_data, asyncio.Event()
-
-    async def slow_to_cancel(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        if metadata.topic_id_partition == PARTITION and not cancelled.is_set():
-            copying.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled.set()
-                await may_end.wait()
-        return await copy(metadata, data)
-
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", slow_to_cancel)
-    async with running.run():
-        await copying.wait()
-        bench.metadata.owned = False
-        await cancelled.wait()
-        bench.metadata.owned = True
-        list(running.manager._assign())
-        assert PARTITION not in running.manager.partitions
-        may_end.set()
-        await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])

@@ -18,8 +18,6 @@ from tiers.quota import QuotaWindow, RateQuota
 from tiers.tasks.remote_log_manager import RemoteLogManager
 
 BOTH = [PARTITION, OTHER]
-TRIMS = replace(POLICY, local_retention_bytes=0)
-EXPIRES = replace(POLICY, retention_bytes=0)
 
 
 @pytest.fixture
@@ -55,28 +53,6 @@ class Pause:
             self.cancelled.set()
             raise
         return await self._call(*arguments, **options)
-
-
-@pytest.mark.parametrize("is_raised", [True, False])
-async def test_an_expiry_in_progress_ends_when_its_retention_is_replaced(
-    running: Running, monkeypatch: pytest.MonkeyPatch, is_raised: bool
-) -> None:
-    metadata = running.bench.metadata
-    async with running.run():
-        await copied(running)
-        asking = Pause(metadata.clock_skew_ms)
-        monkeypatch.setattr(metadata, "clock_skew_ms", asking)
-        change(running, retention_bytes=0)
-        await asking.reached.wait()
-        if is_raised:
-            change(running, retention_bytes=-1)
-        looks = running.logs.of[PARTITION].surveys
-        asking.go_on.set()
-        if is_raised:
-            await until(lambda: running.logs.of[PARTITION].surveys > looks + 4)
-            assert metadata.state.log_starts(PARTITION) == metadata.state.log_starts(OTHER) == []
-        else:
-            await until(lambda: bool(metadata.state.log_starts(PARTITION)))
 
 
 @pytest.mark.parametrize("by", ["policy", "recorded total", "pause"])

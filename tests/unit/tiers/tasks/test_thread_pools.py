@@ -149,20 +149,6 @@ async def test_a_pool_of_one_surveys_one_partition_at_a_time(running: Running, m
         await until(lambda: set(asked) >= {PARTITION, OTHER, PAYMENTS})
 
 
-async def test_a_free_place_of_the_pool_takes_what_needs_no_copier(
-    running: Running, store: SlowStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    restart(running, manager_threads=2, copier_threads=1)
-    rounds_of = rounds(running, monkeypatch)
-    async with running.run():
-        await until(lambda: len(store.copying) == 1)
-        seen = rounds_of(PAYMENTS)
-        await until(lambda: rounds_of(PAYMENTS) > seen + 3)
-        assert len(store.copying) == 1
-        store.go_on.set()
-        await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
-
-
 async def test_a_step_that_ends_hands_its_place_on_at_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the interval nor the next look at the assignment wakes the manager here."""
     monkeypatch.setattr(remote_log_manager, "_OWNERSHIP_INTERVAL_MS", 3_600_000)

@@ -21,7 +21,7 @@ from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, exclusi
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
-from tiers.tasks.metrics import TOPIC_KEPT_MS, RemoteLogManagerMetrics
+from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.tiered_topics import TieredTopics
 
 TIMEOUT_MS = 60_000
@@ -83,6 +83,21 @@ def tiered(
     )
 
 
+def doubtful(policy: TopicPolicy, **changes: Any) -> TopicPolicy:
+    """Returns the policy while the present retention is not known: nothing expires."""
+    return replace(policy, retention_ms=-1, retention_bytes=-1, is_doubtful=True, **changes)
+
+
+@pytest.fixture
+async def second(cluster: Cluster) -> AsyncIterator[Cluster]:
+    """A second broker of the cluster, which says the same."""
+    async with ScriptedBroker(2) as broker:
+        other = Cluster(broker, cluster.client)
+        broker.topics, other.configs = list(cluster.broker.topics), cluster.configs
+        broker.brokers = cluster.broker.brokers = [cluster.broker, broker]
+        yield other
+
+
 def settings(own: Mapping[UUID, Mapping[str, str]]) -> InMemoryRemoteLogMetadataManager:
     """Metadata with the topics' own tier settings."""
     metadata = InMemoryRemoteLogMetadataManager(lambda: 0, lambda: 0)
@@ -131,21 +146,6 @@ async def test_what_is_paused_is_told_at_its_beginning_and_at_its_end(
     assert registry.get_sample_value("tidegate_paused", labels) is None
     said = [each.message for each in caplog.records if "an operator" in each.message]
     assert said == ["an operator paused work on a topic", "an operator resumed work on a topic"]
-
-
-async def test_a_pause_is_shown_for_as_long_as_it_lasts(cluster: Cluster) -> None:
-    """Also when this process has had no partition of the topic for so long that the topic's other series went."""
-    topic_id = cluster.add("orders", 1)
-    metadata = settings({topic_id: {TierWork.TRIMMING.key: "true"}})
-    registry = CollectorRegistry()
-    metrics = RemoteLogManagerMetrics(registry)
-    topics = TieredTopics(cluster.client, [TopicConfig(pattern="orders")], metrics, metadata.log)
-    await topics.refresh(TIMEOUT_MS)
-    metrics.add(TopicIdPartition(topic_id, 0, "orders"))
-    for now_ms in (0, TOPIC_KEPT_MS):
-        metrics.keep_topics(set(), now_ms)
-    await topics.refresh(TIMEOUT_MS)
-    assert registry.get_sample_value("tidegate_paused", {"topic": "orders", "work": "trimming"}) == 1
 
 
 @pytest.mark.parametrize(
@@ -234,100 +234,71 @@ async def test_an_unreadable_tier_setting_refuses_its_topic_alone(cluster: Clust
     assert topics.is_expected("orders")
 
 
-async def test_internal_topics_match_no_rule(cluster: Cluster) -> None:
-    cluster.add("__consumer_offsets", 1)
-    cluster.add("__remote_log_metadata", 2)
-    assert await tiered(cluster, TopicConfig(pattern="*")).refresh(TIMEOUT_MS) == {}
-
-
 async def test_an_unreadable_configuration_changes_and_expires_nothing(cluster: Cluster) -> None:
     topic_id = cluster.add("orders", 1)
     topics = tiered(cluster, TopicConfig(pattern="*"))
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]
     cluster.unreadable.add("orders")
     for _ in range(2):
-        assert (await topics.refresh(TIMEOUT_MS))[topic_id] == replace(
-            before, retention_ms=-1, retention_bytes=-1, is_doubtful=True
-        )
+        assert (await topics.refresh(TIMEOUT_MS))[topic_id] == doubtful(before)
     cluster.unreadable.clear()
     assert (await topics.refresh(TIMEOUT_MS))[topic_id] == before
 
 
 async def test_nothing_expires_by_what_a_second_broker_does_not_say_too(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, second: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic_id, agreed = cluster.add("orders", 1), cluster.add("clicks", 2)
+    second.broker.topics = cluster.broker.topics
     topics = tiered(cluster, TopicConfig(pattern="*"))
-    before = await topics.refresh(TIMEOUT_MS)
-    async with ScriptedBroker(2) as second:
-        other = Cluster(second, cluster.client)
-        other.configs = {"orders": DELETE | {"retention.ms": "700000000"}, "clicks": DELETE}
-        second.topics, second.brokers = cluster.broker.topics, [cluster.broker, second]
-        cluster.broker.brokers = second.brokers
-        with caplog.at_level(logging.WARNING):
-            for _ in range(2):
-                policies = await topics.refresh(TIMEOUT_MS)
-                assert (policies[topic_id].retention_ms, policies[topic_id].retention_bytes) == (-1, -1)
-                assert policies[agreed] == before[agreed]
-        assert len(caplog.records) == 1
-        other.configs["orders"] = dict(DELETE)
-        assert await topics.refresh(TIMEOUT_MS) == before
-        assert len(second.received(DescribeConfigsRequest)) == 3
+    before = dict(await topics.refresh(TIMEOUT_MS))
+    second.configs = {"orders": DELETE | {"retention.ms": "700000000"}, "clicks": DELETE}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            policies = await topics.refresh(TIMEOUT_MS)
+            assert (policies[topic_id].retention_ms, policies[topic_id].retention_bytes) == (-1, -1)
+            assert policies[agreed] == before[agreed]
+    assert len(caplog.records) == 1
+    second.configs["orders"] = dict(DELETE)
+    assert await topics.refresh(TIMEOUT_MS) == before
+    assert len(second.broker.received(DescribeConfigsRequest)) == 4
 
 
-async def test_nothing_expires_while_one_of_two_brokers_does_not_answer(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("silent", [{2}, {1, 2}])
+async def test_nothing_expires_while_a_broker_does_not_answer(
+    cluster: Cluster, second: Cluster, monkeypatch: pytest.MonkeyPatch, silent: set[int]
 ) -> None:
     topic_id = cluster.add("orders", 1)
+    second.broker.topics = cluster.broker.topics
     topics = tiered(cluster, TopicConfig(pattern="*"))
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]
-    async with ScriptedBroker(2) as second:
-        second.topics, second.brokers = cluster.broker.topics, [cluster.broker, second]
-        cluster.broker.brokers = second.brokers
-        request = cluster.client.request
+    request = cluster.client.request
 
-        async def silent(node_id: int | None, *arguments: Any, **options: Any) -> Any:
-            if node_id == 2:
-                raise BrokerError("no answer", retriable=True)
-            return await request(node_id, *arguments, **options)
-
-        monkeypatch.setattr(cluster.client, "request", silent)
-        assert (await topics.refresh(TIMEOUT_MS))[topic_id] == replace(
-            before, retention_ms=-1, retention_bytes=-1, is_doubtful=True
-        )
-
-
-async def test_nothing_expires_while_the_cluster_does_not_answer(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic_id = cluster.add("orders", 1)
-    topics = tiered(cluster, TopicConfig(pattern="*"))
-    before = (await topics.refresh(TIMEOUT_MS))[topic_id]
-
-    async def silence(*arguments: object, **options: object) -> None:
-        raise BrokerError("no broker answers", retriable=True)
+    async def lossy(node_id: int | None, *arguments: Any, **options: Any) -> Any:
+        if node_id in silent:
+            raise BrokerError("no answer", retriable=True)
+        return await request(node_id, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cluster.client, "request", silence)
-        with pytest.raises(BrokerError):
+        patch.setattr(cluster.client, "request", lossy)
+        if silent == {2}:
             await topics.refresh(TIMEOUT_MS)
-    assert topics.policies == {topic_id: replace(before, retention_ms=-1, retention_bytes=-1, is_doubtful=True)}
+        else:
+            with pytest.raises(BrokerError):
+                await topics.refresh(TIMEOUT_MS)
+    assert topics.policies == {topic_id: doubtful(before)}
     assert (await topics.refresh(TIMEOUT_MS))[topic_id] == before
 
 
-async def test_a_topic_that_one_answer_lacks_is_tiered_as_before(cluster: Cluster) -> None:
+async def test_a_topic_that_one_answer_lacks_is_tiered_as_before(cluster: Cluster, second: Cluster) -> None:
     topic_id = cluster.add("orders", 1)
+    second.broker.topics = list(cluster.broker.topics)
     topics = tiered(cluster, TopicConfig(pattern="*"))
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]
-    async with ScriptedBroker(2) as second:
-        second.topics = list(cluster.broker.topics)
-        second.brokers = cluster.broker.brokers = [cluster.broker, second]
-        cluster.broker.topics.clear()
-        assert await topics.refresh(TIMEOUT_MS) == {
-            topic_id: replace(before, retention_ms=-1, retention_bytes=-1, is_doubtful=True)
-        }
-        second.topics.clear()
-        assert await topics.refresh(TIMEOUT_MS) == {}
+    cluster.broker.topics.clear()
+    assert await topics.refresh(TIMEOUT_MS) == {topic_id: doubtful(before)}
+    second.broker.topics.clear()
+    assert await topics.refresh(TIMEOUT_MS) == {}
 
 
 async def test_tier_settings_that_are_not_read_change_and_expire_nothing(cluster: Cluster) -> None:
@@ -345,10 +316,7 @@ async def test_tier_settings_that_are_not_read_change_and_expire_nothing(cluster
     before = dict(await topics.refresh(TIMEOUT_MS))
     assert before.keys() == {own, by_rule}
     metadata.fresh, metadata.tier_configs = False, {}
-    assert await topics.refresh(TIMEOUT_MS) == {
-        topic_id: replace(known, retention_ms=-1, retention_bytes=-1, is_doubtful=True)
-        for topic_id, known in before.items()
-    }
+    assert await topics.refresh(TIMEOUT_MS) == {topic_id: doubtful(known) for topic_id, known in before.items()}
 
 
 async def test_policies_follow_other_rules_at_once(cluster: Cluster) -> None:
@@ -373,23 +341,6 @@ async def test_a_total_that_other_rules_contradict_expires_nothing_at_once(clust
     topics.change_rules([TopicConfig(pattern="orders", total_retention_minutes=30_000)])
     policy = topics.policies[topic_id]
     assert (policy.retention_ms, bool(policy.total_conflict)) == (-1, True)
-
-
-async def test_rules_that_change_while_the_brokers_answer_count(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, dropped = cluster.add("orders", 1), cluster.add("clicks", 2)
-    topics = tiered(cluster, TopicConfig(pattern="*"))
-    before = dict(await topics.refresh(TIMEOUT_MS))
-    describe = cluster.broker.answers[DescribeConfigsRequest.API_KEY]
-
-    async def answered_late(request: Any) -> Any:
-        topics.change_rules([TopicConfig(pattern="orders", local_retention_ms=7)])
-        return await describe(request)
-
-    cluster.broker.answers[DescribeConfigsRequest.API_KEY] = answered_late
-    assert await topics.refresh(TIMEOUT_MS) == {kept: replace(before[kept], local_retention_ms=7)}
-    assert dropped in before
 
 
 async def test_rules_that_change_while_policies_are_made_count(
@@ -421,9 +372,7 @@ async def test_other_rules_make_no_doubtful_retention_count(cluster: Cluster, mo
     cluster.unreadable.add("orders")
     await topics.refresh(TIMEOUT_MS)
     topics.change_rules([TopicConfig(pattern="orders", segment_bytes=5)])
-    assert topics.policies == {
-        topic_id: replace(before, retention_ms=-1, retention_bytes=-1, is_doubtful=True, segment_bytes=5)
-    }
+    assert topics.policies == {topic_id: doubtful(before, segment_bytes=5)}
 
 
 async def test_other_rules_change_the_refused_topics_at_once(cluster: Cluster) -> None:

@@ -47,21 +47,6 @@ async def test_a_late_object_is_deleted_after_a_day(bench: Workbench, late: Remo
     assert await task.run() == 0
 
 
-async def test_a_segment_stays_known_while_its_objects_cannot_be_deleted(
-    bench: Workbench, late: RemoteLogSegmentMetadata, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refused(metadata: RemoteLogSegmentMetadata) -> bool:
-        raise RetriableRemoteStorageError("503")
-
-    bench.wall_ms += DAY_MS
-    with monkeypatch.context() as failing:
-        failing.setattr(bench.store, "delete_log_segment_data", refused)
-        with pytest.raises(RetriableRemoteStorageError):
-            await DeletedSegmentsTask(bench.services).run()
-    assert [one.segment_id for one in bench.state.deleted_segments()] == [late.segment_id]
-    assert await DeletedSegmentsTask(bench.services).run() == 1
-
-
 @pytest.mark.parametrize(
     ("refusal", "are_others_forgotten"),
     [(RemoteStorageError("403 Forbidden"), True), (CircuitOpenError("the circuit breaker is open"), False)],

@@ -50,16 +50,6 @@ async def round_of(bench: Workbench) -> None:
     await bench.expire(EXPIRED)
 
 
-async def test_one_segment_that_never_goes_holds_up_no_other(bench: Workbench, store: Undeletable) -> None:
-    store.refused = {0}
-    for _ in range(3):
-        await round_of(bench)
-    assert [one.start_offset for one in bench.segments] == [0]
-    assert bench.segments[0].state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED
-    assert store.asked == [0, 30, 60]
-    assert bench.metric("remote_failed_deletions") == 1
-
-
 async def test_the_pause_doubles_for_each_segment_up_to_an_hour(bench: Workbench, store: Undeletable) -> None:
     store.refused = {0}
     await round_of(bench)
@@ -132,35 +122,6 @@ async def test_a_failed_withdrawal_keeps_the_segment_but_not_the_round(bench: Wo
     bench.now_ms += HOUR_MS
     assert await delete_attempts(bench.services, PARTITION, ()) == 1
     assert len(bench.segments) == 2
-
-
-async def test_a_topic_that_cannot_be_written_is_tried_again_with_the_segment(
-    bench: Workbench, store: Undeletable
-) -> None:
-    store.refused = {0}
-    bench.failed_deletion_log.failure = RemoteLogMetadataError("not writable")
-    for _ in range(6):
-        await round_of(bench)
-        bench.now_ms += HOUR_MS
-    assert bench.failed_deletion_log.published == {}
-    bench.failed_deletion_log.failure = None
-    await round_of(bench)
-    (published,) = bench.failed_deletion_log.published.values()
-    assert published.attempts == 7
-
-
-async def test_a_store_that_is_down_is_left_alone_after_three_failures(bench: Workbench, store: Undeletable) -> None:
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
-    await bench.copy_all()
-    assert len(bench.segments) > 4
-    await bench.record_log_start(bench.segments[-1].end_offset + 1)
-    for segment in bench.segments:
-        await bench.services.write_state(segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
-    store.refused = set(range(1000))
-    assert await delete_attempts(bench.services, PARTITION, ()) == 0
-    assert store.asked == [0, 30, 60]
-    assert await delete_attempts(bench.services, PARTITION, ()) == 0
-    assert store.asked[3:] == [one.start_offset for one in bench.segments[3:6]]
 
 
 def test_a_record_that_is_no_failed_deletion_is_an_error() -> None:

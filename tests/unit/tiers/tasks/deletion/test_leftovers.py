@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.deletion.segment_deletion import delete_attempts
 
 DEADLINE_S = 60
@@ -105,3 +109,31 @@ async def test_deletions_in_progress_end_before_an_error_is_raised(
     assert raised.value is error
     assert len(ended) == 2 + 2 * 6
     assert len(bench.segments) == 30 - 7
+
+
+async def test_a_copy_that_another_owner_finished_is_no_leftover(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ownership was lost and regained while the store took its time with the first."""
+    begun = []
+    for start in (0, 10, 20):
+        built = build_segment(tmp_path / str(start), [batch_of(start, 10)], base_offset=start)
+        segment = metadata_of(built, PARTITION)
+        await bench.metadata.add_remote_log_segment_metadata(segment)
+        await bench.store.copy_log_segment_data(segment, built.log_segment_data(segment))
+        begun.append(segment)
+    delete = bench.store.delete_log_segment_data
+
+    async def slowly(segment: RemoteLogSegmentMetadata) -> bool:
+        monkeypatch.undo()
+        first, second = (one for one in begun if one.segment_id != segment.segment_id)
+        await bench.services.write_state(first, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+        await bench.services.write_state(second, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+        await bench.services.write_state(second, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+        return await delete(segment)
+
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", slowly)
+    assert await delete_attempts(bench.services, PARTITION, begun) == 1
+    [left] = bench.segments
+    assert left.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    assert await bench.remote_bytes() == batch_of(left.start_offset, 10)

@@ -98,18 +98,6 @@ async def test_a_topic_that_is_missing_for_another_reason_stays(missing: Workben
     assert len(await missing.objects()) == 6
 
 
-async def test_a_refused_request_ends_while_the_owner_runs(missing: Workbench) -> None:
-    existence, delay_ms = Existence(), delay_of(missing)
-    task = TopicDeletionTask(missing.services, existence)
-    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=False)
-    await task.run()
-    await round_after(missing, task, delay_ms)
-    assert missing.state.topic_deletions() == {}
-    existence.deleted = {TOPIC_ID}
-    assert await rounds_for(missing, task, 2 * DAY_MS, HOUR_MS) == 0
-    assert len(await missing.objects()) == 6
-
-
 async def test_a_second_request_has_the_whole_delay_again(missing: Workbench) -> None:
     task, delay_ms = TopicDeletionTask(missing.services, Existence()), delay_of(missing)
     await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=False)
@@ -121,26 +109,6 @@ async def test_a_second_request_has_the_whole_delay_again(missing: Workbench) ->
     assert missing.state.topic_deletions().keys() == {TOPIC_ID}
     await round_after(missing, task, 1)
     assert missing.state.topic_deletions() == {}
-
-
-async def test_a_confirmed_deletion_waits_only_minutes(missing: Workbench) -> None:
-    delay_ms = delay_of(missing)
-    task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
-    await until_recorded(missing, task)
-    assert await rounds_for(missing, task, DAY_MS, HOUR_MS) == 0
-    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
-    restarted = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
-    assert await restarted.run() == 0
-    assert await round_after(missing, restarted, delay_ms - 1) == 0
-    assert await round_after(missing, restarted, 1) == 1
-
-
-async def test_a_broker_that_knows_the_topic_stops_a_confirmed_deletion(missing: Workbench) -> None:
-    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
-    task = TopicDeletionTask(missing.services, Existence())
-    delay_ms = delay_of(missing)
-    assert await rounds_for(missing, task, 20 * delay_ms, delay_ms) == 0
-    assert len(await missing.objects()) == 6
 
 
 @pytest.fixture

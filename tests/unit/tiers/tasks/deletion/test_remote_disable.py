@@ -85,22 +85,13 @@ async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) 
         {REMOTE_STORAGE_ENABLE: "true", DELETE_ON_DISABLE: "true"},
         {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "false"},
         {DELETE_ON_DISABLE: "true"},  # and the topic is not in the settings file any more
+        {**DISABLED, TierWork.EXPIRING.key: "true"},
     ],
 )
 async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", config)
     assert await RemoteDisableTask(copied.services).run(idle) == 0
     assert len(copied.finished) == 3
-
-
-async def test_while_expiring_is_paused_nothing_is_deleted(copied: Workbench) -> None:
-    paused = {**DISABLED, TierWork.EXPIRING.key: "true"}
-    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", paused)
-    assert await RemoteDisableTask(copied.services).run(idle) == 0
-    assert len(copied.finished) == 3
-    assert copied.state.log_starts(PARTITION) == []
-    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {TierWork.EXPIRING.key: None})
-    assert await RemoteDisableTask(copied.services).run(idle) == 3
 
 
 async def test_a_request_that_is_taken_back_in_time_deletes_nothing(
@@ -118,17 +109,6 @@ async def test_a_request_that_is_taken_back_in_time_deletes_nothing(
     with pytest.raises(RemoteLogError, match="tiered again"):
         await RemoteDisableTask(copied.services).run(idle)
     assert (len(copied.finished), metadata.state.log_starts(PARTITION)) == (3, [])
-
-
-async def test_a_segment_that_only_the_store_knows_stops_the_deletion(copied: Workbench) -> None:
-    """Metadata was lost. So the request to delete may be one that the user has taken back since."""
-    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    del copied.metadata.segments[copied.segments[-1].segment_id]
-    objects = await copied.objects()
-    with pytest.raises(MetadataLostError, match="which the metadata does not know"):
-        await RemoteDisableTask(copied.services).run(idle)
-    assert await copied.objects() == objects
-    assert copied.state.log_starts(PARTITION) == []
 
 
 async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:

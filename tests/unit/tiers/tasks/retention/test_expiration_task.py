@@ -3,17 +3,14 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
-from tiers.errors import OwnershipLostError, RemoteStorageError
-from tiers.model.ids import RemoteLogSegmentId
+from tiers.errors import OwnershipLostError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
 
 HOUR_MS = 3_600_000
 
@@ -29,14 +26,14 @@ async def copied(bench: Workbench) -> Workbench:
     return bench
 
 
-async def test_nothing_expires_without_a_limit(copied: Workbench) -> None:
-    copied.wall_ms += 10_000 * HOUR_MS
+async def test_the_log_start_moves_before_segments_expire_by_their_newest_record(
+    copied: Workbench, caplog: pytest.LogCaptureFixture
+) -> None:
     assert await copied.expire(POLICY) == 0
-    assert len(copied.finished) == 3
-
-
-async def test_the_log_start_moves_before_segments_expire_by_their_newest_record(copied: Workbench) -> None:
-    assert await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS)) == 1
+    with caplog.at_level(logging.INFO):
+        assert await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS)) == 1
+    [said] = [vars(each) for each in caplog.records if each.message == "records expired by the total retention"]
+    assert (said["partition"], said["before"], said["log_start_offset"]) == (str(PARTITION), 0, 30)
     assert copied.finished == [(30, 59), (60, 89)]
     assert copied.state.log_start_offset(PARTITION) == 30
     assert len(await copied.objects()) == 4
@@ -60,65 +57,12 @@ async def test_no_log_start_above_the_last_stable_offset_is_applied(copied: Work
     assert copied.log.log_start_offset == 30
 
 
-async def test_the_log_says_what_expired(copied: Workbench, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS))
-        await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS))
-    [line] = [each for each in caplog.records if each.message == "records expired by the total retention"]
-    said = vars(line)
-    assert (said["partition"], said["before"], said["log_start_offset"]) == (str(PARTITION), 0, 30)
-
-
 async def test_the_total_size_counts_both_tiers(copied: Workbench) -> None:
     size_bytes = copied.segments[0].segment_size_bytes
     total_bytes = 3 * size_bytes + copied.copy_task.uncopied.at_least()
     assert await copied.expire(replace(POLICY, retention_bytes=total_bytes - size_bytes + 1)) == 0
     assert await copied.expire(replace(POLICY, retention_bytes=total_bytes - size_bytes)) == 1
     assert copied.finished[0] == (30, 59)
-
-
-async def test_records_that_are_not_remote_let_all_copied_ones_expire(copied: Workbench) -> None:
-    """In Kafka, the active segment counts. An owner counts one batch, which has 61 bytes at least."""
-    assert await copied.expire(replace(POLICY, retention_bytes=62)) == 2
-    assert await copied.expire(replace(POLICY, retention_bytes=61)) == 1
-    assert copied.finished == []
-
-
-async def test_a_range_that_was_copied_twice_counts_once(copied: Workbench) -> None:
-    size_bytes = copied.segments[0].segment_size_bytes
-    for segment in copied.segments:
-        again = replace(
-            segment,
-            segment_id=RemoteLogSegmentId(PARTITION, uuid4()),
-            state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
-        )
-        await copied.metadata.add_remote_log_segment_metadata(again)
-        await copied.services.write_state(again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
-    assert await copied.expire(replace(POLICY, retention_bytes=3 * size_bytes)) == 0
-    assert copied.state.log_start_offset(PARTITION) == 0
-
-
-async def test_the_first_of_two_copies_stays_while_the_store_lacks_the_second(copied: Workbench) -> None:
-    """The second copy was lost, or another machine wrote it to another place."""
-    known = copied.segments
-    for segment in known:
-        again = replace(
-            segment,
-            segment_id=RemoteLogSegmentId(PARTITION, uuid4()),
-            state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
-        )
-        await copied.metadata.add_remote_log_segment_metadata(again)
-        await copied.services.write_state(again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
-    copied.now_ms += 60_000
-    objects = await copied.objects()
-    with pytest.raises(RemoteStorageError, match=f"segment {known[0].segment_id.id} stays"):
-        await copied.expire(POLICY)
-    assert await copied.objects() == objects
-    assert {each.segment_id for each in known} < {each.segment_id for each in copied.segments}
-    with pytest.raises(RemoteStorageError, match=f"segment {known[1].segment_id.id} stays"):
-        await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS))
-    assert copied.state.log_start_offset(PARTITION) == 30
-    assert len(await copied.objects()) == len(objects) - 2  # what expired goes all the same
 
 
 async def test_segments_below_the_log_start_go_and_one_that_straddles_it_stays(copied: Workbench) -> None:
@@ -186,15 +130,6 @@ async def test_a_skew_that_a_new_measurement_does_not_find_stops_nothing(copied:
     assert copied.metric("remote_log_alarms_total", topic="orders", reason="clock-skew") == 0
 
 
-async def test_records_without_a_timestamp_age_from_their_copy(bench: Workbench) -> None:
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=-1000) for n in range(4)])
-    await bench.copy_all()
-    one_hour = replace(POLICY, retention_ms=HOUR_MS)
-    assert await bench.expire(one_hour) == 0
-    bench.wall_ms += HOUR_MS + 1
-    assert await bench.expire(one_hour) == 1
-
-
 async def test_a_record_dated_in_the_future_holds_the_expiry_with_an_alarm(
     bench: Workbench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -225,12 +160,6 @@ async def test_a_trim_is_repeated_after_the_log_start_went_back(copied: Workbenc
 async def test_the_remote_start_deletes_no_earlier_record_of_the_broker(copied: Workbench) -> None:
     del copied.metadata.segments[copied.segments[0].segment_id]
     assert copied.state.log_start_offset(PARTITION) == 30
-    await copied.expire(POLICY)
-    assert copied.log.trims == []
-
-
-async def test_a_log_start_above_the_log_is_not_applied(copied: Workbench) -> None:
-    await copied.record_log_start(500)
     await copied.expire(POLICY)
     assert copied.log.trims == []
 

@@ -11,7 +11,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers import segment_metadata
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.errors import LogDivergedError, RemoteStorageError
+from tiers.errors import RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -56,16 +56,6 @@ async def test_a_new_owner_does_not_count_what_lies_in_both_tiers_twice(copied: 
     assert await copied.expire(replace(POLICY, retention_bytes=2 * size_bytes + 61)) == 1
 
 
-async def test_only_what_is_not_remote_counts_as_local(copied: Workbench) -> None:
-    """The size of a partition is the same before and after a trim."""
-    size_bytes = copied.segments[0].segment_size_bytes
-    limit = replace(POLICY, retention_bytes=3 * size_bytes + copied.copy_task.uncopied.at_least())
-    assert await copied.expire(limit) == 0
-    copied.now_ms += 60_000
-    assert await copied.trim(replace(POLICY, local_retention_bytes=0)) == 60
-    assert await copied.expire(limit) == 0
-
-
 async def test_a_segment_of_several_epochs_counts_once(bench: Workbench) -> None:
     """KAFKA-15479."""
     for n in range(10):
@@ -77,62 +67,6 @@ async def test_a_segment_of_several_epochs_counts_once(bench: Workbench) -> None
     total_bytes = sum(one.segment_size_bytes for one in bench.segments) + bench.copy_task.uncopied.at_least()
     assert await bench.expire(replace(POLICY, retention_bytes=total_bytes)) == 0
     assert await bench.expire(replace(POLICY, retention_bytes=total_bytes - first.segment_size_bytes)) == 1
-
-
-async def test_copies_that_did_not_end_count_for_nothing(copied: Workbench) -> None:
-    started = replace(
-        copied.segments[0],
-        segment_id=RemoteLogSegmentId(PARTITION, uuid4()),
-        state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
-    )
-    await copied.metadata.add_remote_log_segment_metadata(started)
-    total_bytes = 3 * started.segment_size_bytes + copied.copy_task.uncopied.at_least()
-    assert await copied.expire(replace(POLICY, retention_bytes=total_bytes)) == 0
-    assert copied.state.log_start_offset(PARTITION) == 0
-
-
-@pytest.mark.parametrize(("missing_bytes", "expired"), [(1, 0), (0, 1)])
-async def test_a_segment_goes_only_when_the_excess_is_at_least_all_of_it(
-    copied: Workbench, missing_bytes: int, expired: int
-) -> None:
-    size_bytes = copied.segments[0].segment_size_bytes
-    total_bytes = 3 * size_bytes + copied.copy_task.uncopied.at_least()
-    limit = replace(POLICY, retention_bytes=total_bytes - size_bytes + missing_bytes)
-    assert await copied.expire(limit) == expired
-
-
-@pytest.mark.parametrize(("later_ms", "expired"), [(0, 0), (1, 3)])
-async def test_both_tiers_agree_on_the_last_millisecond(copied: Workbench, later_ms: int, expired: int) -> None:
-    """KAFKA-20091: a record goes when it is older than the retention, not when it is as old."""
-    newest_ms = max(one.max_timestamp_ms for one in copied.segments)
-    copied.wall_ms = newest_ms + HOUR_MS + later_ms
-    assert await copied.expire(replace(POLICY, retention_ms=HOUR_MS)) == expired
-
-
-async def test_a_retention_longer_than_time_itself_expires_nothing(copied: Workbench) -> None:
-    assert await copied.expire(replace(POLICY, retention_ms=(1 << 63) - 1)) == 0
-
-
-async def test_the_trim_keeps_the_last_millisecond_as_well(copied: Workbench) -> None:
-    copied.now_ms += 60_000
-    copied.wall_ms = max(one.max_timestamp_ms for one in copied.segments) + HOUR_MS
-    by_age = replace(POLICY, local_retention_ms=HOUR_MS)
-    assert await copied.trim(by_age) is None
-    copied.wall_ms += 1
-    assert await copied.trim(by_age) == 60
-
-
-async def test_segments_below_the_leaders_earliest_epoch_are_still_the_logs(bench: Workbench) -> None:
-    """Our trims cut the leader's history of epochs: what is older than it is served from here, and expires by size."""
-    for n in range(10):
-        bench.log.append(batch_of(10 * n, 10, value_bytes=15, leader_epoch=n))
-    bench.log.leader_epoch = 9
-    await bench.copy_all()
-    bench.now_ms += 60_000
-    assert await bench.trim(replace(POLICY, local_retention_bytes=0)) == 60
-    assert min(bench.log._epoch_starts()) == 6
-    assert await bench.expire(POLICY) == 0
-    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
 
 
 async def test_a_copy_that_answers_for_nothing_goes_without_moving_the_log_start(copied: Workbench) -> None:
@@ -211,35 +145,6 @@ async def test_a_copy_ends_although_the_leader_changes_meanwhile(
     assert bench.finished == [(0, 29), (30, 59), (60, 89)]
     assert bench.state.cuts(PARTITION) == []
     assert {one.state for one in bench.segments} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
-
-
-async def test_a_copy_of_replaced_records_counts_up_to_the_cut(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
-    copy, elections = bench.store.copy_log_segment_data, 0
-
-    async def elected_meanwhile(*args: object) -> bytes | None:
-        nonlocal elections
-        if bench.finished and not elections:
-            elections += 1
-            bench.log.elect_unclean(40)
-            bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, leader_epoch=1) for n in range(4, 12)])
-        return await copy(*args)  # type: ignore[arg-type]  # handed through
-
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", elected_meanwhile)
-    with pytest.raises(LogDivergedError):
-        await bench.copy_all()
-    assert bench.state.remote_end_offset(PARTITION) == 29
-    await bench.copy_all()
-    assert [cut.offset for cut in bench.state.cuts(PARTITION)] == [40]
-    answering, offset = b"", 0
-    while (segment := bench.state.next_segment(PARTITION, offset)) is not None:
-        stored = bytes(await bench.store.fetch_log_segment(segment, 0, segment.segment_size_bytes))
-        answering += stored[: len(bench.log.bytes_of(segment.start_offset, segment.valid_end_offset))]
-        offset = segment.valid_end_offset + 1
-    assert answering == bench.log.bytes_of(0, offset - 1)
-    assert offset > 60
 
 
 async def test_retention_by_bytes_counts_no_copy_in_the_range_of_a_cut_one(bench: Workbench) -> None:

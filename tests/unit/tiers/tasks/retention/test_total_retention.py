@@ -200,16 +200,6 @@ async def test_a_total_that_was_lengthened_since_the_policy_expires_nothing(copi
     assert copied.state.log_start_offset(PARTITION) == 0
 
 
-async def test_a_total_that_was_recorded_since_the_policy_expires_nothing(copied: Workbench) -> None:
-    before = replace(POLICY, retention_ms=HOUR_MS)
-    await recorded(copied, minutes=600)
-    assert await copied.expire(before) == 0
-
-
-async def test_a_total_that_was_removed_since_the_policy_expires_nothing(copied: Workbench) -> None:
-    assert await copied.expire(policy(recorded=TotalRetention(minutes=60))) == 0
-
-
 @pytest.mark.parametrize("stored", ["soon", "-7"])
 async def test_a_recorded_total_that_cannot_be_read_expires_nothing(copied: Workbench, stored: str) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: stored})
@@ -230,18 +220,6 @@ async def test_settings_that_are_not_fresh_expire_nothing(copied: Workbench, mon
         await copied.expire(replace(POLICY, retention_ms=HOUR_MS))
     assert asked == [(PARTITION, 0)]
     assert len(copied.finished) == 3
-
-
-async def test_records_that_the_broker_removed_after_the_copy_are_not_deleted(copied: Workbench) -> None:
-    """The log starts where the remote tier does. No log start is recorded, and no gap."""
-    known = await recorded(copied, minutes=-1)
-    copied.log.log_start_offset = 60
-    assert await copied.copy() is False
-    assert await copied.expire(policy(recorded=known)) == 0
-    assert copied.finished == [(0, 29), (30, 59), (60, 89)]
-    assert copied.state.log_start_offset(PARTITION) == 0
-    assert copied.state.gaps(PARTITION) == []
-    assert copied.log.trims == []
 
 
 async def test_a_running_manager_records_the_total_of_the_file(bench: Workbench) -> None:

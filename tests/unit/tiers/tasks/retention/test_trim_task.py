@@ -16,7 +16,6 @@ from tiers.errors import (
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import OffsetAndEpoch
-from tiers.storage.object_key import log_key
 from tiers.tasks.deletion.segment_deletion import delete_segment
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
@@ -53,11 +52,6 @@ async def test_where_a_trim_ends_is_recorded_before_it_begins(copied: Workbench)
     assert copied.state.local_log_start(PARTITION) == (60, 0)
 
 
-async def test_without_local_retention_nothing_is_trimmed(copied: Workbench) -> None:
-    assert await copied.trim(POLICY) is None
-    assert copied.log.trims == []
-
-
 async def test_a_segment_is_trimmed_only_when_all_proxies_had_time_to_see_it(copied: Workbench) -> None:
     copied.now_ms -= 1
     assert await copied.trim(KEEP_NOTHING) is None
@@ -69,37 +63,6 @@ async def test_a_segment_that_the_owners_reader_has_not_seen_is_not_trimmed(copi
     second = copied.segments[1]
     del copied.metadata.seen[second.segment_id]
     assert await copied.trim(KEEP_NOTHING) == 30
-
-
-async def test_the_local_retention_in_bytes_counts_copied_records(copied: Workbench) -> None:
-    keep = 2 * copied.segments[0].segment_size_bytes
-    assert await copied.trim(replace(POLICY, local_retention_bytes=keep + 1)) is None
-    assert await copied.trim(replace(POLICY, local_retention_bytes=keep)) == 30
-
-
-async def test_age_counts_from_the_newest_record_of_a_segment(copied: Workbench) -> None:
-    by_age = replace(POLICY, local_retention_ms=60_000)
-    copied.wall_ms += 60_000
-    assert await copied.trim(by_age) is None
-    copied.wall_ms += 10
-    assert await copied.trim(by_age) == 60
-
-
-async def test_a_record_dated_in_the_future_ages_from_its_copy(bench: Workbench) -> None:
-    for n in range(10):
-        bench.log.append(batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms + (n == 1) * 10**14))
-    await bench.copy_all()
-    bench.now_ms += 60_000
-    by_age = replace(POLICY, local_retention_ms=60_000)
-    bench.wall_ms += 60_000
-    assert await bench.trim(by_age) is None
-    bench.wall_ms += 10
-    assert await bench.trim(by_age) == 60
-
-
-async def test_the_last_stable_offset_is_never_passed(copied: Workbench) -> None:
-    copied.log.last_stable_offset = 45
-    assert copied.trim_task.target(KEEP_NOTHING, await copied.log.bounds(PARTITION, 1000)) == 30
 
 
 @pytest.mark.parametrize(("start", "trimmed_to"), [(0, None), (45, 45), (60, 60), (95, 60)])
@@ -153,15 +116,6 @@ async def test_a_segment_that_the_store_lost_after_the_copy_is_not_trimmed(copie
     with pytest.raises(RemoteStorageError, match="keep its records"):
         await copied.trim(KEEP_NOTHING)
     assert copied.log.trims == [30]
-
-
-async def test_a_segment_whose_log_the_store_cut_is_not_trimmed(copied: Workbench) -> None:
-    await copied.check_facts()
-    log = copied.folder / "remote" / log_key("cluster", copied.segments[0])
-    log.write_bytes(log.read_bytes()[:-1])
-    with pytest.raises(RemoteStorageError, match="keep its records"):
-        await copied.trim(KEEP_NOTHING)
-    assert copied.log.trims == []
 
 
 async def test_an_empty_store_in_place_of_the_right_one_is_given_no_trim(copied: Workbench) -> None:
