@@ -294,17 +294,8 @@ class TieredTopics:
         return configs, doubtful
 
     async def _said_by(self, node_id: int, topics: list[str], timeout_ms: int) -> dict[str, dict[str, str]] | None:
-        try:
-            return await self._describe(node_id, topics, timeout_ms)
-        except BrokerError as error:
-            logger.info(
-                "a broker does not answer how topics are configured", extra={"node_id": node_id, "error": str(error)}
-            )
-            return None
-
-    async def _describe(self, node_id: int, topics: list[str], timeout_ms: int) -> dict[str, dict[str, str]]:
-        request = DescribeConfigsRequest
-        configs: dict[str, dict[str, str]] = {}
+        """Returns the values of `BROKER_KEYS` by topic; None if the broker does not answer."""
+        request, configs = DescribeConfigsRequest, dict[str, dict[str, str]]()
         for first in range(0, len(topics), _TOPICS_PER_REQUEST):
             resources = [
                 request.DescribeConfigsResource(
@@ -313,12 +304,16 @@ class TieredTopics:
                 for topic in topics[first : first + _TOPICS_PER_REQUEST]
             ]
             message = request(resources=resources, include_synonyms=False, include_documentation=False)
-            response: Any = await self._client.request(node_id, message, timeout_ms, min_version=1)
+            try:
+                response: Any = await self._client.request(node_id, message, timeout_ms, min_version=1)
+            except BrokerError as error:
+                fields = {"node_id": node_id, "error": str(error)}
+                logger.info("a broker does not answer how topics are configured", extra=fields)
+                return None
             for result in response.results:
                 if result.error_code == ErrorCode.NONE:
-                    configs[result.resource_name] = {
-                        entry.name: entry.value for entry in result.configs if entry.value is not None
-                    }
+                    values = {entry.name: entry.value for entry in result.configs if entry.value is not None}
+                    configs[result.resource_name] = values
         return configs
 
 

@@ -35,7 +35,8 @@ async def test_the_owner_tells_when_records_are_old_enough(tmp_path: Path, monke
         bench.wall_ms += 20_000
         monkeypatch.setattr(process_view, "monotonic_ms", lambda: bench.now_ms)
         monkeypatch.setattr(process_view, "wall_clock_ms", lambda: bench.wall_ms)
-        tasks = SimpleNamespace(copy=bench.copy_task, stages={}, running=(), alarms=(), stopped="", doubt="")
+        tasks = SimpleNamespace(copy=bench.copy_task, stages={}, running=(), stopped="", doubt="", partition=PARTITION)
+        tasks._services = bench.services
         report = PartitionTasks.report(cast(Any, tasks))
         manager = SimpleNamespace(report=lambda _: report)
         topics = SimpleNamespace(policies={PARTITION.topic_id: POLICY}, refused={})

@@ -54,12 +54,12 @@ async def test_the_pause_doubles_for_each_segment_up_to_an_hour(bench: Workbench
     store.refused = {0}
     await round_of(bench)
     asked_at_ms = [0]
-    for second in range(3 * 3600):
-        bench.now_ms += 1000
+    for second in range(10, 3 * 3600, 10):
+        bench.now_ms += 10_000
         count = len(store.asked)
         await delete_attempts(bench.services, PARTITION, ())
         if len(store.asked) > count:
-            asked_at_ms.append(second + 1)
+            asked_at_ms.append(second)
     pauses = [later - earlier for earlier, later in pairwise(asked_at_ms)]
     assert pauses[:7] == [30, 60, 120, 240, 480, 960, 1920]
     assert set(pauses[7:]) == {3600}

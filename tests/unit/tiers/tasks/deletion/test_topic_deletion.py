@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
 from uuid import UUID
 
 import pytest
@@ -29,17 +28,20 @@ from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition
 
 
-class EmptyCluster:
-    async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
-        return set(topic_ids)
-
-
 @pytest.fixture
 async def copied(bench: Workbench) -> Workbench:
     """Three segments of a topic whose deletion is proved."""
     await put_segments(bench)
     await bench.metadata.put_topic_deletion(PARTITION.topic_id, PARTITION.topic, is_confirmed=True)
     return bench
+
+
+async def deleted_after_the_delay(bench: Workbench, *others: UUID) -> TopicDeletionTask:
+    """The next round deletes."""
+    task = TopicDeletionTask(bench.services, Existence(PARTITION.topic_id, *others))
+    assert await task.run() == 0
+    bench.now_ms += bench.services.settings.remote_log.topic_deletion_delay_ms
+    return task
 
 
 async def test_a_deleted_topic_leaves_nothing_after_the_delay(copied: Workbench) -> None:
@@ -64,10 +66,7 @@ async def test_a_deleted_topic_leaves_nothing_after_the_delay(copied: Workbench)
 async def test_a_deleted_topic_goes_without_a_metadata_topic_too(copied: Workbench) -> None:
     """The brokers know no topic at all. The metadata is in a database."""
     copied.metadata.topic_id = None
-    task = TopicDeletionTask(copied.services, EmptyCluster())
-    assert await task.run() == 0
-    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
-    assert await task.run() == 1
+    assert await (await deleted_after_the_delay(copied)).run() == 1
     assert await copied.objects() == []
 
 
@@ -85,10 +84,7 @@ async def test_a_topic_that_is_seen_again_starts_the_delay_again(copied: Workben
 
 
 async def test_segments_recorded_after_the_deletion_ended_are_deleted_too(copied: Workbench) -> None:
-    existence = Existence(PARTITION.topic_id)
-    task = TopicDeletionTask(copied.services, existence)
-    await task.run()
-    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
+    task = await deleted_after_the_delay(copied)
     assert await task.run() == 1
     await copied.metadata.put_log_start(PARTITION, LogStart(50, 0, LogStartReason.USER))
     assert copied.state.partitions() == [PARTITION]
@@ -104,15 +100,6 @@ async def told(copied: Workbench) -> Workbench:
     await copied.facts_task.store()
     copied.steps.clear()
     return copied
-
-
-async def deleted_after_the_delay(bench: Workbench) -> TopicDeletionTask:
-    """The next round deletes."""
-    existence = Existence(PARTITION.topic_id)
-    task = TopicDeletionTask(bench.services, existence)
-    await task.run()
-    bench.now_ms += bench.services.settings.remote_log.topic_deletion_delay_ms
-    return task
 
 
 async def rebuilt(bench: Workbench) -> PartitionPlan | None:
@@ -195,10 +182,7 @@ async def test_a_deletion_that_ends_anywhere_brings_no_segment_back(told: Workbe
 
 
 async def test_losing_the_partition_ends_the_deletion(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    existence = Existence(PARTITION.topic_id)
-    task = TopicDeletionTask(copied.services, existence)
-    await task.run()
-    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
+    task = await deleted_after_the_delay(copied)
     delete = copied.store.delete_log_segment_data
 
     async def then_lose(*args: object) -> bool:
@@ -218,10 +202,7 @@ async def test_a_partition_that_cannot_be_deleted_leaves_the_others_alone(
     stuck = TopicIdPartition(UUID(int=0), 0, "stuck")
     await copied.metadata.put_log_start(stuck, LogStart(1, 0, LogStartReason.USER))
     await copied.metadata.put_topic_deletion(stuck.topic_id, stuck.topic, is_confirmed=True)
-    existence = Existence(PARTITION.topic_id, stuck.topic_id)
-    task = TopicDeletionTask(copied.services, existence)
-    await task.run()
-    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
+    task = await deleted_after_the_delay(copied, stuck.topic_id)
     put = copied.metadata.put_remote_partition_delete_metadata
 
     async def refuses(metadata: RemotePartitionDeleteMetadata) -> None:
