@@ -11,7 +11,6 @@ from uuid import uuid4
 import pytest
 
 from tests.support.fakes.in_memory_log import DamagedLog
-from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
@@ -153,22 +152,6 @@ async def test_copies_that_hang_hold_up_no_trim_and_no_expiry(running: Running, 
         await until(lambda: remote_start(running) is None)
         store.hanging.clear()
         await until(lambda: log.log_start_offset >= 150)  # records that were copied
-
-
-async def test_facts_that_hang_hold_up_no_expiry(running: Running, store: Store) -> None:
-    restart_with_one_place(running)
-    set_policy(running, replace(POLICY, partition_count=2))
-    async with running.run():
-        await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
-        store.hanging = {"put_object"}
-        store.asked.clear()
-        for partition in (PARTITION, OTHER):
-            await running.bench.metadata.put_log_start(partition, user_log_start(5, 0))
-        await until(lambda: "put_object" in store.asked)
-        produce(running, 10, 20)
-        set_policy(running, replace(EXPIRING, partition_count=2))
-        await until(lambda: all(each.log_start_offset >= 90 for each in running.logs.of.values()), 20)
-        store.hanging.clear()
 
 
 async def test_an_unexpected_error_of_one_round_ends_no_other_work(

@@ -186,32 +186,25 @@ async def test_a_topic_that_cannot_be_tiered_is_refused_once_with_the_reason(
     assert [line.getMessage() for line in caplog.records] == ["a topic cannot be tiered"]
 
 
-async def test_an_unfit_topic_that_only_matches_a_pattern_is_no_error(
+async def test_an_unfit_topic_is_an_error_if_it_is_meant_or_has_remote_records(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.add("state", 1, DELETE | {"cleanup.policy": "compact"})
-    meant = cluster.add("meant", 2, DELETE | {"cleanup.policy": "compact"})
-    topics = tiered(cluster, TopicConfig(pattern="*"), overrides={meant: {"remote.storage.enable": "true"}})
-    with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
-        assert await topics.refresh(TIMEOUT_MS) == {}
-    refused = [line for line in caplog.records if line.message == "a topic cannot be tiered"]
-    assert {line.__dict__["topic"]: line.levelname for line in refused} == {"state": "INFO", "meant": "ERROR"}
-
-
-async def test_a_refused_topic_with_remote_records_is_an_error(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    for number, name in enumerate(("state", "orders"), 1):
+    """One that only matches a pattern is none."""
+    for number, name in enumerate(("state", "orders", "meant"), 1):
         cluster.add(name, number, DELETE | {"cleanup.policy": "compact"})
-    metadata, registry = settings({}), CollectorRegistry()
+    metadata, registry = settings({UUID(int=3): {"remote.storage.enable": "true"}}), CollectorRegistry()
     await copied(metadata, segment(TopicIdPartition(UUID(int=2), 0, "orders"), 0, 9))
     topics = TieredTopics(cluster.client, [TopicConfig(pattern="*")], RemoteLogManagerMetrics(registry), metadata.log)
     with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
         assert await topics.refresh(TIMEOUT_MS) == {}
     refused = [line for line in caplog.records if line.message == "a topic cannot be tiered"]
-    assert {line.__dict__["topic"]: line.levelname for line in refused} == {"state": "INFO", "orders": "ERROR"}
-    assert [name for name in topics.refused if topics.is_expected(name)] == ["orders"]
-    assert registry.get_sample_value("tidegate_refused_topics") == 1
+    assert {line.__dict__["topic"]: line.levelname for line in refused} == {
+        "state": "INFO",
+        "orders": "ERROR",
+        "meant": "ERROR",
+    }
+    assert {name for name in topics.refused if topics.is_expected(name)} == {"orders", "meant"}
+    assert registry.get_sample_value("tidegate_refused_topics") == 2
 
 
 @pytest.mark.parametrize(
@@ -329,18 +322,6 @@ async def test_policies_follow_other_rules_at_once(cluster: Cluster) -> None:
     assert len(cluster.broker.received(DescribeConfigsRequest)) == asked
     assert dropped in before
     assert (await topics.refresh(TIMEOUT_MS)).keys() == {kept, added}
-
-
-async def test_a_total_that_other_rules_contradict_expires_nothing_at_once(cluster: Cluster) -> None:
-    recorded = {RETENTION_MINUTES: "20000"}
-    topic_id = cluster.add("orders", 1)
-    topics = tiered(
-        cluster, TopicConfig(pattern="orders", total_retention_minutes=20_000), overrides={topic_id: recorded}
-    )
-    assert (await topics.refresh(TIMEOUT_MS))[topic_id].retention_ms == 20_000 * 60_000
-    topics.change_rules([TopicConfig(pattern="orders", total_retention_minutes=30_000)])
-    policy = topics.policies[topic_id]
-    assert (policy.retention_ms, bool(policy.total_conflict)) == (-1, True)
 
 
 async def test_rules_that_change_while_policies_are_made_count(
