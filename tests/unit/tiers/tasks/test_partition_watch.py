@@ -51,11 +51,14 @@ async def looked(bench: Workbench, policy: TopicPolicy = IN_TIME) -> list[float]
     return [bench.metric("remote_log_alarms_total", topic="orders", reason=reason) for reason in REASONS]
 
 
-async def test_each_alarm_is_raised_once_as_the_oldest_record_ages(filled: Workbench) -> None:
+async def test_each_alarm_is_raised_once_as_the_oldest_record_ages(
+    filled: Workbench, caplog: pytest.LogCaptureFixture
+) -> None:
     for share, expected in ((0.0, [0, 0, 0]), (0.49, [0, 0, 0]), (0.5, [1, 0, 0]), (0.8, [1, 1, 0]), (1.0, [1, 1, 1])):
         filled.wall_ms = 1_700_000_000_000 + int(share * DAY_MS)
         assert await looked(filled) == expected
     assert filled.log.reads == [0], "the first record is read once"
+    assert [line.levelname for line in caplog.records] == ["ERROR"] * 3
 
 
 async def test_a_copy_ends_the_episode(filled: Workbench) -> None:
