@@ -287,7 +287,9 @@ async def test_a_topic_that_one_answer_lacks_is_tiered_as_before(cluster: Cluste
     topic_id = cluster.add("orders", 1)
     second.broker.topics = list(cluster.broker.topics)
     topics = tiered(cluster, TopicConfig(pattern="*"))
+    cluster.broker.brokers = [cluster.broker]  # which is asked for the list of the topics
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]
+    cluster.broker.brokers = second.broker.brokers
     cluster.broker.topics.clear()
     assert await topics.refresh(TIMEOUT_MS) == {topic_id: doubtful(before)}
     second.broker.topics.clear()
