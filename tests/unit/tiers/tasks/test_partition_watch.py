@@ -12,8 +12,7 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import Retention, TotalRetention
 from tiers.errors import BrokerError
 from tiers.model.log_source import LocalLogBounds
-from tiers.tasks.copy.copy_due import DUE_SHARE
-from tiers.tasks.copy.uncopied import UncopiedSize
+from tiers.tasks.copy.uncopied import DUE_SHARE, UncopiedSize
 from tiers.tasks.partition_watch import violated_bounds
 
 DAY_MS = 86_400_000

@@ -206,7 +206,11 @@ async def test_a_survey_compares_a_kept_segment_before_the_next_copy(
 ) -> None:
     """The store is down, and half of the retention is used, so copying goes on behind a kept segment."""
     tasks, log = await owner_at_60(bench), bench.log
-    monkeypatch.setattr(type(tasks.watch), "retention_share", 0.5)
+
+    async def half(*_: object) -> float:
+        return 0.5
+
+    monkeypatch.setattr(tasks.watch, "share_from", half)
     with monkeypatch.context() as failing:
 
         async def refuse(*_: object) -> None:

@@ -16,7 +16,6 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.activity import while_active
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks import remote_log_manager
-from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.remote_log_manager import RemoteLogManager
 
 ALARM_MS = 600_000
