@@ -111,6 +111,17 @@ async def test_a_request_that_is_taken_back_in_time_deletes_nothing(
     assert (len(copied.finished), metadata.state.log_starts(PARTITION)) == (3, [])
 
 
+async def test_a_segment_that_only_the_store_knows_stops_the_deletion(copied: Workbench) -> None:
+    """Metadata was lost. So the request to delete may be one that the user has taken back since."""
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    del copied.metadata.segments[copied.segments[-1].segment_id]
+    objects = await copied.objects()
+    with pytest.raises(MetadataLostError, match="which the metadata does not know"):
+        await RemoteDisableTask(copied.services).run(idle)
+    assert await copied.objects() == objects
+    assert copied.state.log_starts(PARTITION) == []
+
+
 async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     copied.end_after = "delete-started-written"

@@ -181,6 +181,13 @@ async def test_a_deletion_that_ends_anywhere_brings_no_segment_back(told: Workbe
     assert told.steps[-2:] == ["facts-deleted", "partition-deletion-finished"]
 
 
+async def test_only_the_owner_deletes(copied: Workbench) -> None:
+    task = await deleted_after_the_delay(copied)
+    copied.metadata.owned = False
+    assert await task.run() == 0
+    assert len(copied.finished) == 3
+
+
 async def test_losing_the_partition_ends_the_deletion(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     task = await deleted_after_the_delay(copied)
     delete = copied.store.delete_log_segment_data
