@@ -12,7 +12,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.fakes.faulty_storage import FaultyStorage
-from tests.support.fakes.lying_store import LyingStore
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.config.managers import create_storage
@@ -51,14 +50,12 @@ def store_of(kind: str, folder: Path) -> RemoteStorageManager:
             return located(folder)
         case "instrumented":
             return InstrumentedRemoteStorageManager(local, "local", RemoteStorageMetrics(CollectorRegistry()))
-        case "lying":
-            return LyingStore(local)
         case "faulty":
             return FaultyStorage(local)
     return local
 
 
-@pytest.mark.parametrize("kind", ["tape", "located", "instrumented", "lying", "faulty"])
+@pytest.mark.parametrize("kind", ["tape", "located", "instrumented", "faulty"])
 async def test_ranges_of_a_segment(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
