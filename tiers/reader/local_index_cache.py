@@ -185,14 +185,15 @@ class LocalIndexes:
             return
         for path in named:
             path.unlink(missing_ok=True)
-            folder, _, base_offset = path.name.rpartition(".")
-            if (one := self._sets.get((folder, int(base_offset)))) is not None:
+            key = next((key for key in self._sets if _name_of(*key) == path.name), None)
+            if key is not None:
+                files = self._sets[key].files
                 try:
-                    one.files.check()
+                    files.check()
                 except (CorruptSegmentError, OSError) as error:
-                    extra = {"path": str(one.files.path("")), "error": str(error)}
+                    extra = {"path": str(files.path("")), "error": str(error)}
                     logger.warning("removing damaged local index files", extra=extra)
-                    self._remove((folder, int(base_offset)))
+                    self._remove(key)
 
     def _put(self, indexes: IndexesObject) -> None:
         segment = indexes.metadata
@@ -277,6 +278,11 @@ def folder_of(root: Path, partition: TopicIdPartition) -> Path:
     return root / f"{partition.topic}-{partition.partition}"
 
 
+def _name_of(folder: str, base_offset: int) -> str:
+    """Returns the name by which a reader names a set that looks damaged."""
+    return f"{folder}.{base_offset:020}"
+
+
 def _find(
     root: Path, segment: RemoteLogSegmentMetadata, ciphers: SegmentCiphers | None
 ) -> tuple[SegmentIndex, int] | None:
@@ -298,7 +304,7 @@ def _find(
         except (CorruptSegmentError, OSError):
             with contextlib.suppress(OSError):
                 (root / _DAMAGED).mkdir(exist_ok=True)
-                (root / _DAMAGED / f"{folder.name}.{base_offset:020}").touch()
+                (root / _DAMAGED / _name_of(folder.name, base_offset)).touch()
             continue
         if found is not None:
             # It survives a restart, and the writer sees it. The kernel's own time of a write is coarser than this.

@@ -82,4 +82,4 @@ class CircuitBreakers:
 
     @property
     def open_locations(self) -> list[str]:
-        return [location for location, breaker in self.all().items() if breaker.is_open]
+        return [location or "home" for location, breaker in self._breakers.items() if breaker.is_open]

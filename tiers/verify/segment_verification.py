@@ -143,8 +143,9 @@ class SegmentVerification:
             yield "the remote log index does not match"
         if self._builder.max_timestamp_ms != self.segment.max_timestamp_ms:
             yield "the segment's latest timestamp does not match"
-        epochs = clipped(rebuilt.leader_epochs, self.segment.start_offset)
-        if (rebuilt.leader_epochs, epochs) != (indexes.leader_epochs, self.segment.segment_leader_epochs):
+        start = self.segment.start_offset
+        epochs = clipped(rebuilt.leader_epochs, start)
+        if epochs != self.segment.segment_leader_epochs or epochs != clipped(indexes.leader_epochs, start):
             yield "the leader epochs do not match"
         if rebuilt.aborted_transactions != indexes.aborted_transactions:
             yield "the aborted transactions do not match"

@@ -30,6 +30,7 @@ _EXPIRES_S = 3600
 _KEPT_S = _EXPIRES_S // 2
 _KEPT_URLS = 10_000
 _RANGE_NOT_SATISFIABLE = 416
+_IN_TROUBLE = OVERLOAD_STATUS | {500, 502, 504}
 
 
 class S3Downloader:
@@ -62,7 +63,7 @@ class S3Downloader:
                         return await self._reader.get(url, asked, activity.moved, allocate)
                 except OtherAnswerError as other:
                     self._urls.pop(key, None)  # the credentials that signed it may have expired meanwhile
-                    if other.status in OVERLOAD_STATUS:
+                    if other.status in _IN_TROUBLE:  # more requests would not help
                         raise error_of_answer(self._bucket, key, other.status, "") from other
                 return await self._get_by_client(key, asked, activity, allocate)
         except RemoteStorageError:

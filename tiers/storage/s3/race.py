@@ -54,16 +54,19 @@ class StoreRace:
         return await self._race(key, [self._up.put(key, _body(n), IfNoneMatch="*") for n in range(WRITERS)])
 
     async def _completions(self, key: str) -> str:
-        stages = (self._up.stage_parts(key, [_body(number)]) for number in range(WRITERS))
-        staged = await asyncio.gather(*stages, return_exceptions=True)
-        uploads = [each for each in staged if isinstance(each, StagedUpload)]
+        uploads: dict[int, StagedUpload] = {}
+
+        async def stage(number: int) -> None:
+            uploads[number] = await self._up.stage_parts(key, [_body(number)])
+
         try:
-            for each in staged:
-                if isinstance(each, BaseException):
-                    raise each
-            return await self._race(key, [self._up.complete(key, upload, IfNoneMatch="*") for upload in uploads])
+            for error in await asyncio.gather(*map(stage, range(WRITERS)), return_exceptions=True):
+                if error is not None:
+                    raise error
+            writes = [self._up.complete(key, uploads[number], IfNoneMatch="*") for number in range(WRITERS)]
+            return await self._race(key, writes)
         finally:
-            for upload in uploads:
+            for upload in uploads.values():
                 with contextlib.suppress(RemoteStorageError):
                     await self._up.abort(key, upload.id)
 

@@ -49,6 +49,8 @@ class RangeReader:
         self._idle: dict[_Place, list[RangeConnection]] = {}
         """The one that was used last is last. It is used again first, so the others become idle for long, and close."""
         self._in_use: set[RangeConnection] = set()
+        self._look: asyncio.TimerHandle | None = None
+        """When to look for connections that were idle for too long. None: no connection is idle."""
         self._is_closed = False
 
     @property
@@ -74,8 +76,10 @@ class RangeReader:
                 if self._is_closed:
                     connection.abort()
                 elif connection.is_usable:
-                    connection.idle_since_s = asyncio.get_running_loop().time()
+                    loop = asyncio.get_running_loop()
+                    connection.idle_since_s = loop.time()
                     self._idle.setdefault(place, []).append(connection)
+                    self._look = self._look or loop.call_later(IDLE_S, self._close_old)
 
         async with self._free:
             kept = self._take_idle(place)
@@ -89,6 +93,8 @@ class RangeReader:
     async def close(self) -> None:
         """Closes all connections. GETs in progress and later ones raise `LostConnectionError`. Safe to call twice."""
         self._is_closed = True
+        if self._look is not None:
+            self._look.cancel()
         for connection in [*self._in_use, *chain(*self._idle.values())]:
             connection.abort()
         self._idle.clear()
@@ -96,11 +102,19 @@ class RangeReader:
 
     def _take_idle(self, place: _Place) -> RangeConnection | None:
         """Returns a connection that may still be open, and closes those that were idle for too long."""
+        idle = self._without_old(place)
+        return idle.pop() if idle else None
+
+    def _without_old(self, place: _Place) -> list[RangeConnection]:
         oldest_s = asyncio.get_running_loop().time() - IDLE_S
         idle = self._idle.get(place, [])
         while idle and idle[0].idle_since_s < oldest_s:
             idle.pop(0).abort()
-        return idle.pop() if idle else None
+        return idle
+
+    def _close_old(self) -> None:
+        left = [self._without_old(place) for place in self._idle]
+        self._look = asyncio.get_running_loop().call_later(IDLE_S, self._close_old) if any(left) else None
 
     async def _connect(self, place: _Place) -> RangeConnection:
         if self._is_closed:

@@ -112,6 +112,9 @@ class PartWindow:
             if decreases == self._decreases:
                 self._decreases += 1
                 self._limit = max(1.0, self._limit / 2)
+            while self._places > self.limit and not self._free.locked():
+                await self._free.acquire()  # a free place, so it does not wait
+                self._places -= 1
             raise
         else:
             self._limit = min(float(self._max), self._limit + 1 / self._limit)

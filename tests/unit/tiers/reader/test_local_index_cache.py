@@ -246,6 +246,8 @@ async def test_damaged_files_are_removed_and_made_again(
     foreign = bench.folder / "somebody's" / "file"
     foreign.parent.mkdir()
     foreign.touch()
+    (bench.folder / "damaged").mkdir()
+    (bench.folder / "damaged" / "a.file").touch()
     damage(bench.file(f"30{suffix}"))
     assert await holds(reader, second) == [False]
     assert bench.sets() == [0, 30]

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tiers.errors import CircuitOpenError, RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.circuit_breaker import CircuitBreaker
+from tiers.storage.circuit_breaker import CircuitBreaker, CircuitBreakers
 
 
 def call(breaker: CircuitBreaker, error: BaseException | None = None) -> bool:
@@ -69,3 +69,10 @@ def test_a_cancelled_write_is_no_failure() -> None:
     for _ in range(5):
         assert call(breaker, asyncio.CancelledError())
     assert not breaker.is_open
+
+
+def test_a_location_called_home_does_not_hide_home() -> None:
+    breakers = CircuitBreakers(lambda: 0)
+    while call(breakers.of(""), FAILURES[0]):
+        assert call(breakers.of("home"))
+    assert breakers.open_locations == ["home"]

@@ -164,6 +164,7 @@ async def test_the_client_is_asked_after_any_other_answer(direct: bytes) -> None
     [
         (b"HTTP/1.1 206 x\r\nContent-Length: 5\r\n\r\n23", RIGHT, RetriableRemoteStorageError),
         (b"HTTP/1.1 503 x\r\nContent-Length: 0\r\n\r\n", RIGHT, ThrottledError),
+        (b"HTTP/1.1 500 x\r\nContent-Length: 0\r\n\r\n", RIGHT, RetriableRemoteStorageError),
         (b"HTTP/1.1 206 x\r\nContent-Length: 4\r\n\r\n2345", RIGHT, RetriableRemoteStorageError),
         (OTHER, part(b"2345", "bytes 2-5/10"), RetriableRemoteStorageError),
         (OTHER, part(b"2345", "bytes 2-6/10", 5), RetriableRemoteStorageError),

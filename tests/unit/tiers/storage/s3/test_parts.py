@@ -74,6 +74,19 @@ async def test_overload_halves_the_window_once_and_successes_raise_it_again() ->
             assert await parts.end(1) <= 8
 
 
+async def test_places_that_are_free_go_with_the_limit() -> None:
+    window = PartWindow(16)
+    for _ in range(4):
+        with suppress(StoreOverloadedError):
+            async with window.part():
+                raise OVERLOADED
+    async with asyncio.TaskGroup() as group:
+        parts = Parts(window, group)
+        assert await parts.end(0) == 1
+        while parts.in_flight:
+            assert await parts.end(1) <= 16
+
+
 async def test_a_cancelled_wait_loses_no_place() -> None:
     async with asyncio.TaskGroup() as group:
         parts = Parts(PartWindow(1), group)

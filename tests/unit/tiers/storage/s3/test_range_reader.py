@@ -151,6 +151,15 @@ async def test_a_connection_that_the_store_closed_is_not_used(monkeypatch: pytes
         await until(lambda: store.open == 1)
 
 
+async def test_connections_close_when_nothing_is_read_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "IDLE_S", 0.05)
+    async with reading() as (store, reader):
+        store.answer(RIGHT)
+        store.answer(RIGHT)
+        await asyncio.gather(get(store, reader), get(store, reader))
+        await until(lambda: store.open == 0)
+
+
 async def test_a_cancelled_get_leaves_no_connection_to_the_next() -> None:
     async with reading(max_connections=1) as (store, reader):
         has_head = asyncio.Event()
