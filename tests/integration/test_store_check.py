@@ -45,22 +45,26 @@ async def test_the_check_says_what_concurrent_writers_did(settings: dict[str, st
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"bucket": "missing"}, "s3: s3://missing: the bucket does not exist: create it or change `bucket`"),
+        (
+            {"bucket": "missing"},
+            "s3: s3://missing: 404 NoSuchBucket: The specified bucket does not exist: create the bucket or change"
+            " `bucket`",
+        ),
         (
             {"bucket": "No_Bucket"},
             "s3: s3://No_Bucket: 400 InvalidBucketName: The specified bucket is not valid: change `bucket`",
         ),
         (
             {"access.key.id": "another"},
-            "s3: s3://checked: the store rejects the credentials (403 InvalidAccessKeyId: The AWS Access Key Id"
-            " you provided does not exist in our records): renew or change them; the credentials come from"
-            " `access.key.id` and `secret.access.key`",
+            "s3: s3://checked: 403 InvalidAccessKeyId: The AWS Access Key Id you provided does not exist in our"
+            " records: the store rejects the credentials: renew or change them; the credentials come from `access.key.id` and"
+            " `secret.access.key`",
         ),
         (
             {"secret.access.key": "another"},
-            "s3: s3://checked: the store rejects the credentials (403 SignatureDoesNotMatch: The request"
-            " signature we calculated does not match the signature you provided. Check your key and signing method):"
-            " renew or change them; the credentials come from `access.key.id` and `secret.access.key`",
+            "s3: s3://checked: 403 SignatureDoesNotMatch: The request signature we calculated does not match the"
+            " signature you provided. Check your key and signing method: the store rejects the credentials: renew or"
+            " change them; the credentials come from `access.key.id` and `secret.access.key`",
         ),
         (
             {"endpoint.url": f"http://{UNKNOWN_HOST}:9000"},

@@ -65,7 +65,7 @@ _RIGHTS: _Kind = (
     "without s3:ListBucket, S3 answers the same for a missing object",
 )
 _BY_CODE: Mapping[str, _Kind] = {
-    "NoSuchBucket": (RemoteStorageError, ": the bucket does not exist: create it or change `bucket`"),
+    "NoSuchBucket": (RemoteStorageError, ": create the bucket or change `bucket`"),
     "InvalidBucketName": (RemoteStorageError, ": change `bucket`"),
     "InvalidAccessKeyId": _CREDENTIALS,
     "SignatureDoesNotMatch": _CREDENTIALS,
