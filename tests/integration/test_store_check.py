@@ -57,8 +57,8 @@ async def test_the_check_says_what_concurrent_writers_did(settings: dict[str, st
         (
             {"access.key.id": "another"},
             "s3: s3://checked: 403 InvalidAccessKeyId: The AWS Access Key Id you provided does not exist in our"
-            " records: the store rejects the credentials: renew or change them; the credentials come from `access.key.id` and"
-            " `secret.access.key`",
+            " records: the store rejects the credentials: renew or change them; the credentials come from"
+            " `access.key.id` and `secret.access.key`",
         ),
         (
             {"secret.access.key": "another"},
