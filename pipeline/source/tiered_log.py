@@ -145,9 +145,11 @@ class TieredLog:
         if self._tier is not None:
             await self._tier.refresh()
         elif self._tier_config is not None:
-            self._tier = tier = await self._stack.enter_async_context(open_tier(self._tier_config))
+            tier = await self._stack.enter_async_context(open_tier(self._tier_config))
             await self._check_cluster(tier.cluster.cluster_id)
             max_age_ms = self._tier_config.remote_log.fresh_within_ms
+            # Both or none: a call after a failed one must not take the local tier for all.
+            self._tier = tier
             self._log = TwoTierLog(tier.log, self._source, self._read, max_age_ms=max_age_ms, timeout_ms=TIMEOUT_MS)
         return {
             partition: await self._with_remote(partition, local, ends[partition] or 0)

@@ -157,7 +157,10 @@ class SingleWriterLog:
         wall_ms = self._wall_clock_ms()
         age_ms = age_since(self.state.read_at_ms().get(_PARTITION), wall_ms)
         if self.state.next_offset(_PARTITION) > 0 and is_too_old(age_ms, _TOMBSTONES_KEPT_MS // 2):
-            self.state.start_over_partitions([_PARTITION], TOO_OLD, wall_ms)
+            try:
+                self.state.start_over_partitions([_PARTITION], TOO_OLD, wall_ms)
+            except lmdb.Error as error:
+                raise RemoteLogMetadataError(f"the state in {self._state_folder} cannot be written: {error}") from error
 
     def _check_history(self) -> None:
         reached = self.state.reached(_PARTITION)

@@ -92,6 +92,29 @@ async def test_the_tier_of_another_cluster_is_not_taken_for_an_empty_one(
         await bounds_of(broker, {"config": str(file)}, parse_pipeline_config(file.read_text()))
 
 
+async def test_a_failed_call_does_not_hide_the_remote_tier(
+    broker: ScriptedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = RemoteTier(tmp_path)
+    await tier.add(ORDERS, [batch_of(0, 30)], 0)
+    file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
+    given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", "subscribe": "orders", "config": str(file)}
+    client = BrokerClient(broker.addresses, client_id="reader")
+
+    async def fails(of_tier: str) -> None:
+        raise BrokerError("no broker answers now", retriable=True)
+
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(client.close)
+        config = parse_pipeline_config(file.read_text())
+        log = TieredLog(parse_options(given, is_streaming=True), client, config, stack)
+        with monkeypatch.context() as patched:
+            patched.setattr(log, "_check_cluster", fails)
+            with pytest.raises(BrokerError):
+                await log.bounds([ORDERS])
+        assert (await log.bounds([ORDERS]))[ORDERS] == LogBounds(0, 30, 100)
+
+
 async def test_a_new_leaders_high_watermark_is_waited_for(broker: ScriptedBroker) -> None:
     """Records that were read from the former leader do not count as lost."""
 

@@ -172,12 +172,17 @@ _R = TypeVar("_R", bound=OwnRecord)
 
 def recorded(txn: lmdb.Transaction, db: Databases, kind: type[_R], prefix: bytes = b"") -> list[_R]:
     """Returns the records of a type of Tidegate's own whose keys begin with `prefix`, in the order of the keys."""
-    found = [_decode(raw) for _, raw in entries(txn, db.records[api_key_of(kind)], prefix)]
+    found = [
+        _decode(raw) if len(raw) <= _CACHED_BYTES else decode_value(raw)
+        for _, raw in entries(txn, db.records[api_key_of(kind)], prefix)
+    ]
     if not all(isinstance(record, kind) for record in found):
         raise RemoteLogMetadataError(f"the saved state has another record in the place of a {kind.__name__}")
     return cast("list[_R]", found)
 
 
+_CACHED_BYTES = 1024
+"""The largest record that is cached. A copy plan may take megabytes, and is asked for once a round."""
 _decode = lru_cache(maxsize=16_384)(decode_value)
 """Cached, since the same few records are asked for again and again."""
 

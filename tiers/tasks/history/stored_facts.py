@@ -133,11 +133,11 @@ class StoredFacts:
         gone.update(known.dead if known else ())
         for segment in self.segments:
             is_in_hole = segment.start_offset < hole.next_offset and hole.first_offset <= segment.end_offset
-            is_known = log.state.remote_log_segment_metadata_by_id(segment.segment_id) is not None
             # One answer may be damaged on its way, and the gap that is recorded because of it stays.
             if (
                 is_in_hole
-                and not (is_known or segment.segment_id.id in gone)
+                and segment.segment_id.id not in gone
+                and log.state.remote_log_segment_metadata_by_id(segment.segment_id) is None
                 and (await _reads_whole(self.storage, segment) or await _reads_whole(self.storage, segment))
             ):
                 yield replace(segment, segment_id=replace(segment.segment_id, topic_id_partition=self.partition))
