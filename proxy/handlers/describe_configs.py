@@ -1,7 +1,7 @@
 """Handles DescribeConfigs: shows a topic's tier settings as the proxy applies them (docs/semantics.md 9.4).
 
-The total retention is no setting of Kafka. It is shown for a tiered topic, for a topic that has it, and to a client
-that asks for it by name.
+The total retention is no setting of Kafka, and brokers know `remote.copy.lag.*` since Kafka 4.4. A setting that the
+broker does not answer is shown for a tiered topic, for a topic that has it, and to a client that asks for it by name.
 
 All other settings are shown as the broker answered them. The source of a topic's own tier setting is
 DYNAMIC_TOPIC_CONFIG, as in Kafka. The source of a setting in the proxy's settings file is STATIC_BROKER_CONFIG, like
@@ -34,6 +34,7 @@ from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.handlers.turns import in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.paused_work import PAUSE_KEYS
+from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS
 from tiers.config.topic_settings import REMOTE_STORAGE_ENABLE, TIER_DEFAULTS, TierValue, is_boolean
 from tiers.config.total_retention import TOTAL_KEYS
 
@@ -124,7 +125,8 @@ def _hidden(asked: Collection[str] | None, values: Mapping[str, TierValue]) -> s
     """Returns the keys that a client that knows only Kafka's settings does not expect. `asked`: all keys if empty."""
     if asked:
         return set()
-    hidden = PAUSE_KEYS if values[REMOTE_STORAGE_ENABLE].value == "true" else (*PAUSE_KEYS, *TOTAL_KEYS)
+    is_tiered = values[REMOTE_STORAGE_ENABLE].value == "true"
+    hidden = PAUSE_KEYS if is_tiered else (*PAUSE_KEYS, *TOTAL_KEYS, COPY_LAG_MS, COPY_LAG_BYTES)
     return {key for key in hidden if not values[key].is_own}
 
 

@@ -39,6 +39,8 @@ MUST_DIFFER = frozenset(
         "remote.storage.enable",
         "local.retention.ms",
         "local.retention.bytes",
+        "remote.copy.lag.bytes",
+        "remote.copy.lag.ms",
         "remote.log.retention.minutes",
         "remote.log.retention.bytes",
     }
