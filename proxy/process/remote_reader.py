@@ -42,7 +42,7 @@ from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.reader.remote_reads import TracedStore
-from tiers.reader.shared.buffers import SharedBuffers
+from tiers.reader.shared.channel import SharedBuffers
 from tiers.reader.shared.lent_reads import RemoteReadServer
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
 from tiers.tracing import Tracer
@@ -139,7 +139,7 @@ class RemoteReaderProcess:
         tracer = open_tracer(stack, config)
         storage = await open_storage(stack, config, await wait_for_cluster_id(self._client), registry)
         metadata = await open_shared_metadata(stack, config, self._client, REMOTE_READER)
-        buffers = SharedBuffers(self._on_dropped)
+        buffers = SharedBuffers()
         storage.use_memory(buffers.memory_for)
         registry.register(_SharedMemory(buffers))
         indexes = local_indexes_of_reader(config, REMOTE_READER)
@@ -150,10 +150,6 @@ class RemoteReaderProcess:
         self.view.opened_reader(reader)
         server = RemoteReadServer(self._listener, reader, buffers, metadata.state.reopen_if_replaced)
         self._server = await stack.enter_async_context(server)
-
-    def _on_dropped(self, buffer: int) -> None:
-        if self._server is not None:
-            self._server.on_dropped(buffer)
 
     def serve(self, stack: AsyncExitStack) -> None:
         return

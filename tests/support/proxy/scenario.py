@@ -57,8 +57,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.reader.chunk_cache import Extent
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.reader.remote_reads import RemoteReads
-from tiers.reader.shared.buffers import SharedBuffers
-from tiers.reader.shared.channel import listen
+from tiers.reader.shared.channel import SharedBuffers, listen
 from tiers.reader.shared.lent_reads import RemoteReadClient, RemoteReadServer
 from tiers.tasks.history.align import require_aligned
 
@@ -174,7 +173,7 @@ async def _reader(
 
 async def _reader_apart(stack: contextlib.AsyncExitStack, tier: RemoteTier) -> RemoteReads:
     listener = stack.enter_context(listen())
-    buffers = SharedBuffers(lambda number: server.on_dropped(number))
+    buffers = SharedBuffers()
     server = RemoteReadServer(listener, await _reader(stack, tier, buffers.share), buffers, lambda: None)
     await stack.enter_async_context(server)
     return await stack.enter_async_context(RemoteReadClient(listener.getsockname(), monotonic_ms))

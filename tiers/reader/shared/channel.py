@@ -1,22 +1,34 @@
-"""`Channel`: whole messages and file descriptors between two processes of one proxy, over a Unix socket.
+"""What two processes of one proxy share on one machine: messages over a Unix socket, and memory.
 
-The listener has a name in the kernel alone, so no file stays behind. Each side talks to processes of its own user only:
-the messages are pickles. A message that is too large for the socket goes in an anonymous file.
+* `Channel` passes whole messages and file descriptors. The listener has a name in the kernel alone, so no file stays
+  behind. Each side talks to processes of its own user only: the messages are pickles. A message that is too large for
+  the socket goes in an anonymous file.
+* `SharedBuffers` has memory that one process fills and others read, without a copy: anonymous files, whose descriptors
+  the others get. A buffer is used again when no view of it is left in the process that fills. So that process keeps a
+  view of what it has lent, until the other one gives it back or ends. Fresh memory costs as much CPU time as receiving
+  the bytes.
+* `BorrowedBuffers` belongs to a process that reads, and notices when the last view of lent bytes is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import itertools
 import logging
 import mmap
 import os
 import pickle
 import socket
 import struct
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
+
+from tiers.reader.chunk_cache import Extent
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +41,11 @@ _BUFFER_BYTES: Final = 4 << 20
 _MESSAGES_PER_TURN: Final = 16
 _INLINE, _IN_FILE = b"\0", b"\1"
 _CREDENTIALS: Final = struct.Struct("3i")
+MIN_BYTES: Final = 256 * 1024
+"""Smaller data is copied into the messages between processes: a buffer costs two files and whole pages."""
+_ROUND_BYTES: Final = 256 * 1024
+_MAX_FREE_BYTES: Final = 64 << 20
+"""The buffers that are kept for new data have at most this size in total."""
 
 Address = bytes | str
 
@@ -212,3 +229,134 @@ def close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
+
+
+class SharedBuffer:
+    """A buffer of the process that fills it."""
+
+    def __init__(self, number: int, size_bytes: int) -> None:
+        """Raises `OSError` if the process has no file left."""
+        self.number = number
+        self.size_bytes = size_bytes
+        self.fd = os.memfd_create("tidegate-chunks")
+        weakref.finalize(self, os.close, self.fd).atexit = False
+        os.ftruncate(self.fd, size_bytes)
+        self.map = mmap.mmap(self.fd, size_bytes)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+
+
+class Place(NamedTuple):
+    """Where bytes lie."""
+
+    buffer: SharedBuffer
+    start: int
+
+
+class SharedBuffers:
+    """The buffers of the process that fills them."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._free: deque[SharedBuffer] = deque()
+        self._unused: deque[SharedBuffer] = deque()
+        """Any thread may end the last view of a buffer, and `collect` takes notice."""
+        self.size_bytes = 0
+        """The memory of all buffers."""
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        """Returns a writable view of undefined content. Its buffer is in use until the last view of it is gone.
+
+        Raises `OSError` if the process has no file or memory left."""
+        self.collect()
+        buffer = self._take(size_bytes)
+        if buffer is None:
+            buffer = SharedBuffer(next(self._numbers), -(-size_bytes // _ROUND_BYTES) * _ROUND_BYTES)
+            self.size_bytes += buffer.size_bytes
+        # Every view keeps the lease, and the lease keeps the mapping. A mapping itself cannot tell that it is unused.
+        lease = (ctypes.c_char * size_bytes).from_buffer(buffer.map)
+        lease.buffer = buffer  # type: ignore[attr-defined]  # for `place_of`
+        weakref.finalize(lease, self._unused.append, buffer).atexit = False
+        return memoryview(lease).cast("B")
+
+    def memory_for(self, size_bytes: int) -> memoryview:
+        """Returns memory for the answer of a store: shared memory if it is large enough and there is some."""
+        if size_bytes >= MIN_BYTES:
+            with contextlib.suppress(OSError):
+                return self.allocate(size_bytes)
+        return memoryview(bytearray(size_bytes))
+
+    def share(self, extent: Extent) -> Extent:
+        """Returns the extent in shared memory: itself, or a copy if it is elsewhere and large enough."""
+        size_bytes = sum(map(len, extent.chunks))
+        if size_bytes < MIN_BYTES or all(self.place_of(chunk) is not None for chunk in extent.chunks):
+            return extent
+        try:
+            copy = self.allocate(size_bytes)
+        except OSError:
+            return extent  # the messages between the processes then carry its bytes
+        chunks, start = [], 0
+        for chunk in extent.chunks:
+            copy[start : start + len(chunk)] = chunk
+            chunks.append(copy[start : start + len(chunk)].toreadonly())
+            start += len(chunk)
+        return Extent(extent.segment, extent.first_number, tuple(chunks), size_bytes)
+
+    def place_of(self, view: memoryview) -> Place | None:
+        """Returns where the bytes of a view lie. None: not in a shared buffer."""
+        buffer = getattr(view.obj, "buffer", None)
+        if not view.nbytes or not isinstance(buffer, SharedBuffer):
+            return None
+        return Place(buffer, _address_of(view) - buffer.address)
+
+    def collect(self) -> None:
+        """Takes notice of the buffers whose last view is gone."""
+        while self._unused:
+            self._free.append(self._unused.popleft())
+        while sum(each.size_bytes for each in self._free) > _MAX_FREE_BYTES:
+            self.size_bytes -= self._free.popleft().size_bytes
+
+    def _take(self, size_bytes: int) -> SharedBuffer | None:
+        """Returns a free buffer that is hardly larger than `size_bytes`, the one that was freed last."""
+        for buffer in reversed(self._free):
+            if size_bytes <= buffer.size_bytes <= size_bytes + max(_ROUND_BYTES, size_bytes // 8):
+                self._free.remove(buffer)
+                return buffer
+        return None
+
+
+class BorrowedBuffers:
+    """The buffers of another process. A buffer stays mapped while bytes of it are lent.
+
+    `on_unused` is called with a buffer's number when the last view of a loan is gone, in any thread. Nothing else may
+    decide that: a socket may keep a view for minutes."""
+
+    def __init__(self, on_unused: Callable[[int], None]) -> None:
+        self._on_unused = on_unused
+        self._maps: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
+
+    def view(self, number: int, fd: int, start: int, size_bytes: int) -> memoryview:
+        """Returns the lent bytes, read-only. The caller closes `fd`. Raises `OSError`."""
+        buffer = self._maps.get(number)
+        if buffer is None:
+            buffer = self._maps[number] = mmap.mmap(fd, 0)
+        lease = (ctypes.c_char * size_bytes).from_buffer(buffer, start)
+        weakref.finalize(lease, self._on_unused, number).atexit = False
+        return memoryview(lease).cast("B").toreadonly()
+
+
+_PyBuffer: Final = ctypes.c_void_p * 16
+"""Memory for the C structure `Py_buffer`. Its first word is the address, which a memoryview does not have in Python."""
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = (ctypes.c_void_p,)
+_release_buffer.restype = None
+
+
+def _address_of(view: memoryview) -> int:
+    described = _PyBuffer()
+    _get_buffer(view, ctypes.byref(described), 0)  # raises the error of the view
+    try:
+        return int(described[0] or 0)
+    finally:
+        _release_buffer(ctypes.byref(described))

@@ -25,8 +25,16 @@ from tiers.errors import RemoteLogError, RemoteReadTimeoutError, RetriableRemote
 from tiers.reader.chunk_fetcher import Caller, backoff_ms
 from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
 from tiers.reader.remote_reads import RemoteReads
-from tiers.reader.shared.buffers import AttachedBuffers, SharedBuffers
-from tiers.reader.shared.channel import MAX_FDS, Address, Channel, accept, close_all, connect
+from tiers.reader.shared.channel import (
+    MAX_FDS,
+    Address,
+    BorrowedBuffers,
+    Channel,
+    SharedBuffers,
+    accept,
+    close_all,
+    connect,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,19 +79,13 @@ class Lent(NamedTuple):
 class Answer(NamedTuple):
     """The result or the error of a call. The records of a `RemoteRead` are apart: lent, or in the message.
 
-    `new_buffers` are those that the receiver has not seen: the message has their descriptors, in this order."""
+    The message has the descriptors of `buffers`, in this order."""
 
     number: int
     result: object = None
     error: RemoteLogError | None = None
     records: tuple[Lent | bytes, ...] = ()
-    new_buffers: tuple[int, ...] = ()
-
-
-class Dropped(NamedTuple):
-    """Names a buffer that is used no more."""
-
-    buffer: int
+    buffers: tuple[int, ...] = ()
 
 
 class RemoteReadServer:
@@ -121,11 +123,6 @@ class RemoteReadServer:
             borrower.close()
         await self.group.__aexit__(None, None, None)
 
-    def on_dropped(self, buffer: int) -> None:
-        """Tells the borrowers that a buffer is used no more."""
-        for borrower in list(self.borrowers.values()):  # one that has died goes when it is told
-            borrower.on_dropped(buffer)
-
     def _accept(self) -> None:
         try:
             peer = accept(self._listener)
@@ -151,8 +148,6 @@ class _Borrower:
         self._server = server
         self._number = number
         self.calls: dict[int, asyncio.Task[None]] = {}
-        self._known: set[int] = set()
-        """The buffers whose descriptors the borrower has."""
         self.lent: dict[int, list[memoryview]] = {}
         """The views that keep the lent buffers in use."""
         # The borrower of a cut message asks again at its deadline. It lives, so its loans stay.
@@ -163,11 +158,6 @@ class _Borrower:
         self._channel.close()
         for call in self.calls.values():
             call.cancel()
-
-    def on_dropped(self, buffer: int) -> None:
-        if buffer in self._known:
-            self._known.discard(buffer)
-            self._channel.send(Dropped(buffer))
 
     def _on_lost(self) -> None:
         self.close()
@@ -211,21 +201,18 @@ class _Borrower:
         return await method(*arguments, replace(caller, connection_id=connection_id))
 
     def _lend(self, number: int, read: RemoteRead) -> None:
-        buffers = self._server.buffers
         records: list[Lent | bytes] = []
-        new: dict[int, int] = {}
+        fds: dict[int, int] = {}
         for view in read.records:
-            place = buffers.place_of(view)
-            if place is None or (place.buffer.number not in self._known | new.keys() and len(new) == MAX_FDS):
+            place = self._server.buffers.place_of(view)
+            if place is None or (place.buffer.number not in fds and len(fds) == MAX_FDS):
                 records.append(bytes(view))
                 continue
             self.lent.setdefault(place.buffer.number, []).append(view)
-            if place.buffer.number not in self._known:
-                new[place.buffer.number] = place.buffer.fd
+            fds[place.buffer.number] = place.buffer.fd
             records.append(Lent(place.buffer.number, place.start, len(view)))
-        self._known |= new.keys()
-        answer = Answer(number, replace(read, records=[]), None, tuple(records), tuple(new))
-        self._channel.send(answer, tuple(new.values()))
+        answer = Answer(number, replace(read, records=[]), None, tuple(records), tuple(fds))
+        self._channel.send(answer, tuple(fds.values()))
 
 
 class _Connection:
@@ -237,7 +224,7 @@ class _Connection:
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Future[object]] = {}
         self._numbers = itertools.count(1)
-        self._buffers = AttachedBuffers(self._on_unused)
+        self._buffers = BorrowedBuffers(self._on_unused)
         self._unused: deque[int] = deque()
         self._loans = 0
         self._is_ending = False
@@ -269,37 +256,34 @@ class _Connection:
         self.close()
 
     def _on_message(self, message: object, fds: list[int]) -> None:
-        match message:
-            case Answer(number, result, error):
-                if isinstance(result, RemoteRead):
-                    try:
-                        result = replace(result, records=self._views(message, fds))
-                    except (OSError, KeyError):  # a buffer cannot be mapped here, or could not be before
-                        logger.exception("records of the remote reader cannot be mapped")
-                        self._abandon()
-                        return
-                answer = self._pending.get(number)
-                if answer is not None and not answer.done():
-                    if error is None:
-                        answer.set_result(result)
-                    else:
-                        answer.set_exception(error)
-            case Dropped(buffer):
-                self._buffers.forget(buffer)
+        assert isinstance(message, Answer)
+        result = message.result
+        if isinstance(result, RemoteRead):
+            try:
+                result = replace(result, records=self._views(message, fds))
+            except OSError:
+                logger.exception("records of the remote reader cannot be mapped")
+                self._abandon()
+                return
+        answer = self._pending.get(message.number)
+        if answer is not None and not answer.done():
+            if message.error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(message.error)
 
     def _views(self, answer: Answer, fds: list[int]) -> list[memoryview]:
+        records = []
         try:
-            for number, fd in zip(answer.new_buffers, fds, strict=True):
-                self._buffers.attach(number, fd)
+            fd_of = dict(zip(answer.buffers, fds, strict=True))
+            for part in answer.records:
+                if isinstance(part, bytes):
+                    records.append(memoryview(part))
+                else:
+                    records.append(self._buffers.view(part.buffer, fd_of[part.buffer], part.start, part.size_bytes))
+                    self._loans += 1  # only now: without a view, nothing ends the loan here
         finally:
             close_all(fds)
-        records = []
-        for part in answer.records:
-            if isinstance(part, bytes):
-                records.append(memoryview(part))
-            else:
-                records.append(self._buffers.view(*part))
-                self._loans += 1  # only now: without a view, nothing ends the loan here
         return records
 
     def _on_unused(self, buffer: int) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tiers.reader.chunk_cache import Extent
-from tiers.reader.shared import buffers as buffers_module
-from tiers.reader.shared.buffers import MIN_BYTES, AttachedBuffers, Place, SharedBuffers
+from tiers.reader.shared import channel
+from tiers.reader.shared.channel import MIN_BYTES, BorrowedBuffers, Place, SharedBuffers
 
 MIB = 1 << 20
 
@@ -36,19 +36,17 @@ def open_files() -> int:
 
 def test_lent_bytes_are_the_same_memory_and_cannot_be_changed(buffers: SharedBuffers) -> None:
     gone: list[int] = []
-    attached = AttachedBuffers(gone.append)
+    borrowed = BorrowedBuffers(gone.append)
     view = buffers.allocate(MIB)
     view[1000:1004] = b"abcd"
     found = place(buffers, view[900:].toreadonly()[100:104])
     assert found.start == 1000
-    attached.attach(5, found.buffer.fd)
-    lent = attached.view(5, found.start, 4)
+    lent = borrowed.view(5, found.buffer.fd, found.start, 4)
     assert bytes(lent) == b"abcd"
     view[1000:1004] = b"efgh"
     with pytest.raises(TypeError):
         lent[0] = 1
     part = lent[2:3]
-    attached.forget(5)
     del lent
     assert (gone, bytes(part)) == ([], b"g")
     del part
@@ -68,16 +66,18 @@ def test_memory_is_used_again_when_its_last_view_is_gone(buffers: SharedBuffers)
 
 
 def test_unused_memory_is_bounded_and_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers_module, "_MAX_FREE_BYTES", 2 * MIB)
-    dropped: list[int] = []
+    monkeypatch.setattr(channel, "_MAX_FREE_BYTES", 2 * MIB)
     before = open_files()
-    buffers = SharedBuffers(dropped.append)
+    buffers = SharedBuffers()
     views = [buffers.allocate(MIB) for _ in range(5)]
     assert buffers.size_bytes == 5 * MIB
     del views
     small = buffers.allocate(MIN_BYTES)  # it finds no free buffer of its size
-    assert (len(dropped), buffers.size_bytes) == (3, 2 * MIB + MIN_BYTES)
-    del small, buffers
+    assert (buffers.size_bytes, open_files()) == (2 * MIB + MIN_BYTES, before + 2 * 3)
+    borrowed = BorrowedBuffers(lambda number: None)
+    lent = [borrowed.view(1, place(buffers, small).buffer.fd, start, 1) for start in (0, 1)]
+    assert open_files() == before + 2 * 3 + 1
+    del small, buffers, lent
     assert open_files() == before
 
 
