@@ -269,7 +269,7 @@ class TieredLog:
         async with RemoteLogReader(tier.log, tier.storage, ciphers=tier.key_ring) as reader:
 
             async def look_up(partition: TopicIdPartition) -> int | None:
-                found = await reader.offsets.offset_for_timestamp(
+                found = await reader.offset_for_timestamp(
                     partition,
                     times_ms[partition],
                     bounds[partition].log_start,

@@ -229,7 +229,7 @@ async def _offset_at(
             async with RemoteLogReader(around.log, storage, ciphers=key_ring) as reader:
                 caller = Caller(monotonic_ms() + _READ_TIMEOUT_MS, 0)
                 end = facts.remote.end() or 0
-                found = await reader.offsets.offset_for_timestamp(partition, time_ms, facts.log_start, end + 1, caller)
+                found = await reader.offset_for_timestamp(partition, time_ms, facts.log_start, end + 1, caller)
         except RemoteLogError as error:
             return segment.start_offset, (
                 f"The index of the segment from offset {segment.start_offset} on cannot be read: {error}. The first"

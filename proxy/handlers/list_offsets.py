@@ -259,7 +259,7 @@ class ListOffsetsHandler:
         if asked.timestamp == MAX_TIMESTAMP:
             return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
         log_start = await self._tools.log.log_start(partition)
-        found = await self._tools.reader.offsets.offset_for_timestamp(
+        found = await self._tools.reader.offset_for_timestamp(
             partition,
             asked.timestamp,
             log_start,
@@ -322,7 +322,7 @@ class ListOffsetsHandler:
             if local.log_start_offset < local.high_watermark:
                 return None
         log_start = await self._tools.log.log_start(partition)
-        found = await self._tools.reader.offsets.max_timestamp(
+        found = await self._tools.reader.max_timestamp(
             partition, log_start, BEYOND_ALL, Caller(deadline_ms, connection_id)
         )
         await self._tools.log.require_no_hole(partition, log_start, -1)

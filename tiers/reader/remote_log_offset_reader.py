@@ -30,9 +30,9 @@ class TimestampOffset(NamedTuple):
 
 
 class RemoteLogOffsetReader:
-    def __init__(self, rlmm: RemoteLogMetadataState, fetcher: ChunkFetcher) -> None:
-        self._rlmm = rlmm
-        self._fetcher = fetcher
+    def __init__(self, state: RemoteLogMetadataState, fetcher: ChunkFetcher) -> None:
+        self._state = state
+        self.fetcher = fetcher
 
     async def offset_for_timestamp(
         self, partition: TopicIdPartition, timestamp_ms: int, from_offset: int, to_offset: int, caller: Caller
@@ -85,7 +85,7 @@ class RemoteLogOffsetReader:
         self, partition: TopicIdPartition, from_offset: int, to_offset: int
     ) -> Iterator[RemoteLogSegmentMetadata]:
         """Yields the readable segments of `[from_offset, to_offset)`, each as the metadata has it at that moment."""
-        while (segment := self._rlmm.next_segment(partition, from_offset)) and segment.start_offset < to_offset:
+        while (segment := self._state.next_segment(partition, from_offset)) and segment.start_offset < to_offset:
             yield segment
             from_offset = segment.valid_end_offset + 1
 
@@ -96,7 +96,7 @@ class RemoteLogOffsetReader:
 
         The segment's maximum timestamp may lie before `from_offset` or after a CUT. So this looks at the chunks, and
         then at the batches and records of chunks that lie only partly in the range."""
-        index = await self._fetcher.index(segment, caller)
+        index = await self.fetcher.index(segment, caller)
         end_offset, greatest_ms = segment.valid_end_offset, NO_TIMESTAMP
         for number, chunk in enumerate(index.chunks()):
             if chunk.last_offset < from_offset or chunk.first_offset > end_offset:
@@ -104,7 +104,7 @@ class RemoteLogOffsetReader:
             if chunk.first_offset >= from_offset and chunk.last_offset <= end_offset:
                 greatest_ms = max(greatest_ms, chunk.max_timestamp_ms)
                 continue
-            view, *_ = await self._fetcher.chunks(IndexedSegment(segment, index), number, 1, caller)
+            view, *_ = await self.fetcher.chunks(IndexedSegment(segment, index), number, 1, caller)
             greatest_ms = max(greatest_ms, await asyncio.to_thread(_max_in_chunk, view, from_offset, end_offset))
         if greatest_ms < 0:
             return None
@@ -113,11 +113,11 @@ class RemoteLogOffsetReader:
     async def _search(
         self, segment: RemoteLogSegmentMetadata, timestamp_ms: int, from_offset: int, caller: Caller
     ) -> TimestampOffset | None:
-        index = await self._fetcher.index(segment, caller)
+        index = await self.fetcher.index(segment, caller)
         number = index.chunk_number_for_timestamp(timestamp_ms)
         while number is not None:
             if index.chunks()[number].last_offset >= from_offset:
-                view, *_ = await self._fetcher.chunks(IndexedSegment(segment, index), number, 1, caller)
+                view, *_ = await self.fetcher.chunks(IndexedSegment(segment, index), number, 1, caller)
                 found = await asyncio.to_thread(_first_in_chunk, view, timestamp_ms, from_offset)
                 if found is not None:
                     return found if found.offset <= segment.valid_end_offset else None

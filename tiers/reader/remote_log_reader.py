@@ -254,7 +254,7 @@ class ReadAhead:
         self.reserved_bytes -= stream.window_bytes
 
 
-class RemoteLogReader:
+class RemoteLogReader(RemoteLogOffsetReader):
     """The reader, an asynchronous context manager. It owns its pools; the caller owns the storage manager."""
 
     def __init__(
@@ -271,17 +271,16 @@ class RemoteLogReader:
     ) -> None:
         """See `ChunkFetcher` for `ciphers`, `local_indexes`, `disk_chunks` and `share`."""
         settings = settings or RemoteLogReaderSettings()
-        self._rlmm = rlmm
+        fetcher = ChunkFetcher(rlmm, storage, settings, clock_ms, ciphers, local_indexes, disk_chunks, share)
+        super().__init__(rlmm.state, fetcher)
         self.quotas = RemoteFetchQuotas(clock_ms)
         self.accounts = ReadAccounts(clock_ms)
-        self.fetcher = ChunkFetcher(rlmm, storage, settings, clock_ms, ciphers, local_indexes, disk_chunks, share)
         self.read_ahead = ReadAhead(
             clock_ms,
             budget_bytes=min(settings.remote_log.read_ahead_bytes, settings.remote_log.chunk_cache_bytes // 2),
             first_window_bytes=settings.min_get_bytes,
             max_window_bytes=settings.read_ahead_max_window_bytes,
         )
-        self.offsets = RemoteLogOffsetReader(rlmm.state, self.fetcher)
 
     async def __aenter__(self) -> Self:
         await self.fetcher.__aenter__()
@@ -318,10 +317,10 @@ class RemoteLogReader:
 
     def segment_for(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata:
         """Returns the segment that holds `offset`. Raises `OffsetBelowLogStartError` or `OffsetGapError`."""
-        log_start_offset = self._rlmm.state.log_start_offset(partition)
+        log_start_offset = self._state.log_start_offset(partition)
         if log_start_offset is None or offset < log_start_offset:
             raise OffsetBelowLogStartError(f"offset {offset} of {partition} is below its log start {log_start_offset}")
-        segment = self._rlmm.state.remote_log_segment_metadata(partition, offset)
+        segment = self._state.remote_log_segment_metadata(partition, offset)
         if segment is None:
             raise OffsetGapError(f"no remote segment of {partition} holds offset {offset}")
         return segment
@@ -329,10 +328,10 @@ class RemoteLogReader:
     async def leader_epochs(self, partition: TopicIdPartition, caller: Caller) -> tuple[LeaderEpochEntry, ...]:
         """Returns every leader epoch that the remote tier knows, ascending; empty when it has no readable segment."""
         while True:
-            end_offset = self._rlmm.state.remote_end_offset(partition)
+            end_offset = self._state.remote_end_offset(partition)
             if end_offset is None:
                 return ()
-            segment = self._rlmm.state.remote_log_segment_metadata(partition, end_offset)
+            segment = self._state.remote_log_segment_metadata(partition, end_offset)
             if segment is None:
                 return ()
             try:
@@ -398,7 +397,7 @@ class RemoteLogReader:
         A segment that begins earlier is not returned, because the caller continues at its first chunk.
         """
         next_offset = segment.metadata.valid_end_offset + 1
-        following = self._rlmm.state.remote_log_segment_metadata(segment.metadata.topic_id_partition, next_offset)
+        following = self._state.remote_log_segment_metadata(segment.metadata.topic_id_partition, next_offset)
         if following is None or following.start_offset != next_offset:
             return None
         index = self.fetcher.index_if_cached(following)

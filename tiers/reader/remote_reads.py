@@ -24,8 +24,12 @@ from tiers.tracing import PartitionRead, RecordsRead, StoreAnswered, StoreRead, 
 T = TypeVar("T", memoryview, bytes)
 
 
-class RemoteOffsets(Protocol):
-    """The contract is that of `RemoteLogOffsetReader`."""
+class RemoteReads(Protocol):
+    """The contract is that of `RemoteLogReader`."""
+
+    async def read(self, request: RemoteReadRequest) -> RemoteRead: ...
+
+    async def leader_epochs(self, partition: TopicIdPartition, caller: Caller) -> tuple[LeaderEpochEntry, ...]: ...
 
     async def offset_for_timestamp(
         self, partition: TopicIdPartition, timestamp_ms: int, from_offset: int, to_offset: int, caller: Caller
@@ -34,17 +38,6 @@ class RemoteOffsets(Protocol):
     async def max_timestamp(
         self, partition: TopicIdPartition, from_offset: int, to_offset: int, caller: Caller
     ) -> TimestampOffset | None: ...
-
-
-class RemoteReads(Protocol):
-    """The contract is that of `RemoteLogReader`."""
-
-    @property
-    def offsets(self) -> RemoteOffsets: ...
-
-    async def read(self, request: RemoteReadRequest) -> RemoteRead: ...
-
-    async def leader_epochs(self, partition: TopicIdPartition, caller: Caller) -> tuple[LeaderEpochEntry, ...]: ...
 
 
 class TracedReads:
@@ -56,13 +49,9 @@ class TracedReads:
         self._inner = inner
         self._tracer = tracer
         self._metadata = metadata
-
-    @property
-    def offsets(self) -> RemoteOffsets:
-        return self._inner.offsets
-
-    async def leader_epochs(self, partition: TopicIdPartition, caller: Caller) -> tuple[LeaderEpochEntry, ...]:
-        return await self._inner.leader_epochs(partition, caller)
+        self.leader_epochs = inner.leader_epochs
+        self.offset_for_timestamp = inner.offset_for_timestamp
+        self.max_timestamp = inner.max_timestamp
 
     async def read(self, request: RemoteReadRequest) -> RemoteRead:
         if not request.trace:

@@ -47,7 +47,7 @@ _GRACE_MS = 100
 
 
 class Ask(NamedTuple):
-    """Asks for a call of `RemoteReads`, or of its `offsets`. The answer has the same number.
+    """Asks for a call of `RemoteReads`. The answer has the same number.
 
     The last argument is a `RemoteReadRequest` or a `Caller`."""
 
@@ -196,8 +196,7 @@ class _Borrower:
     async def _call(self, ask: Ask) -> object:
         *arguments, caller = ask.arguments
         connection_id = self._number * _IDS_OF_A_BORROWER + caller.connection_id
-        reader = self._server.reader
-        method = getattr(reader if ask.method in ("read", "leader_epochs") else reader.offsets, ask.method)
+        method = getattr(self._server.reader, ask.method)
         return await method(*arguments, replace(caller, connection_id=connection_id))
 
     def _lend(self, number: int, read: RemoteRead) -> None:
@@ -331,10 +330,6 @@ class RemoteReadClient:
         self._is_closed = True
         if self._connection is not None:
             self._connection.close()
-
-    @property
-    def offsets(self) -> RemoteReadClient:
-        return self
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         caller: RemoteReadRequest | Caller = arguments[-1]

@@ -69,10 +69,10 @@ async def test_reads_and_searches_go_over_the_cut_without_a_seam(
             (NEW_MS, border, None),
             (CUT_MS, end, None),
         ):
-            found = await reader.offsets.offset_for_timestamp(P0, timestamp_ms, 0, to_offset, caller)
+            found = await reader.offset_for_timestamp(P0, timestamp_ms, 0, to_offset, caller)
             assert (None if found is None else found.offset) == offset
         for to_offset, first_ms in ((end, NEW_MS if added else OLD_MS), (border, OLD_MS)):
-            greatest = await reader.offsets.max_timestamp(P0, 0, to_offset, caller)
+            greatest = await reader.max_timestamp(P0, 0, to_offset, caller)
             assert greatest is not None
             assert first_ms <= greatest.timestamp_ms < first_ms + 1_000
             assert greatest.offset < to_offset

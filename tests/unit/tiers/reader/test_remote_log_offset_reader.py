@@ -29,7 +29,7 @@ async def tier(tmp_path: Path) -> RemoteTier:
 @pytest.fixture
 async def offsets(tier: RemoteTier) -> AsyncIterator[RemoteLogOffsetReader]:
     async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader:
-        yield reader.offsets
+        yield reader
 
 
 async def find(
@@ -92,6 +92,6 @@ async def test_the_answer_is_that_of_a_scan(
     first = next(((t, o, 0) for t, o in in_range if t >= wanted), None)
     greatest = max(((t, -o) for o, t in flat if from_offset <= o < end), default=None)
     async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader:
-        assert await find(reader.offsets, wanted, from_offset, to_offset) == first
-        found = await reader.offsets.max_timestamp(P0, from_offset, to_offset, Caller(in_ms(), 1))
+        assert await find(reader, wanted, from_offset, to_offset) == first
+        found = await reader.max_timestamp(P0, from_offset, to_offset, Caller(in_ms(), 1))
     assert found == (None if greatest is None else (greatest[0], -greatest[1], 0))

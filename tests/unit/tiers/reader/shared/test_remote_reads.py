@@ -101,8 +101,8 @@ async def test_a_borrower_gets_the_readers_own_answers(processes: Processes) -> 
     assert (await client.read(asked(2, isolation_level=1))).aborted_transactions == ()
     caller = Caller(in_ms(), 1)
     assert await client.leader_epochs(P0, caller) == await reader.leader_epochs(P0, caller)
-    assert await client.offsets.offset_for_timestamp(P0, 1_000_005, 0, 8, caller) == (1_000_005, 5, 0)
-    assert await client.offsets.max_timestamp(P0, 0, 8, caller) == (1_000_007, 7, 0)
+    assert await client.offset_for_timestamp(P0, 1_000_005, 0, 8, caller) == (1_000_005, 5, 0)
+    assert await client.max_timestamp(P0, 0, 8, caller) == (1_000_007, 7, 0)
 
 
 async def test_small_answers_are_copied_also_if_they_are_many(processes: Processes) -> None:
