@@ -3,16 +3,13 @@
 The library's own thread sends the spans in batches, from a bounded queue. When the queue is full, its oldest spans are
 dropped. So a collector that is slow or down holds up no request. The proxy logs failed exports at growing intervals,
 and no other line of the library.
-
-The names of attributes follow OpenTelemetry's conventions for messaging where they fit. All others begin with
-`tidegate.`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -29,30 +26,12 @@ try:
 except ImportError as error:
     raise ImportError("opentelemetry is missing: run `pip install '.[otel]'` in the clone of Tidegate") from error
 
-from protocol.errors import ErrorCode
 from proxy.config import TracingConfig
 from tiers.lasting_trouble import LastingTrouble
 from tiers.storage.blocking_calls import BlockingCalls
-from tiers.tracing import (
-    BrokerAnswered,
-    BrokerFetch,
-    ClientFetch,
-    FetchAnswered,
-    Judged,
-    Judging,
-    Outcome,
-    PartitionRead,
-    PurgatoryWait,
-    RecordsRead,
-    StoreAnswered,
-    StoreRead,
-    Waited,
-    Work,
-)
+from tiers.tracing import Attributes
 
 logger = logging.getLogger(__name__)
-
-Attribute = str | bool | int | float | Sequence[str]
 
 FLUSH_S: Final = 2.0
 """How long the end of the process waits for the last spans to leave."""
@@ -77,17 +56,17 @@ class OpenTelemetrySpan:
         _propagator.inject(carrier, set_span_in_context(self._span, Context()))
         return carrier["traceparent"]
 
-    def child(self, work: Work, began_at_ms: int | None = None) -> OpenTelemetrySpan:
-        return self._tracer.started(work, set_span_in_context(self._span, Context()), began_at_ms)
+    def child(
+        self, name: str, attributes: Attributes, *, is_call: bool = False, began_at_ms: int | None = None
+    ) -> OpenTelemetrySpan:
+        inner = set_span_in_context(self._span, Context())
+        return self._tracer.started(name, _kind(is_call), attributes, inner, began_at_ms)
 
     def uses(self, context: str) -> None:
         self._span.add_link(get_current_span(_context_of(context)).get_span_context())
 
-    def found(self, outcome: Outcome) -> None:
-        attributes, error = _outcome(outcome)
+    def found(self, attributes: Attributes) -> None:
         self._span.set_attributes(attributes)
-        if error:
-            self.failed(error)
 
     def failed(self, error: BaseException | str) -> None:
         if isinstance(error, BaseException):
@@ -113,15 +92,16 @@ class OpenTelemetryTracer:
         self._clock_ms = clock_ms
         self._wall_clock_ns = wall_clock_ns
 
-    def begin(self, work: ClientFetch, began_at_ms: int) -> OpenTelemetrySpan | None:
-        span = self.started(work, Context(), began_at_ms)
+    def begin(self, name: str, attributes: Attributes, began_at_ms: int) -> OpenTelemetrySpan | None:
+        span = self.started(name, SpanKind.SERVER, attributes, Context(), began_at_ms)
         return span if span._span.is_recording() else None
 
-    def child_of(self, context: str, work: Work) -> OpenTelemetrySpan:
-        return self.started(work, _context_of(context), None)
+    def child_of(self, context: str, name: str, attributes: Attributes, *, is_call: bool = False) -> OpenTelemetrySpan:
+        return self.started(name, _kind(is_call), attributes, _context_of(context), None)
 
-    def started(self, work: Work, context: Context, began_at_ms: int | None) -> OpenTelemetrySpan:
-        name, kind, attributes = _described(work)
+    def started(
+        self, name: str, kind: SpanKind, attributes: Attributes, context: Context, began_at_ms: int | None
+    ) -> OpenTelemetrySpan:
         age_ms = 0 if began_at_ms is None else self._clock_ms() - began_at_ms
         start_ns = self._wall_clock_ns() - age_ms * _NS_PER_MS
         return OpenTelemetrySpan(self, self._tracer.start_span(name, context, kind, attributes, start_time=start_ns))
@@ -209,81 +189,5 @@ def _context_of(context: str) -> Context:
     return _propagator.extract({"traceparent": context}, Context())
 
 
-def _described(work: Work) -> tuple[str, SpanKind, Mapping[str, Attribute]]:
-    """Returns the name, the kind and the attributes of a span."""
-    match work:
-        case ClientFetch():
-            return (
-                "Fetch",
-                SpanKind.SERVER,
-                {
-                    "messaging.system": "kafka",
-                    "messaging.operation.name": "Fetch",
-                    "messaging.operation.type": "receive",
-                    "messaging.client.id": work.client_id,
-                    "tidegate.kafka.api_version": work.api_version,
-                    "tidegate.kafka.correlation_id": work.correlation_id,
-                    "tidegate.fetch.partitions": work.partition_count,
-                },
-            )
-        case BrokerFetch():
-            node = {} if work.node_id is None else {"tidegate.kafka.node_id": work.node_id}
-            return "forward Fetch", SpanKind.CLIENT, {"messaging.system": "kafka", **node}
-        case Judging():
-            return "judge", SpanKind.INTERNAL, {"tidegate.fetch.partitions": work.partition_count}
-        case PurgatoryWait():
-            return "purgatory", SpanKind.INTERNAL, {"tidegate.fetch.remote_reads": work.read_count}
-        case PartitionRead():
-            return (
-                f"read {work.topic}".rstrip(),
-                SpanKind.INTERNAL,
-                {
-                    **_partition(work.topic, work.partition),
-                    "messaging.kafka.offset": work.offset,
-                    "tidegate.topic.id": str(work.topic_id),
-                    "tidegate.read.max_bytes": work.max_bytes,
-                },
-            )
-        case StoreRead():
-            places = {"start_position": work.start_position, "end_position": work.end_position}
-            return (
-                work.operation,
-                SpanKind.CLIENT,
-                {
-                    **_partition(work.topic, work.partition),
-                    "tidegate.segment.id": str(work.segment_id),
-                    **{f"tidegate.store.{name}": place for name, place in places.items() if place is not None},
-                },
-            )
-
-
-def _partition(topic: str, partition: int) -> dict[str, Attribute]:
-    name = {"messaging.destination.name": topic} if topic else {}
-    return {"messaging.system": "kafka", **name, "messaging.destination.partition.id": str(partition)}
-
-
-def _outcome(outcome: Outcome) -> tuple[Mapping[str, Attribute], str]:
-    """Returns attributes, and the error; "" if there is none."""
-    match outcome:
-        case FetchAnswered():
-            names = [_error_name(code) for code in outcome.error_codes]
-            sizes = {"tidegate.answer.bytes": outcome.size_bytes, "tidegate.answer.remote_bytes": outcome.remote_bytes}
-            return sizes, ", ".join(names)
-        case BrokerAnswered():
-            refused = {"tidegate.fetch.out_of_range_partitions": outcome.out_of_range_count}
-            error = _error_name(outcome.error_code) if outcome.error_code else ""
-            return {**refused, "tidegate.answer.local_bytes": outcome.local_bytes}, error
-        case Judged():
-            return {"tidegate.verdicts": outcome.verdicts}, ""
-        case Waited():
-            return {"tidegate.completion": outcome.completion}, ""
-        case RecordsRead():
-            segment = {} if outcome.segment_id is None else {"tidegate.segment.id": str(outcome.segment_id)}
-            cache = "hit" if outcome.is_cache_hit else "miss"
-            return {**segment, "tidegate.read.bytes": outcome.size_bytes, "tidegate.chunk_cache": cache}, ""
-        case StoreAnswered():
-            return {"tidegate.store.bytes": outcome.size_bytes}, ""
-
-
-def _error_name(code: int) -> str:
-    return ErrorCode(code).name if code in set(ErrorCode) else f"error {code}"
+def _kind(is_call: bool) -> SpanKind:
+    return SpanKind.CLIENT if is_call else SpanKind.INTERNAL

@@ -19,7 +19,7 @@ from tiers.reader.chunk_fetcher import Caller
 from tiers.reader.remote_log_offset_reader import TimestampOffset
 from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
 from tiers.storage.remote_storage_manager import SegmentReads
-from tiers.tracing import PartitionRead, RecordsRead, StoreAnswered, StoreRead, Tracer, current_context, spanned
+from tiers.tracing import Tracer, current_context, partition_attributes, spanned
 
 T = TypeVar("T", memoryview, bytes)
 
@@ -58,10 +58,17 @@ class TracedReads:
             return await self._inner.read(request)
         partition = request.partition
         topic = partition.topic or self._topic_name(partition, request.offset)
-        work = PartitionRead(topic, partition.topic_id, partition.partition, request.offset, request.max_bytes)
-        with spanned(self._tracer.child_of(request.trace, work)) as span:
+        attributes = {
+            **partition_attributes(topic, partition.partition),
+            "messaging.kafka.offset": request.offset,
+            "tidegate.topic.id": str(partition.topic_id),
+            "tidegate.read.max_bytes": request.max_bytes,
+        }
+        with spanned(self._tracer.child_of(request.trace, f"read {topic}".rstrip(), attributes)) as span:
             read = await self._inner.read(replace(request, trace=span.context))
-            span.found(RecordsRead(read.segment_id, read.size_bytes, read.is_cache_hit))
+            segment = {} if read.segment_id is None else {"tidegate.segment.id": str(read.segment_id)}
+            cache = "hit" if read.is_cache_hit else "miss"
+            span.found({**segment, "tidegate.read.bytes": read.size_bytes, "tidegate.chunk_cache": cache})
             return read
 
     def _topic_name(self, partition: TopicIdPartition, offset: int) -> str:
@@ -90,13 +97,22 @@ class TracedStore:
         return await self._traced(self._inner.fetch_indexes(metadata), "fetch_indexes", metadata)
 
     async def _traced(
-        self, read: Awaitable[T], operation: str, metadata: RemoteLogSegmentMetadata, *positions: int | None
+        self,
+        read: Awaitable[T],
+        operation: str,
+        metadata: RemoteLogSegmentMetadata,
+        start_position: int | None = None,
+        end_position: int | None = None,
     ) -> T:
         if not (context := current_context()):
             return await read
-        partition, segment_id = metadata.topic_id_partition, metadata.segment_id.id
-        work = StoreRead(operation, partition.topic, partition.partition, segment_id, *positions)
-        with spanned(self._tracer.child_of(context, work)) as span:
+        places = {"start_position": start_position, "end_position": end_position}
+        attributes = {
+            **partition_attributes(metadata.topic_id_partition.topic, metadata.topic_id_partition.partition),
+            "tidegate.segment.id": str(metadata.segment_id.id),
+            **{f"tidegate.store.{name}": place for name, place in places.items() if place is not None},
+        }
+        with spanned(self._tracer.child_of(context, operation, attributes, is_call=True)) as span:
             data = await read
-            span.found(StoreAnswered(len(data)))
+            span.found({"tidegate.store.bytes": len(data)})
             return data

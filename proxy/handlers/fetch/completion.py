@@ -36,7 +36,7 @@ from proxy.handlers.turns import STEPS_OF_A_LOOK_UP, in_turns, slices_of
 from proxy.wire.exchange import BrokerGoneError
 from tiers.errors import BrokerError, OffsetBelowLogStartError, OffsetGapError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
-from tiers.tracing import Judged, Waited, spanned
+from tiers.tracing import spanned
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class FetchCompleter:
         with spanned(None if held.trace is None else held.trace.judging()) as judging:
             judgements = await self._judge.judge(held, response)
             if judging is not None:
-                judging.found(Judged(tuple(sorted({each.verdict.value for each in judgements.values()}))))
+                judging.found({"tidegate.verdicts": sorted({each.verdict.value for each in judgements.values()})})
         tiered = any(
             judgement.is_tiered and judgement.verdict is not Verdict.RELAY for judgement in judgements.values()
         )
@@ -229,7 +229,7 @@ class FetchCompleter:
         with spanned(None if held.trace is None else held.trace.waiting(operation.reads)) as waiting:
             completion = await self._purgatory.wait(operation, partial(self._poll_local, fetch, operation))
             if waiting is not None:
-                waiting.found(Waited(completion.value))
+                waiting.found({"tidegate.completion": completion.value})
 
     async def _poll_local(self, fetch: _JudgedFetch, operation: DelayedRemoteFetch) -> None:
         """Polls the idle local partitions upstream until the operation completes.

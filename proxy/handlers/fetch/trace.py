@@ -7,11 +7,12 @@ from typing import Final
 
 from protocol.apis.fetch.request import FetchRequest
 from protocol.apis.fetch.response import FetchResponse, out_of_range
+from protocol.errors import ErrorCode
 from protocol.primitives import Buffer
 from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.handlers.fetch.merge import RemoteOutcome
 from proxy.wire.exchange import Exchange
-from tiers.tracing import BrokerAnswered, BrokerFetch, ClientFetch, FetchAnswered, Judging, PurgatoryWait, Span, Tracer
+from tiers.tracing import Attribute, Span, Tracer
 
 ABANDONED: Final = "abandoned"
 """The error of a work that ended without its result: the client or the broker disconnected, or the proxy drains.
@@ -24,7 +25,13 @@ class FetchTrace:
 
     def __init__(self, span: Span, exchange: Exchange) -> None:
         self._span = span
-        self._broker = span.child(BrokerFetch(exchange.node_id), exchange.request.received_at_ms)
+        node = {} if exchange.node_id is None else {"tidegate.kafka.node_id": exchange.node_id}
+        self._broker = span.child(
+            "forward Fetch",
+            {"messaging.system": "kafka", **node},
+            is_call=True,
+            began_at_ms=exchange.request.received_at_ms,
+        )
         self._refused_count: int | None = None
         """None: the broker has not answered yet."""
         self._is_answered = False
@@ -36,16 +43,20 @@ class FetchTrace:
     def on_broker_answer(self, response: FetchResponse) -> None:
         self._refused_count = len(out_of_range(response))
         local_bytes = sum(entry.records_bytes for entry in response.partitions)
-        self._broker.found(BrokerAnswered(local_bytes, self._refused_count, response.error_code))
+        self._broker.found(
+            {"tidegate.fetch.out_of_range_partitions": self._refused_count, "tidegate.answer.local_bytes": local_bytes}
+        )
+        _fail_with(self._broker, {response.error_code})
         self._broker.end()
 
     def judging(self) -> Span | None:
         """Begins the span of the judgements. None: the broker refused no partition."""
-        return self._span.child(Judging(self._refused_count)) if self._refused_count else None
+        count = self._refused_count
+        return self._span.child("judge", {"tidegate.fetch.partitions": count}) if count else None
 
     def waiting(self, reads: Collection[RemotePartitionRead]) -> Span:
         """Begins the span of the wait. A read that was too slow for a former request is in that one's trace."""
-        span = self._span.child(PurgatoryWait(len(reads)))
+        span = self._span.child("purgatory", {"tidegate.fetch.remote_reads": len(reads)})
         for context in {read.request.trace for read in reads} - {self.context, ""}:
             span.uses(context)
         return span
@@ -53,9 +64,10 @@ class FetchTrace:
     def on_answer(self, payload: Sequence[Buffer], outcomes: Collection[RemoteOutcome], error_code: int = 0) -> None:
         """The answer is complete. The client's span ends when it has left."""
         self._is_answered = True
-        codes = {error_code, *(outcome.error_code for outcome in outcomes)} - {0}
         remote_bytes = sum(0 if outcome.read is None else outcome.read.size_bytes for outcome in outcomes)
-        self._span.found(FetchAnswered(sum(map(len, payload)), remote_bytes, tuple(sorted(codes))))
+        sizes = {"tidegate.answer.bytes": sum(map(len, payload)), "tidegate.answer.remote_bytes": remote_bytes}
+        self._span.found(sizes)
+        _fail_with(self._span, {error_code, *(outcome.error_code for outcome in outcomes)})
 
     def ends_after(self, on_sent: Callable[[], None]) -> Callable[[], None]:
         """Returns the function to call when the answer has left, or never will. It calls `on_sent` first."""
@@ -75,6 +87,21 @@ class FetchTrace:
 def begin_trace(tracer: Tracer, exchange: Exchange, parsed: FetchRequest, client_id: str) -> FetchTrace | None:
     """Begins the trace of a request. None: the trace is not sampled."""
     request = exchange.request
-    work = ClientFetch(client_id, request.correlation_id, request.api_version, len(parsed.partitions))
-    span = tracer.begin(work, request.received_at_ms)
+    attributes: dict[str, Attribute] = {
+        "messaging.system": "kafka",
+        "messaging.operation.name": "Fetch",
+        "messaging.operation.type": "receive",
+        "messaging.client.id": client_id,
+        "tidegate.kafka.api_version": request.api_version,
+        "tidegate.kafka.correlation_id": request.correlation_id,
+        "tidegate.fetch.partitions": len(parsed.partitions),
+    }
+    span = tracer.begin("Fetch", attributes, request.received_at_ms)
     return None if span is None else FetchTrace(span, exchange)
+
+
+def _fail_with(span: Span, codes: set[int]) -> None:
+    known = set(ErrorCode)
+    names = [ErrorCode(code).name if code in known else f"error {code}" for code in sorted(codes - {0})]
+    if names:
+        span.failed(", ".join(names))

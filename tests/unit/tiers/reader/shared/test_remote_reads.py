@@ -33,7 +33,6 @@ from tiers.reader.remote_reads import TracedReads, TracedStore
 from tiers.reader.shared import channel, lent_reads
 from tiers.reader.shared.channel import SharedBuffers, listen
 from tiers.reader.shared.lent_reads import RemoteReadClient, RemoteReadServer, sendable
-from tiers.tracing import ClientFetch
 
 LARGE = 300_000
 """The size of a batch whose chunk is large enough for shared memory."""
@@ -281,14 +280,14 @@ async def test_a_trace_goes_on_in_the_process_that_reads(processes: Processes) -
     await processes.fill()
     tracer = processes.tracer
     reads = TracedReads(await processes.client(), tracer, processes.tier.state)
-    fetch = tracer.begin(ClientFetch("app", 1, 17, 1), 0)
+    fetch = tracer.begin("Fetch", {}, 0)
     assert fetch is not None
     for trace in (fetch.context, fetch.context, ""):
         await reads.read(asked(0, trace=trace))
     assert tracer.tree() == [
-        "ClientFetch:  (in progress)",
-        "  PartitionRead: RecordsRead",
-        "    StoreRead: StoreAnswered",
-        "    StoreRead: StoreAnswered",
-        "  PartitionRead: RecordsRead",
+        "Fetch (in progress)",
+        "  read orders",
+        "    fetch_indexes",
+        "    fetch_log_segment",
+        "  read orders",
     ]
