@@ -23,8 +23,7 @@ from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, NotKnownNow
-from tiers.log.broker_log import BrokerLogSource
-from tiers.log.broker_offsets import offsets_for_times
+from tiers.log.broker_log import BrokerLogSource, offsets_for_times
 from tiers.metadata.log_history import confirms
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition

@@ -41,8 +41,7 @@ from tiers.explain.explain import explain as explain_partition
 from tiers.explain.explain import explain_offset, segment_at_time
 from tiers.explain.facts import PartitionFacts
 from tiers.explain.gathering import Surroundings, gather, policy_from
-from tiers.log.broker_log import BrokerLogSource
-from tiers.log.broker_offsets import offsets_for_times
+from tiers.log.broker_log import BrokerLogSource, offsets_for_times
 from tiers.metadata.topic.group.group_members import group_members
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.chunk_fetcher import Caller

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
 from kafka.protocol.admin import DeleteRecordsRequest
@@ -23,10 +24,9 @@ from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.primitives import Buffer
 from protocol.records.record_batch import verify_batches
 from tiers.broker.client import BrokerClient, Leader, monotonic_ms
-from tiers.broker.fetch import READ_COMMITTED, FetchedPartition, FetchPosition, fetch_raw
+from tiers.broker.fetch import READ_COMMITTED, READ_UNCOMMITTED, FetchedPartition, FetchPosition, fetch_raw
 from tiers.broker.metadata_reads import DEFAULT_METADATA_MAX_AGE_MS, RequestOptions
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
-from tiers.log.bounds_batch import BoundsBatch
 from tiers.log.log_sizes import LogSizes
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
@@ -36,6 +36,9 @@ _CONSUMER_REPLICA_ID = -1
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 1000
 _LANE = "log"
+_OFFSETS_LANE = "offsets"
+_OFFSETS_PAUSE_MS = 200
+_BEYOND_ALL = 2**62
 _CHECKED_FOR_MS = 2_000
 """How long the Fetch that checks a trim counts, from its answer until the trim leaves."""
 
@@ -56,6 +59,8 @@ _LEADER_MAY_HAVE_MOVED = frozenset(
 )
 
 Answer = TypeVar("Answer")
+_Questions = dict[tuple[TopicIdPartition, int], asyncio.Future[FetchedPartition]]
+"""By partition and leader epoch."""
 
 
 class BrokerLogSource:
@@ -203,26 +208,13 @@ class BrokerLogSource:
         fetched = await self._bounds_batch.ask(partition, leader, timeout_ms)
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             # The log keeps no leader epochs. A Fetch at its end returns no records, or one batch that has just arrived.
-            end = await self._last_stable_offset(partition, leader, timeout_ms)
-            fetched = await self._fetch(partition, leader, end, 1, timeout_ms)
+            named = replace(partition, topic=self._name(partition))
+            ends = await _list_offsets(
+                self._client, leader.node_id, {named: _LATEST_TIMESTAMP}, READ_COMMITTED, timeout_ms, self._lane
+            )
+            fetched = await self._fetch(partition, leader, ends[named] or 0, 1, timeout_ms)
         _raise_for_fetched(fetched, partition)
         return fetched
-
-    async def _last_stable_offset(self, partition: TopicIdPartition, leader: Leader, timeout_ms: int) -> int:
-        request = ListOffsetsRequest
-        topic = request.ListOffsetsTopic(
-            name=self._name(partition),
-            partitions=[
-                request.ListOffsetsTopic.ListOffsetsPartition(
-                    partition_index=partition.partition,
-                    current_leader_epoch=leader.leader_epoch,
-                    timestamp=_LATEST_TIMESTAMP,
-                )
-            ],
-        )
-        message = request(replica_id=_CONSUMER_REPLICA_ID, isolation_level=READ_COMMITTED, topics=[topic])
-        answer = await self._answer(partition, leader, message, timeout_ms, min_version=4)
-        return int(answer.offset)
 
     async def _answer(
         self,
@@ -287,6 +279,70 @@ class BrokerLogSource:
             max_age_ms, backoff_ms = 0, min(_BACKOFF_CAP_MS, backoff_ms * 2)
 
 
+class BoundsBatch:
+    """Reads the start and end of many logs on one leader, in one Fetch that returns no records.
+
+    The Fetch asks for an offset far beyond the end and claims that the client has read the leader's newest epoch. For
+    Kafka this is a divergence: it answers with the log's bounds and without records (docs/semantics.md 6.3). This was
+    verified on Kafka 4.3, also for logs that are empty or trimmed to their end. If a log keeps no leader epochs, the
+    leader answers OFFSET_OUT_OF_RANGE instead. This happens for old message formats on brokers below 4.0.
+
+    Concurrent questions to the same leader are one request. The caller that asks first sends it."""
+
+    def __init__(self, client: BrokerClient, lane: str) -> None:
+        self._client = client
+        self._lane = lane
+        self._open: dict[int, _Questions] = {}
+
+    async def ask(self, partition: TopicIdPartition, leader: Leader, timeout_ms: int) -> FetchedPartition:
+        """Returns the leader's answer to a request that is sent after this call. Raises `BrokerError`."""
+        question = (partition, leader.leader_epoch)
+        questions = self._open.get(leader.node_id)
+        if questions is not None:
+            answer = questions.setdefault(question, asyncio.get_running_loop().create_future())
+            try:
+                async with asyncio.timeout(timeout_ms / 1000):
+                    return await asyncio.shield(answer)
+            except TimeoutError as error:
+                raise BrokerError(f"the bounds of {partition} were not answered in time", retriable=True) from error
+        answer = asyncio.get_running_loop().create_future()
+        questions = self._open[leader.node_id] = {question: answer}
+        try:
+            try:
+                await asyncio.sleep(0)
+            finally:
+                del self._open[leader.node_id]
+            await self._send(leader.node_id, questions, timeout_ms)
+        finally:
+            _end(questions)
+        return answer.result()
+
+    async def _send(self, node_id: int, questions: _Questions, timeout_ms: int) -> None:
+        positions = [
+            FetchPosition(one.topic_id, one.partition, _BEYOND_ALL, epoch, max_bytes=1, last_fetched_epoch=epoch)
+            for one, epoch in questions
+        ]
+        fetched = await fetch_raw(self._client, node_id, positions, max_bytes=1, timeout_ms=timeout_ms, lane=self._lane)
+        answers = {(one.topic_id, one.partition): one for one in fetched}
+        # A broker answers the last entry for a partition. The same partition in an older leader epoch gets no answer.
+        last = {partition: answer for (partition, _), answer in questions.items()}
+        for partition, answer in last.items():
+            found = answers.get((partition.topic_id, partition.partition))
+            if found is not None:
+                answer.set_result(found)
+
+
+def _end(questions: _Questions) -> None:
+    """Fails the unanswered questions with a retriable error.
+
+    The broker throttles, or the caller that sent the request failed or was cancelled.
+    """
+    for (partition, _), answer in questions.items():
+        if not answer.done():
+            answer.set_exception(BrokerError(f"{partition}: the broker gave no answer", retriable=True))
+            answer.exception()
+
+
 class _ForGood(BrokerError):
     """An error that must not be retried, whatever its code."""
 
@@ -322,3 +378,57 @@ def _verified(records: Buffer, offset: int, last_stable_offset: int, partition: 
     if end == len(records) and isinstance(records, bytes):
         return records
     return bytes(memoryview(records)[:end])
+
+
+async def offsets_for_times(
+    client: BrokerClient, times_ms: Mapping[TopicIdPartition, int], *, is_committed_only: bool, timeout_ms: int
+) -> dict[TopicIdPartition, int | None]:
+    """Returns the first offset with the given timestamp or a later one, or None if there is none. For the timestamp -1
+    it returns the end of the log that the isolation level allows. Raises `BrokerError`."""
+    found: dict[TopicIdPartition, int | None] = {}
+    level = READ_COMMITTED if is_committed_only else READ_UNCOMMITTED
+    deadline_ms = monotonic_ms() + timeout_ms
+    max_age_ms = DEFAULT_METADATA_MAX_AGE_MS
+    while left := {partition: time for partition, time in times_ms.items() if partition not in found}:
+        try:
+            by_leader: dict[int, dict[TopicIdPartition, int]] = {}
+            for partition, time_ms in left.items():
+                leader = await client.leader_of(partition, timeout_ms, max_age_ms)
+                by_leader.setdefault(leader.node_id, {})[partition] = time_ms
+            for node_id, asked in by_leader.items():
+                found |= await _list_offsets(client, node_id, asked, level, deadline_ms - monotonic_ms(), _OFFSETS_LANE)
+        except BrokerError as error:
+            if not error.retriable or monotonic_ms() >= deadline_ms:
+                raise
+            await asyncio.sleep(_OFFSETS_PAUSE_MS / 1000)
+            max_age_ms = 0
+    return found
+
+
+async def _list_offsets(
+    client: BrokerClient, node_id: int, asked: Mapping[TopicIdPartition, int], level: int, timeout_ms: int, lane: str
+) -> dict[TopicIdPartition, int | None]:
+    """Asks by the names of the topics, and names no leader epoch."""
+    request = ListOffsetsRequest
+    topics: dict[str, list[Any]] = {}
+    for partition, time_ms in asked.items():
+        one = request.ListOffsetsTopic.ListOffsetsPartition(
+            partition_index=partition.partition, current_leader_epoch=-1, timestamp=time_ms
+        )
+        topics.setdefault(partition.topic, []).append(one)
+    message = request(
+        replica_id=_CONSUMER_REPLICA_ID,
+        isolation_level=level,
+        topics=[request.ListOffsetsTopic(name=name, partitions=parts) for name, parts in topics.items()],
+    )
+    response = await client.request(node_id, message, max(1, timeout_ms), min_version=4, lane=lane)
+    partitions = {(one.topic, one.partition): one for one in asked}
+    found: dict[TopicIdPartition, int | None] = {}
+    for topic in response.topics:
+        for answer in topic.partitions:
+            partition = partitions[topic.name, answer.partition_index]
+            _raise_for(answer.error_code, partition)
+            found[partition] = answer.offset if answer.offset >= 0 else None
+    if missing := asked.keys() - found.keys():
+        raise BrokerError(f"the answer to ListOffsets lacks {next(iter(missing))}", retriable=True)
+    return found

@@ -29,8 +29,8 @@ from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
-from tiers.log import broker_offsets
-from tiers.log.broker_offsets import offsets_for_times
+from tiers.log import broker_log
+from tiers.log.broker_log import offsets_for_times
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, OffsetAndEpoch
 from tiers.segment.segment_encryption import KeyRing
@@ -138,8 +138,8 @@ async def test_a_broker_that_leaves_a_partition_out_is_not_asked_for_ever(
 
     broker.script(ApiKey.LIST_OFFSETS, forgets, times=10_000)
     looks_ms = count(0, 10_000)  # of a clock that is looked at before and after each of three requests
-    monkeypatch.setattr(broker_offsets, "monotonic_ms", lambda: next(looks_ms))
-    monkeypatch.setattr(broker_offsets, "_PAUSE_MS", 0)
+    monkeypatch.setattr(broker_log, "monotonic_ms", lambda: next(looks_ms))
+    monkeypatch.setattr(broker_log, "_OFFSETS_PAUSE_MS", 0)
     async with AsyncExitStack() as stack:
         client = BrokerClient(broker.addresses, client_id="reader")
         stack.push_async_callback(client.close)

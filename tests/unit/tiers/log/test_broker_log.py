@@ -25,8 +25,7 @@ from tiers.broker.client import BrokerClient, Leader
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, OwnershipLostError
-from tiers.log.bounds_batch import BoundsBatch
-from tiers.log.broker_log import BrokerLogSource
+from tiers.log.broker_log import BoundsBatch, BrokerLogSource
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds, LogRead
 
