@@ -55,6 +55,7 @@ from pipeline.source.tiered_log import LogBounds, TieredLog
 from pipeline.spark.session import open_session
 from tiers.access.open_tier import OpenTier
 from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.config.topic_policy import TopicPolicy
 from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.ids import TopicIdPartition
@@ -63,7 +64,6 @@ from tiers.segment.segment_encryption import KeyRing
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 
 if TYPE_CHECKING:
-    from tiers.broker.cluster_metadata import ClusterMetadata
     from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
     from tiers.storage.locations import LocatedRemoteStorageManager
 
@@ -132,10 +132,9 @@ async def open_state(folder: Path) -> OpenTier:
     return PlannedTier(
         _config(),
         client,
-        cast("ClusterMetadata", None),
+        ClusterMetadata("bench", 1, {}, {}, 0, {}),
         cast("TopicBasedMetadataLog", reader),
         storage=cast("LocatedRemoteStorageManager", NoUploads()),
-        cluster_id="bench",
         key_ring=KeyRing(),
     )
 

@@ -31,8 +31,7 @@ from pipeline.maintenance.merge_task import MergeTask, MergeTaskResult, run_merg
 from pipeline.maintenance.segment_purge import Purge, purge
 from pipeline.spark.job import LOST_GRACE_S, JobError
 from pipeline.spark.task_runner import TaskRunner
-from tiers.access.open_tier import OpenTier, open_tier
-from tiers.access.owned_tier import owned_tier
+from tiers.access.open_tier import OpenTier, open_tier, owned_tier
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import InvalidTransitionError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError

@@ -21,11 +21,11 @@ from tiers.access.open_tier import (
     OpenTier,
     RemoteTierError,
     open_tier,
+    owned_tier,
     readable_segments,
     storage_cluster_id,
     tiered_cluster,
 )
-from tiers.access.owned_tier import owned_tier
 from tiers.access.progress import SILENCE, Progress
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

@@ -25,8 +25,7 @@ from pipeline.config import PipelineConfig
 from pipeline.job_services import job_services, tiered_policies, written
 from pipeline.maintenance.segment_purge import Purge, purge
 from pipeline.spark.task_runner import TaskRunner
-from tiers.access.open_tier import OpenTier, open_tier
-from tiers.access.owned_tier import owned_tier
+from tiers.access.open_tier import OpenTier, open_tier, owned_tier
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.config.topic_policy import TopicPolicy

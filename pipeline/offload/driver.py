@@ -17,8 +17,7 @@ from pipeline.offload.plan import TASKS_PER_CORE, WAVE_BYTES, Backlog, Wave, las
 from pipeline.offload.task import OffloadResult, OffloadTask
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
-from tiers.access.open_tier import OpenTier
-from tiers.access.owned_tier import CLAIM_TIMEOUT_MS
+from tiers.access.open_tier import CLAIM_TIMEOUT_MS, OpenTier
 from tiers.bounded_gather import bounded_gather
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, RemoteLogError

@@ -34,11 +34,11 @@ from tiers.access.open_tier import (
     open_key_ring,
     open_storage,
     open_tier,
+    owned_tier,
     segments_without_metadata,
     storage_cluster_id,
     tiered_cluster,
 )
-from tiers.access.owned_tier import owned_tier
 from tiers.access.progress import SILENCE, Progress
 from tiers.broker.tls import TlsError
 from tiers.config.tier_config import ConfigError
@@ -157,7 +157,6 @@ async def _tier_as_it_is(config: PipelineConfig, progress: Progress) -> AsyncIte
                         metadata,
                         progress,
                         storage=storage,
-                        cluster_id=cluster_id,
                         key_ring=open_key_ring(config),
                     )
                 finally:

@@ -6,14 +6,12 @@ The rules and the sentences are those of `tiers/explain`.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -137,8 +135,7 @@ async def explain_topic(
         storage, cluster_id = await _storage(stack, config, cluster, remarks)
         read = await bounded_gather(partitions, lambda each: _stored(storage, cluster_id, each), _PARTITIONS_AT_ONCE)
         stored = dict(zip(partitions, read, strict=True))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-")))
-        log = await stack.enter_async_context(metadata_to_now(config, client, folder, progress=TERMINAL))
+        log = await stack.enter_async_context(metadata_to_now(config, client, progress=TERMINAL))
         members = None
         try:
             members = await group_members(client, config.remote_log.metadata_topic, TIMEOUT_MS)

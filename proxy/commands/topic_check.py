@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -69,8 +67,7 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient, *, has_st
             cluster = await client.metadata_naming(config.remote_log.metadata_topic, TIMEOUT_MS)
             log = None
             if config.remote_log.metadata_topic in cluster.topics:  # opening the metadata would create the topic
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
-                log = await stack.enter_async_context(metadata_to_now(config, client, Path(folder)))
+                log = await stack.enter_async_context(metadata_to_now(config, client))
             topics = TieredTopics(
                 client,
                 config.topics,

@@ -16,7 +16,7 @@ from tests.support.pipeline.offload_rig import CLAIM_TIMEOUT_MS
 from tests.support.pipeline.read_stage import ReadStage, read_stage
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.spark import QUICK_JAVA, unpacked_spark
-from tiers.access.owned_tier import owned_tier
+from tiers.access.open_tier import owned_tier
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,14 +1,17 @@
 """Opens the remote tier for programs that are no proxy: the cluster, the current metadata and the store.
 
-`open_metadata` and `open_tier` only read: they create nothing and take no ownership.
+`open_metadata` and `open_tier` only read: they create nothing and take no ownership. `owned_tier` gives a job the
+ownership of the metadata partitions of its topics while it runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tiers.access.progress import SILENCE, Progress
@@ -24,6 +27,7 @@ from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
+from tiers.metadata.topic_partitioner import by_topic_id
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -33,6 +37,9 @@ from tiers.storage.object_key import parse_segment_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 TIMEOUT_MS = 15_000
+CLAIM_TIMEOUT_MS = 60_000
+"""How long a job waits for its claims; longer than the group waits for a dead member."""
+_LOOK_AGAIN_MS = 100
 
 
 class RemoteTierError(Exception):
@@ -71,9 +78,12 @@ class OpenTier(OpenMetadata):
     """The opened tier. `storage` is open."""
 
     storage: LocatedRemoteStorageManager
-    cluster_id: str
-    """The cluster id in object keys."""
     key_ring: KeyRing
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster id in object keys."""
+        return storage_cluster_id(self.config, self.cluster.cluster_id)
 
 
 @asynccontextmanager
@@ -118,42 +128,35 @@ async def tiered_cluster(
 async def metadata_to_now(
     config: TierConfig,
     client: BrokerClient,
-    folder: Path,
+    folder: Path | None = None,
     claims: frozenset[int] | None = None,
     refusal_to_create: Callable[[], Awaitable[str | None]] | None = None,
     progress: Progress = SILENCE,
 ) -> AsyncIterator[TopicBasedMetadataLog]:
     """Yields the metadata log, read up to its current end.
 
-    No other process may use `folder`. With `claims`, this process joins the group that owns the metadata partitions,
-    and claims these partitions."""
-    settings = TopicBasedSettings(
-        folder,
-        topic=config.remote_log.metadata_topic_settings,
-        is_member=claims is not None,
-        claims=claims,
-        open_timeout_ms=TIMEOUT_MS,
-        max_age_ms=config.remote_log.fresh_within_ms,
-        refusal_to_create=refusal_to_create,
-    )
-    log = TopicBasedMetadataLog(client, settings)
-    try:
-        await log.open()
-        with progress.count("records of the metadata topic", lambda: log.follower.events_read):
-            await read_all(log.follower, log.topic, TIMEOUT_MS, TIMEOUT_MS)
-        yield log
-    finally:
-        await log.close()
-
-
-@asynccontextmanager
-async def metadata_now(
-    config: TierConfig, client: BrokerClient, progress: Progress = SILENCE
-) -> AsyncIterator[TopicBasedMetadataLog]:
-    """Does the same as `metadata_to_now`, without ownership, in a folder of its own."""
-    with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-        async with metadata_to_now(config, client, Path(folder), progress=progress) as log:
+    No other process may use `folder`. None: a temporary one. With `claims`, this process joins the group that owns the
+    metadata partitions, and claims these partitions."""
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-")))
+        settings = TopicBasedSettings(
+            folder,
+            topic=config.remote_log.metadata_topic_settings,
+            is_member=claims is not None,
+            claims=claims,
+            open_timeout_ms=TIMEOUT_MS,
+            max_age_ms=config.remote_log.fresh_within_ms,
+            refusal_to_create=refusal_to_create,
+        )
+        log = TopicBasedMetadataLog(client, settings)
+        try:
+            await log.open()
+            with progress.count("records of the metadata topic", lambda: log.follower.events_read):
+                await read_all(log.follower, log.topic, TIMEOUT_MS, TIMEOUT_MS)
             yield log
+        finally:
+            await log.close()
 
 
 async def segments_without_metadata(config: TierConfig, cluster_id: str, storage: RemoteStorageManager) -> str | None:
@@ -175,7 +178,10 @@ async def segments_without_metadata(config: TierConfig, cluster_id: str, storage
 @asynccontextmanager
 async def open_metadata(config: TierConfig, progress: Progress = SILENCE) -> AsyncIterator[OpenMetadata]:
     """Yields the opened metadata. The store need not answer. Raises like `tiered_cluster`."""
-    async with tiered_cluster(config) as (client, cluster), metadata_now(config, client, progress) as log:
+    async with (
+        tiered_cluster(config) as (client, cluster),
+        metadata_to_now(config, client, progress=progress) as log,
+    ):
         yield OpenMetadata(config, client, cluster, log, progress)
 
 
@@ -185,23 +191,9 @@ async def open_tier(config: TierConfig, progress: Progress = SILENCE) -> AsyncIt
     async with (
         tiered_cluster(config) as (client, cluster),
         open_storage(config, cluster.cluster_id) as storage,
-        metadata_now(config, client, progress) as log,
+        metadata_to_now(config, client, progress=progress) as log,
     ):
-        yield tier_of(OpenMetadata(config, client, cluster, log, progress), storage)
-
-
-def tier_of(opened: OpenMetadata, storage: LocatedRemoteStorageManager) -> OpenTier:
-    config, cluster = opened.config, opened.cluster
-    return OpenTier(
-        config,
-        opened.client,
-        cluster,
-        opened.log,
-        opened.progress,
-        storage=storage,
-        cluster_id=storage_cluster_id(config, cluster.cluster_id),
-        key_ring=open_key_ring(config),
-    )
+        yield OpenTier(config, client, cluster, log, progress, storage=storage, key_ring=open_key_ring(config))
 
 
 @asynccontextmanager
@@ -270,3 +262,56 @@ async def read_all(follower: MetadataFollower, topic: MetadataTopic, max_age_ms:
             except RemoteLogMetadataNotReadyError:
                 if sum(map(follower.position, numbers)) == reached:
                     raise
+
+
+@asynccontextmanager
+async def owned_tier(
+    config: TierConfig,
+    choose: Callable[[OpenTier], Awaitable[Iterable[TopicIdPartition]]],
+    timeout_ms: int = CLAIM_TIMEOUT_MS,
+    *,
+    is_new: bool = False,
+    progress: Progress = SILENCE,
+) -> AsyncIterator[OpenTier]:
+    """Yields the tier once its `log` owns the metadata partitions of the partitions that `choose` returns.
+
+    The job joins the consumer group of the proxies and claims those partitions. Meanwhile no proxy copies, trims,
+    expires or deletes there, and the job's records are fenced like those of a proxy. When the job ends or its process
+    dies, the proxies own the partitions again. If two jobs claim the same partition, one waits and then gives up.
+
+    `choose` gets a tier that owns no partitions. If `is_new` is true and there is no metadata topic, the topic is
+    created, unless the store already holds segments.
+
+    Raises `RemoteTierError`, also when another process keeps the ownership for `timeout_ms`."""
+    async with tiered_cluster(config, is_new=is_new) as (client, cluster):
+        with tempfile.TemporaryDirectory(prefix="tidegate-") as name:
+            folder = Path(name)
+            cluster_id = storage_cluster_id(config, cluster.cluster_id)
+            async with open_storage(config, cluster.cluster_id) as storage:
+                refusal = partial(segments_without_metadata, config, cluster_id, storage)
+                async with metadata_to_now(config, client, folder, None, refusal, progress) as log:
+                    tier = OpenTier(
+                        config, client, cluster, log, progress, storage=storage, key_ring=open_key_ring(config)
+                    )
+                    chosen = list(await choose(tier))
+                    count = log.topic.partition_count
+                claims = frozenset(by_topic_id(partition, count) for partition in chosen)
+                # The folder has the metadata that was read so far, so the member continues from there.
+                async with metadata_to_now(config, client, folder, claims) as log:
+                    await _wait_until_owned(log, claims, timeout_ms)
+                    yield replace(tier, log=log)
+
+
+async def _wait_until_owned(log: TopicBasedMetadataLog, claims: frozenset[int], timeout_ms: int) -> None:
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while not claims <= (status := log.status()).owned_partitions:
+                if status.alarm is not None:
+                    raise RemoteTierError(status.alarm)
+                await asyncio.sleep(_LOOK_AGAIN_MS / 1000)
+    except TimeoutError as error:
+        missing = sorted(claims - log.status().owned_partitions)
+        raise RemoteTierError(
+            f"the metadata partitions {', '.join(map(str, missing))} were not handed over in {timeout_ms} ms:"
+            " another job runs on the same topics, or the consumer group keeps rebalancing; try again later"
+        ) from error

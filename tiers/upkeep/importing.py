@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_now, read_all
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, read_all
 from tiers.access.progress import SILENCE, Progress
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.tier_config import TierConfig
@@ -52,7 +52,7 @@ async def records_read(
     """Returns the number of used offsets of an existing metadata topic; 0 when it was never written to.
 
     Calls `look` with the metadata as of now."""
-    async with metadata_now(config, client, progress) as log:
+    async with metadata_to_now(config, client, progress=progress) as log:
         await look(log)
         return _taken(log)
 
@@ -71,7 +71,7 @@ async def write_all(
     Creates the metadata topic if it is missing. With `into_empty`, an existing topic must be empty, and no process
     believes a metadata partition before all its records are written. Raises `RemoteTierError`."""
     await refuse_beside_owners(client, [config.remote_log.metadata_topic])
-    async with metadata_now(config, client, progress) as log:
+    async with metadata_to_now(config, client, progress=progress) as log:
         if into_empty and _taken(log):
             raise RemoteTierError(f"topic {log.topic.name} is not empty: delete it, or name another topic")
         by_partition: dict[int, list[KeyAndValue]] = {}

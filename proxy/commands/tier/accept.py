@@ -14,8 +14,6 @@ says so, writes nothing, and ends with exit code 0.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Annotated, NamedTuple
 from uuid import UUID
 
@@ -123,38 +121,37 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
         if known is None or number not in known.partitions:
             raise UnknownTargetError(f"the cluster has no partition {topic}:{number}")
         partition = TopicIdPartition(known.topic_id, number, topic)
-        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with (
-                open_storage(config, cluster.cluster_id) as storage,
-                metadata_to_now(config, client, Path(folder), progress=TERMINAL) as log,
-            ):
-                metadata, cluster_id = RemoteLogMetadataManager(log), storage_cluster_id(config, cluster.cluster_id)
-                lost_markers = await _lost_markers(storage, metadata.state, cluster_id, partition)
-                is_readable = True
-                try:
-                    stored = await read_stored_facts(storage, cluster_id, partition)
-                except (LaterFormatError, RemoteLogMetadataError):
-                    stored = await read_stored_facts(storage, cluster_id, partition, is_strict=False)
-                    is_readable = False
-                await log.ensure_fresh(partition, 0, TIMEOUT_MS)
-                source = BrokerLogSource(client)
-                found = await partition_bounds(source, cluster, metadata.state, partition)
-                # While the leader does not answer, the operator alone can judge.
-                is_needed = bool(lost_markers) or bool(found.trouble) or not is_readable
-                is_needed = is_needed or await _is_needed(source, log, stored)
-                if not (is_needed or metadata.state.is_known(partition)):
-                    raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
-                settings = await kept_settings(log, stored, TIMEOUT_MS)
-                not_restored: list[str] = []
-                if write and is_needed:
-                    for location, marker_id in lost_markers.items():
-                        await _require_copied(storage, metadata.state, location)
-                        await write_marker(storage, cluster_id, location, marker_id)
-                    bounds, log_start = await _log_of(source, metadata.state, partition)
-                    not_restored = await accept_what_is_left(
-                        storage, metadata, cluster_id, partition, bounds, log_start, TIMEOUT_MS
-                    )
-                return Acceptance(found, is_needed, settings, tuple(not_restored))
+        async with (
+            open_storage(config, cluster.cluster_id) as storage,
+            metadata_to_now(config, client, progress=TERMINAL) as log,
+        ):
+            metadata, cluster_id = RemoteLogMetadataManager(log), storage_cluster_id(config, cluster.cluster_id)
+            lost_markers = await _lost_markers(storage, metadata.state, cluster_id, partition)
+            is_readable = True
+            try:
+                stored = await read_stored_facts(storage, cluster_id, partition)
+            except (LaterFormatError, RemoteLogMetadataError):
+                stored = await read_stored_facts(storage, cluster_id, partition, is_strict=False)
+                is_readable = False
+            await log.ensure_fresh(partition, 0, TIMEOUT_MS)
+            source = BrokerLogSource(client)
+            found = await partition_bounds(source, cluster, metadata.state, partition)
+            # While the leader does not answer, the operator alone can judge.
+            is_needed = bool(lost_markers) or bool(found.trouble) or not is_readable
+            is_needed = is_needed or await _is_needed(source, log, stored)
+            if not (is_needed or metadata.state.is_known(partition)):
+                raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
+            settings = await kept_settings(log, stored, TIMEOUT_MS)
+            not_restored: list[str] = []
+            if write and is_needed:
+                for location, marker_id in lost_markers.items():
+                    await _require_copied(storage, metadata.state, location)
+                    await write_marker(storage, cluster_id, location, marker_id)
+                bounds, log_start = await _log_of(source, metadata.state, partition)
+                not_restored = await accept_what_is_left(
+                    storage, metadata, cluster_id, partition, bounds, log_start, TIMEOUT_MS
+                )
+            return Acceptance(found, is_needed, settings, tuple(not_restored))
 
 
 async def _lost_markers(

@@ -10,9 +10,7 @@ their copies, were lost.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -125,14 +123,13 @@ async def read_bounds(config: TidegateConfig, topic: str | None) -> list[Partiti
     async with tiered_cluster(config) as (client, cluster):
         if topic is not None and topic not in cluster.topics:
             raise UnknownTargetError(f"the cluster has no topic {topic}")
-        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            return await _read(config, client, cluster, topic, Path(folder))
+        return await _read(config, client, cluster, topic)
 
 
 async def _read(
-    config: TidegateConfig, client: BrokerClient, cluster: ClusterMetadata, topic: str | None, folder: Path
+    config: TidegateConfig, client: BrokerClient, cluster: ClusterMetadata, topic: str | None
 ) -> list[PartitionBounds]:
-    async with metadata_to_now(config, client, folder, progress=TERMINAL) as log:
+    async with metadata_to_now(config, client, progress=TERMINAL) as log:
         partitions = _asked_for(cluster, log.state, topic)
         source, slots = BrokerLogSource(client), asyncio.Semaphore(_PARTITIONS_AT_ONCE)
 

@@ -15,9 +15,7 @@ The command is idempotent: if nothing would change, it says so, writes nothing, 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -123,28 +121,25 @@ async def cut_partition(config: TidegateConfig, topic: str, number: int, offset:
         if known is None or number not in known.partitions:
             raise UnknownTargetError(f"the cluster has no partition {topic}:{number}")
         partition = TopicIdPartition(known.topic_id, number, topic)
-        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as log:
-                if not log.state.is_known(partition):
-                    raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
-                source = BrokerLogSource(client)
-                shown = await partition_bounds(source, cluster, log.state, partition)
-                if shown.trouble:
-                    raise RemoteTierError(f"{topic}:{number}: {shown.trouble}")
-                bounds = await source.bounds(partition, TIMEOUT_MS)
-                parting = await find_parting(source, log.state, partition, bounds, TIMEOUT_MS)
-                cuts = named_cuts(log.state, partition, bounds, offset, parting)
-                void = void_records(log.state, partition, cuts)
-                is_needed = void.segments > 0 or any(
-                    each.offset >= offset for each in unsettled_cuts(log.state, partition)
-                )
-                if write and is_needed:
-                    now = await source.bounds(partition, TIMEOUT_MS)
-                    if now.leader_epoch != bounds.leader_epoch:
-                        raise RemoteTierError(f"{topic}:{number} has another leader now: run the command again")
-                    for each in cuts:
-                        await RemoteLogMetadataManager(log).put_named_cut(partition, each.leader_epoch, each.offset)
-                return NamedCut(shown, bounds.leader_epoch, parting, cuts, void, is_needed)
+        async with metadata_to_now(config, client, progress=TERMINAL) as log:
+            if not log.state.is_known(partition):
+                raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
+            source = BrokerLogSource(client)
+            shown = await partition_bounds(source, cluster, log.state, partition)
+            if shown.trouble:
+                raise RemoteTierError(f"{topic}:{number}: {shown.trouble}")
+            bounds = await source.bounds(partition, TIMEOUT_MS)
+            parting = await find_parting(source, log.state, partition, bounds, TIMEOUT_MS)
+            cuts = named_cuts(log.state, partition, bounds, offset, parting)
+            void = void_records(log.state, partition, cuts)
+            is_needed = void.segments > 0 or any(each.offset >= offset for each in unsettled_cuts(log.state, partition))
+            if write and is_needed:
+                now = await source.bounds(partition, TIMEOUT_MS)
+                if now.leader_epoch != bounds.leader_epoch:
+                    raise RemoteTierError(f"{topic}:{number} has another leader now: run the command again")
+                for each in cuts:
+                    await RemoteLogMetadataManager(log).put_named_cut(partition, each.leader_epoch, each.offset)
+            return NamedCut(shown, bounds.leader_epoch, parting, cuts, void, is_needed)
 
 
 def named_cuts(

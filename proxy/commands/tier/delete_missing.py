@@ -7,11 +7,9 @@ other deletion.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 from uuid import UUID
 
@@ -156,17 +154,15 @@ async def read_missing_topics(config: TidegateConfig, deleted: Collection[UUID])
     """Records the topics in `deleted` as deleted. Then returns the missing topics.
 
     Raises `RemoteTierError` with a message of one line."""
-    async with tiered_cluster(config) as (client, _):
-        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as log:
-                known = {each.topic_id for each in (*log.state.partitions(), *log.state.topics_with_tier_config())}
-                gone = await ClusterTopicExistence(client).gone(known, TIMEOUT_MS) if known else set()
-                for topic_id in deleted:
-                    if topic_id not in gone:
-                        raise RemoteTierError(f"a broker knows the topic {topic_id}, or the remote tier has none of it")
-                    name = next(each.topic for each in topics_of(log.state, {topic_id}))
-                    await RemoteLogMetadataManager(log).put_topic_deletion(topic_id, name, is_confirmed=True)
-                return missing_of(log.state, gone)
+    async with tiered_cluster(config) as (client, _), metadata_to_now(config, client, progress=TERMINAL) as log:
+        known = {each.topic_id for each in (*log.state.partitions(), *log.state.topics_with_tier_config())}
+        gone = await ClusterTopicExistence(client).gone(known, TIMEOUT_MS) if known else set()
+        for topic_id in deleted:
+            if topic_id not in gone:
+                raise RemoteTierError(f"a broker knows the topic {topic_id}, or the remote tier has none of it")
+            name = next(each.topic for each in topics_of(log.state, {topic_id}))
+            await RemoteLogMetadataManager(log).put_topic_deletion(topic_id, name, is_confirmed=True)
+        return missing_of(log.state, gone)
 
 
 def topics_of(metadata: RemoteLogMetadataState, topic_ids: Collection[UUID]) -> list[TopicIdPartition]:

@@ -10,7 +10,6 @@ whose stored facts have a pause or a total retention that the metadata lacks (do
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -175,9 +174,8 @@ async def import_into(
         partition = TopicIdPartition(found.topic_id, number, topic)
         file = decode_flat_file(data, partition)
         if not write and config.remote_log.metadata_topic in cluster.topics:
-            with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-                async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as known_now:
-                    _check_unknown(known_now.state, partition)
+            async with metadata_to_now(config, client, progress=TERMINAL) as known_now:
+                _check_unknown(known_now.state, partition)
         if write:
             records = records_of_file(file, partition, log_start, time.time_ns() // 1_000_000)
 

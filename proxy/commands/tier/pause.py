@@ -6,7 +6,6 @@ copy or a trim in progress ends first. The owner reads the settings to their end
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,11 +125,10 @@ async def change_pause(
         known = cluster.topics.get(topic)
         if known is None or known.is_internal or topic.startswith("__"):
             raise UnknownTargetError(f"the cluster has no topic {topic} that can be tiered")
-        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as log:
-                partition = TopicIdPartition(known.topic_id, 0, topic)
-                metadata = RemoteLogMetadataManager(log)
-                return await apply_pause(metadata, partition, work, is_paused=is_paused, write=write)
+        async with metadata_to_now(config, client, progress=TERMINAL) as log:
+            partition = TopicIdPartition(known.topic_id, 0, topic)
+            metadata = RemoteLogMetadataManager(log)
+            return await apply_pause(metadata, partition, work, is_paused=is_paused, write=write)
 
 
 async def apply_pause(

@@ -55,7 +55,7 @@ class CommandBench:
         log = cast(Any, self.rlmm.log)
         topics = {each: TopicMetadata(str(each), each, {}) for each in self.topics}
         cluster = ClusterMetadata(CLUSTER_ID, 1, {}, {}, 0, topics)
-        return Tier(config, none, cluster, log, storage=self.storage, cluster_id=CLUSTER_ID, key_ring=self.ring)
+        return Tier(config, none, cluster, log, storage=self.storage, key_ring=self.ring)
 
     async def stored(self, start: int) -> RemoteLogSegmentMetadata:
         """Objects without a record."""
