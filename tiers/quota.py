@@ -8,7 +8,7 @@ transferred bytes exceed the limit by at most one reservation, even if many task
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import inf
@@ -122,20 +122,11 @@ class Reservation:
 class RemoteFetchQuotas:
     """The fetch quotas: remote.log.manager.fetch.max.bytes.per.second for the process, and limits per topic and client.
 
-    None means no limit. `per_topic` has shell patterns and limits. The first pattern that matches a topic decides, and
-    each topic has its own quota."""
+    There are none before the first `change`."""
 
-    def __init__(
-        self,
-        clock_ms: Callable[[], int],
-        *,
-        window: QuotaWindow | None = None,
-        bytes_per_second: int | None = None,
-        per_client: int | None = None,
-        per_topic: Sequence[tuple[str, int | None]] = (),
-    ) -> None:
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
-        self.change(window or QuotaWindow(), bytes_per_second, per_client, per_topic)
+        self.change(QuotaWindow())
         self.throttled_count = 0
         """The number of reads that were answered empty."""
         self.throttled_ms = 0
@@ -144,13 +135,16 @@ class RemoteFetchQuotas:
     def change(
         self,
         window: QuotaWindow,
-        bytes_per_second: int | None,
-        per_client: int | None,
-        per_topic: Sequence[tuple[str, int | None]],
+        bytes_per_second: int | None = None,
+        per_client: int | None = None,
+        per_topic: Sequence[tuple[str, int | None]] = (),
     ) -> None:
-        """Replaces the quotas. Their windows begin again, empty."""
+        """Replaces the quotas. Their windows begin again, empty. None means no limit.
+
+        `per_topic` has shell patterns and limits. The first pattern that matches a topic decides, and each topic has
+        its own quota."""
         self._window = window
-        self._whole = None if bytes_per_second is None else RateQuota(bytes_per_second, window, self._clock_ms)
+        self._whole = RateQuota(bytes_per_second, window, self._clock_ms)
         self._per_client = per_client
         self._per_topic = tuple(per_topic)
         self._of_clients: LRUCache[str, RateQuota] = LRUCache(_CLIENTS_KEPT)
@@ -158,30 +152,23 @@ class RemoteFetchQuotas:
 
     def reserve(self, topic: str, client_id: str, size_bytes: int) -> Reservation | None:
         """Returns a reservation from all quotas that apply; None, and nothing is reserved, when one is used up."""
-        quotas = [one for one in (self._whole, self._of_topic(topic), self._of_client(client_id)) if one is not None]
-        throttle_ms = max((quota.throttle_ms() for quota in quotas), default=0)
+        of_topic = next((limit for pattern, limit in self._per_topic if fnmatchcase(topic, pattern)), None)
+        quotas = [
+            self._whole,
+            *self._quota(self._of_topics, topic, of_topic),
+            *self._quota(self._of_clients, client_id, self._per_client),
+        ]
+        throttle_ms = max(quota.throttle_ms() for quota in quotas)
         if throttle_ms:
             self.throttled_count += 1
             self.throttled_ms += throttle_ms
             return None
-        whole = Reservation()
-        for quota in quotas:
-            whole.held += quota.exceed(size_bytes).held
-        return whole
+        return Reservation(held=[held for quota in quotas for held in quota.exceed(size_bytes).held])
 
-    def _of_topic(self, topic: str) -> RateQuota | None:
-        known = self._of_topics.get(topic)
-        if known is None:
-            limit = next((limit for name, limit in self._per_topic if fnmatchcase(topic, name)), None)
-            if limit is None:
-                return None
-            known = self._of_topics[topic] = RateQuota(limit, self._window, self._clock_ms)
-        return known
-
-    def _of_client(self, client_id: str) -> RateQuota | None:
-        if self._per_client is None:
-            return None
-        known = self._of_clients.get(client_id)
-        if known is None:
-            known = self._of_clients[client_id] = RateQuota(self._per_client, self._window, self._clock_ms)
-        return known
+    def _quota(self, known: MutableMapping[str, RateQuota], name: str, limit: int | None) -> list[RateQuota]:
+        if limit is None:
+            return []
+        quota = known.get(name)
+        if quota is None:
+            quota = known[name] = RateQuota(limit, self._window, self._clock_ms)
+        return [quota]

@@ -92,7 +92,8 @@ def test_a_read_needs_all_quotas_that_apply(
     limits: dict[str, int], granted: list[tuple[str, str]], refused: tuple[str, str]
 ) -> None:
     per_topic = [("orders-*", limits.pop("topic", None)), ("*", None)]
-    quotas = RemoteFetchQuotas(Clock(), window=SECOND, per_topic=per_topic, **limits)
+    quotas = RemoteFetchQuotas(Clock())
+    quotas.change(SECOND, per_topic=per_topic, **limits)
     for topic, client in granted:
         assert quotas.reserve(topic, client, 100) is not None
     assert quotas.reserve(*refused, 100) is None
@@ -101,7 +102,8 @@ def test_a_read_needs_all_quotas_that_apply(
 
 def test_clients_that_choose_ever_new_ids_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiers.quota._CLIENTS_KEPT", 3)
-    quotas = RemoteFetchQuotas(Clock(), window=SECOND, per_client=100)
+    quotas = RemoteFetchQuotas(Clock())
+    quotas.change(SECOND, per_client=100)
     for number in (0, 1, 2, 3, 0):
         assert quotas.reserve("t", str(number), 100) is not None
     assert quotas.reserve("t", "3", 1) is None

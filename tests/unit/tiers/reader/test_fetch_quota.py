@@ -25,7 +25,8 @@ class Quoted(RemoteLogReader):
         super().__init__(tier.rlmm.log, tier.storage)
 
     def limit(self, **limits: object) -> None:
-        self.quotas = RemoteFetchQuotas(lambda: self.now_ms, window=QuotaWindow(1, 1000), **limits)  # type: ignore[arg-type]  # one of the limits
+        self.quotas = RemoteFetchQuotas(lambda: self.now_ms)
+        self.quotas.change(QuotaWindow(1, 1000), **limits)  # type: ignore[arg-type]  # one of the limits
 
     async def ask(self, client_id: str, offset: int = 0, isolation_level: int = 1) -> RemoteRead:
         request = asked(offset, partition=NAMELESS, isolation_level=isolation_level, client_id=client_id)
