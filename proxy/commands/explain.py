@@ -35,8 +35,7 @@ from tiers.broker.share_groups import ClusterShareGroups
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.explain.answers import OffsetAnswer, PartitionAnswer, Place, SegmentAnswer, Why
-from tiers.explain.explain import explain as explain_partition
-from tiers.explain.explain import explain_offset, segment_at_time
+from tiers.explain.explain import Explanation
 from tiers.explain.facts import PartitionFacts
 from tiers.explain.gathering import Surroundings, gather, policy_from
 from tiers.log.broker_log import BrokerLogSource, offsets_for_times
@@ -169,8 +168,8 @@ async def explain_topic(
             asked, remark = offset, ""
             if time_ms is not None:
                 asked, remark = await _offset_at(around, storage, key_ring, facts, time_ms)
-            answer = None if asked is None else explain_offset(facts, asked)
-            return Explained(explain_partition(facts), answer, remark)
+            found = Explanation(facts)
+            return Explained(found.partition(), None if asked is None else found.offset(asked), remark)
 
         return await bounded_gather(partitions, of, _PARTITIONS_AT_ONCE)
 
@@ -218,7 +217,7 @@ async def _offset_at(
     time_ms: int,
 ) -> tuple[int | None, str]:
     """Returns the first offset of that time or later, and how it was found."""
-    partition, segment = facts.remote.partition, segment_at_time(facts, time_ms)
+    partition, segment = facts.remote.partition, Explanation(facts).segment_at_time(time_ms)
     moment = moment_text(time_ms)
     if segment is not None and storage is not None:
         try:

@@ -1,10 +1,6 @@
 """Explains one partition: where its offsets are, and why each segment is still there, or not there yet.
 
-    explain(facts) -> PartitionAnswer            every segment, and the part that is only local
-    explain_offset(facts, offset) -> OffsetAnswer
-    segment_at_time(facts, time_ms) -> the first segment that may have a record of that time
-
-The functions ask no broker and no store. Every "why" of a copy, a trim or an expiry comes from the functions by which
+It asks no broker and no store. Every "why" of a copy, a trim or an expiry comes from the functions by which
 the tasks decide (`trim_holds`, `expiry_holds`, `copy_hold`, `copy_due`). What is added here are the states in which no
 task decides: a stop, a failing stage, an earlier segment that is held.
 """
@@ -62,37 +58,7 @@ _WORK: Final[Mapping[Question, _Work]] = {
 }
 
 
-def explain(facts: PartitionFacts) -> PartitionAnswer:
-    found, bounds = _Explanation(facts), facts.bounds
-    return PartitionAnswer(
-        topic=facts.remote.partition.topic,
-        partition=facts.remote.partition.partition,
-        log_start=found.log_start,
-        remote_start=next((each.start_offset for each in found.answering.values()), None),
-        remote_end=facts.remote.end(found.log_start),
-        local_log_start=None if bounds is None else bounds.log_start_offset,
-        last_stable_offset=None if bounds is None else bounds.last_stable_offset,
-        high_watermark=None if bounds is None else bounds.high_watermark,
-        owner=facts.owner.name,
-        notes=tuple(found.notes()),
-        segments=tuple(map(found.segment, found.segments)),
-        uncopied=found.uncopied(),
-    )
-
-
-def explain_offset(facts: PartitionFacts, offset: int) -> OffsetAnswer:
-    return _Explanation(facts).offset(offset)
-
-
-def segment_at_time(facts: PartitionFacts, time_ms: int) -> RemoteLogSegmentMetadata | None:
-    """Returns the first readable segment with a record of that time or later; None: no remote record is so new.
-
-    Timestamps need not ascend in a log, so this is the first segment by offset, as for ListOffsets."""
-    readable = _Explanation(facts).answering.values()
-    return next((segment for segment in readable if segment.max_timestamp_ms >= time_ms), None)
-
-
-class _Explanation:
+class Explanation:
     """The explanation of one partition. It reads the metadata once, and computes the holds of all segments once."""
 
     def __init__(self, facts: PartitionFacts) -> None:
@@ -107,7 +73,31 @@ class _Explanation:
         local_start = None if facts.bounds is None else facts.bounds.log_start_offset
         self._open_cut = open_cut(metadata, partition, facts.remote.log_start(local_start))
 
-    def notes(self) -> Iterator[str]:
+    def partition(self) -> PartitionAnswer:
+        """Returns every segment, and the part that is only local."""
+        facts, bounds = self._facts, self._facts.bounds
+        return PartitionAnswer(
+            topic=facts.remote.partition.topic,
+            partition=facts.remote.partition.partition,
+            log_start=self.log_start,
+            remote_start=next((each.start_offset for each in self.answering.values()), None),
+            remote_end=facts.remote.end(self.log_start),
+            local_log_start=None if bounds is None else bounds.log_start_offset,
+            last_stable_offset=None if bounds is None else bounds.last_stable_offset,
+            high_watermark=None if bounds is None else bounds.high_watermark,
+            owner=facts.owner.name,
+            notes=tuple(self._notes()),
+            segments=tuple(map(self._segment, self.segments)),
+            uncopied=self._uncopied(),
+        )
+
+    def segment_at_time(self, time_ms: int) -> RemoteLogSegmentMetadata | None:
+        """Returns the first readable segment with a record of that time or later; None: no remote record is so new.
+
+        Timestamps need not ascend in a log, so this is the first segment by offset, as for ListOffsets."""
+        return next((each for each in self.answering.values() if each.max_timestamp_ms >= time_ms), None)
+
+    def _notes(self) -> Iterator[str]:
         facts = self._facts
         match facts.policy:
             case None:
@@ -135,7 +125,7 @@ class _Explanation:
                 " they were copied."
             )
 
-    def segment(self, segment: RemoteLogSegmentMetadata) -> SegmentAnswer:
+    def _segment(self, segment: RemoteLogSegmentMetadata) -> SegmentAnswer:
         facts = self._facts
         place = self._place_of(segment)
         return SegmentAnswer(
@@ -151,7 +141,7 @@ class _Explanation:
             whys=tuple(self._whys(segment, place)),
         )
 
-    def uncopied(self) -> UncopiedAnswer:
+    def _uncopied(self) -> UncopiedAnswer:
         local = self._facts.local
         if local is None:
             return UncopiedAnswer(0, 0, ())
@@ -188,7 +178,7 @@ class _Explanation:
         holders = (each for each in self.answering.values() if each.start_offset <= offset <= each.valid_end_offset)
         holder = next(holders, None)
         if holder is not None:
-            found = self.segment(holder)
+            found = self._segment(holder)
             if is_local:
                 sentence = f"Both tiers have offset {offset}: the broker, and the remote segment {found.id}."
                 return OffsetAnswer(offset, Place.BOTH, sentence, self._leader, found, whys=found.whys)
@@ -198,7 +188,7 @@ class _Explanation:
             server = _ANY_PROXY if self._facts.has_store else _WITHOUT_STORE
             return OffsetAnswer(offset, Place.REMOTE, sentence, server, found, whys=found.whys)
         if is_local:
-            whys = self.uncopied().whys
+            whys = self._uncopied().whys
             return OffsetAnswer(offset, Place.LOCAL, f"The broker alone has offset {offset}.", self._leader, whys=whys)
         return self._missing(offset)
 
@@ -222,7 +212,7 @@ class _Explanation:
                 f" an error that it retries. `tidegate tier bounds {remote.partition.topic}` and"
                 " docs/operations.md, 'A partition stops', help."
             )
-        found = None if void is None else self.segment(void)
+        found = None if void is None else self._segment(void)
         return OffsetAnswer(offset, Place.UNKNOWN, sentence, "no process", found)
 
     @property

@@ -127,15 +127,22 @@ async def _local_facts(
 ) -> LocalFacts:
     partition, timeout_ms = remote.partition, around.timeout_ms
     leader = await around.client.leader_of(partition, timeout_ms)
-    share_start = None
-    try:
-        share_start = await around.share_groups.lowest_start(partition, timeout_ms)
-    except RemoteLogError as error:
-        remarks.append(f"It is not known whether a share group reads the partition: {error}.")
+    share_start = await lowest_share_start(around.share_groups, partition, timeout_ms, remarks)
     uncopied_bytes = estimated_bytes(remote.metadata, partition, bounds.high_watermark - remote.first_uncopied(bounds))
     if uncopied_bytes is None:
         uncopied_bytes = await around.source.size_bytes(partition, timeout_ms)
     return LocalFacts(bounds, leader.node_id, share_start, uncopied_bytes or 0)
+
+
+async def lowest_share_start(
+    share_groups: ClusterShareGroups, partition: TopicIdPartition, timeout_ms: int, remarks: list[str]
+) -> int | None:
+    """Returns None if no share group reads the partition, and also, with a remark, if that is not known."""
+    try:
+        return await share_groups.lowest_start(partition, timeout_ms)
+    except RemoteLogError as error:
+        remarks.append(f"It is not known whether a share group reads the partition: {error}.")
+        return None
 
 
 def _owner(around: Surroundings, partition: TopicIdPartition, remarks: list[str]) -> OwnerFacts:

@@ -27,10 +27,10 @@ from proxy.process.member_settings import compare_members
 from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal
-from tiers.errors import RemoteLogError
 from tiers.explain.answers import PartitionAnswer
-from tiers.explain.explain import explain
+from tiers.explain.explain import Explanation
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts
+from tiers.explain.gathering import lowest_share_start
 from tiers.fitness import Fitness
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log import RemoteLog
@@ -141,21 +141,15 @@ async def explained(
     trouble: str,
 ) -> PartitionAnswer:
     """Explains a partition with what this process knows, which is most if it owns the partition."""
-    report, now_ms, remarks = running.manager.report(partition), wall_clock_ms(), []
+    report, now_ms, remarks = running.manager.report(partition), wall_clock_ms(), list[str]()
     policy = running.topics.policies.get(partition.topic_id)
     refused = running.topics.refused.get(partition.topic)
     local = None
     if bounds is not None:
-        share_start = None
-        try:
-            share_start = await ClusterShareGroups(client).lowest_start(partition, _SHARE_GROUPS_TIMEOUT_MS)
-        except RemoteLogError as error:
-            remarks.append(f"It is not known whether a share group reads the partition: {error}.")
-        local = LocalFacts(
-            bounds,
-            share_start=share_start,
-            uncopied_bytes=0 if report is None else report.uncopied_bytes,
-        )
+        groups = ClusterShareGroups(client)
+        share_start = await lowest_share_start(groups, partition, _SHARE_GROUPS_TIMEOUT_MS, remarks)
+        uncopied_bytes = 0 if report is None else report.uncopied_bytes
+        local = LocalFacts(bounds, share_start=share_start, uncopied_bytes=uncopied_bytes)
     seen = (
         (each.segment_id, metadata.state.seen_at_ms(each.segment_id))
         for each in metadata.state.list_remote_log_segments(partition)
@@ -169,7 +163,7 @@ async def explained(
         stopped="" if report is None else report.stopped,
         doubt="" if report is None else report.doubt,
     )
-    return explain(
+    return Explanation(
         PartitionFacts(
             RemoteLog(metadata.state, partition),
             now_ms,
@@ -180,7 +174,7 @@ async def explained(
             visible_after_ms=visible_after_ms,
             remarks=tuple(remarks),
         )
-    )
+    ).partition()
 
 
 def raised_alarms(running: RunningTasks, metadata: RemoteLogMetadataManager, fitness: Fitness) -> Iterator[RaisedAlarm]:

@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.config.topic_policy import Refusal, TopicPolicy
 from tiers.explain.answers import PartitionAnswer, Question, Why
-from tiers.explain.explain import explain
+from tiers.explain.explain import Explanation
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts
 from tiers.metadata.remote_log import RemoteLog
 
@@ -38,7 +38,7 @@ async def facts_for(bench: Workbench, policy: TopicPolicy | Refusal | None) -> P
 async def answer_for(bench: Workbench, policy: TopicPolicy | Refusal | None, **owner: Any) -> PartitionAnswer:
     """The explanation; `owner` has the fields of the owner's facts that differ."""
     facts = await facts_for(bench, policy)
-    return explain(replace(facts, owner=replace(facts.owner, **owner)))
+    return Explanation(replace(facts, owner=replace(facts.owner, **owner))).partition()
 
 
 def whys(answer: PartitionAnswer, question: Question) -> dict[int, Why]:

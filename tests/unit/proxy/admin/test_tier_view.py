@@ -23,7 +23,7 @@ from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicConfig, TopicPolicy
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.explain.answers import PartitionAnswer
-from tiers.explain.explain import explain
+from tiers.explain.explain import Explanation
 from tiers.explain.facts import LocalFacts, PartitionFacts
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -104,9 +104,9 @@ class Stage:
     async def explained(self, where: TopicIdPartition, bounds: LocalLogBounds | None, trouble: str) -> PartitionAnswer:
         local = None if bounds is None else LocalFacts(bounds)
         known = self.policies.get(where.topic_id)
-        return explain(
+        return Explanation(
             PartitionFacts(RemoteLog(self.metadata.state, where), 1_000, known, local=local, local_trouble=trouble)
-        )
+        ).partition()
 
     def parts(self) -> TierParts:
         return TierParts(

@@ -15,7 +15,7 @@ from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import Refusal, TopicPolicy
 from tiers.config.total_retention import TotalRetention
 from tiers.explain.answers import Place, Question, StateReason
-from tiers.explain.explain import explain, explain_offset, segment_at_time
+from tiers.explain.explain import Explanation
 from tiers.model.log_start import LogGap
 from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES
 from tiers.tasks.hold import Hold, HoldReason
@@ -161,7 +161,7 @@ async def test_a_void_segment_goes_with_the_retention(copied: Workbench) -> None
     assert reasons(answer, NOT_EXPIRED)[30] == StateReason.VOID
     assert [(each.start_offset, each.end_offset) for each in answer.segments] == [(0, 29), (30, 59), (60, 89)]
     copied.log.log_start_offset = 60
-    lost = explain_offset(await facts_for(copied, KEEP_NOTHING), 45)
+    lost = Explanation(await facts_for(copied, KEEP_NOTHING)).offset(45)
     assert (lost.place, "void" in lost.sentence) == (Place.UNKNOWN, True)
 
 
@@ -266,7 +266,7 @@ async def test_a_stop_and_a_failing_stage_come_before_every_setting(copied: Work
 async def test_where_an_offset_is(copied: Workbench) -> None:
     await copied.trim(KEEP_NOTHING)
     facts = await facts_for(copied, KEEP_NOTHING)
-    found = {offset: explain_offset(facts, offset) for offset in (0, 59, 60, 89, 90, 99, 100)}
+    found = {offset: Explanation(facts).offset(offset) for offset in (0, 59, 60, 89, 90, 99, 100)}
     assert {offset: each.place for offset, each in found.items()} == {
         0: Place.REMOTE,
         59: Place.REMOTE,
@@ -286,25 +286,25 @@ async def test_where_an_offset_is(copied: Workbench) -> None:
 async def test_an_offset_that_has_no_record_says_where_a_fetch_goes_on(copied: Workbench) -> None:
     await copied.trim(KEEP_NOTHING)
     await copied.record_log_start(5)
-    deleted = explain_offset(await facts_for(copied, KEEP_NOTHING), 4)
+    deleted = Explanation(await facts_for(copied, KEEP_NOTHING)).offset(4)
     assert (deleted.place, deleted.continues_at) == (Place.DELETED, 5)
     assert "(reason: USER)" in deleted.sentence
     del copied.metadata.segments[copied.segments[1].segment_id]
-    lost = explain_offset(await facts_for(copied, KEEP_NOTHING), 40)
+    lost = Explanation(await facts_for(copied, KEEP_NOTHING)).offset(40)
     assert (lost.place, lost.server) == (Place.UNKNOWN, "no process")
     await copied.metadata.put_log_gap(PARTITION, LogGap(30, 60), 0)
     facts = await facts_for(copied, KEEP_NOTHING)
-    gap = explain_offset(facts, 40)
+    gap = Explanation(facts).offset(40)
     assert (gap.place, gap.continues_at) == (Place.GAP, 60)
     assert "the offsets 30 to 59 before" in gap.sentence
-    assert any("offsets 30 to 59 are a gap" in note for note in explain(facts).notes)
+    assert any("offsets 30 to 59 are a gap" in note for note in Explanation(facts).partition().notes)
 
 
 async def test_an_offset_whose_metadata_was_lost_is_not_called_deleted(copied: Workbench) -> None:
     await copied.trim(KEEP_NOTHING)
     for each in copied.segments[:2]:
         del copied.metadata.segments[each.segment_id]
-    lost = explain_offset(await facts_for(copied, KEEP_NOTHING), 10)
+    lost = Explanation(await facts_for(copied, KEEP_NOTHING)).offset(10)
     assert (lost.place, "an error that it retries" in lost.sentence) == (Place.UNKNOWN, True)
 
 
@@ -323,24 +323,28 @@ async def test_a_log_start_above_the_brokers_hides_nothing(copied: Workbench) ->
     """As for clients: the owner deletes the records again, or ends the log start."""
     await copied.metadata.put_log_start(PARTITION, user_log_start(50, leader_epoch=0))
     facts = await facts_for(copied, KEEP_NOTHING)
-    assert (explain(facts).log_start, explain_offset(facts, 10).place) == (0, Place.BOTH)
+    assert (Explanation(facts).partition().log_start, Explanation(facts).offset(10).place) == (0, Place.BOTH)
 
 
 async def test_without_the_leader_the_remote_tier_is_still_explained(copied: Workbench) -> None:
     facts = replace(await facts_for(copied, KEEP_NOTHING), local=None, local_trouble="no broker answers")
-    answer = explain(facts)
+    answer = Explanation(facts).partition()
     assert reasons(answer, ON_BROKER)[0] == StateReason.LEADER_UNKNOWN
     assert any("no broker answers" in note for note in answer.notes)
-    assert explain_offset(facts, 10).place is Place.REMOTE
-    assert explain_offset(facts, 95).place is Place.UNKNOWN
-    assert explain_offset(replace(facts, has_store=False), 10).server.endswith("when the store does, or from its cache")
+    assert Explanation(facts).offset(10).place is Place.REMOTE
+    assert Explanation(facts).offset(95).place is Place.UNKNOWN
+    assert (
+        Explanation(replace(facts, has_store=False))
+        .offset(10)
+        .server.endswith("when the store does, or from its cache")
+    )
     await copied.trim(KEEP_NOTHING)
-    assert set(reasons(explain(facts), ON_BROKER)) == {60}
+    assert set(reasons(Explanation(facts).partition(), ON_BROKER)) == {60}
 
 
 async def test_a_time_leads_to_the_first_segment_that_may_have_it(copied: Workbench) -> None:
     facts = await facts_for(copied, POLICY)
-    first = segment_at_time(facts, copied.wall_ms - 1_000_000)
+    first = Explanation(facts).segment_at_time(copied.wall_ms - 1_000_000)
     assert first is not None
     assert first.start_offset == 0
-    assert segment_at_time(facts, copied.wall_ms + 1_000_000) is None
+    assert Explanation(facts).segment_at_time(copied.wall_ms + 1_000_000) is None

@@ -15,7 +15,7 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy
 from tiers.errors import BrokerError
 from tiers.explain.answers import PartitionAnswer, Question, StateReason
-from tiers.explain.explain import explain
+from tiers.explain.explain import Explanation
 from tiers.explain.gathering import Surroundings, gather, policy_from
 from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.tasks.history.stored_facts import StoredFacts, read_stored_facts
@@ -59,7 +59,7 @@ async def explained(
         settings="[[topics]]=1",
         storage=bench.store,
     )
-    return explain(await gather(around, PARTITION, policy, stored, bench.wall_ms))
+    return Explanation(await gather(around, PARTITION, policy, stored, bench.wall_ms)).partition()
 
 
 async def test_a_healthy_partition_has_no_remark(copied: Workbench) -> None:
