@@ -26,7 +26,7 @@ from proxy.wire.admission import Limit
 from tests.support.fakes.fetch_bench import P0, bench_of
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.repository import ROOT
-from tiers.fitness import Fitness, FitnessMetrics
+from tiers.fitness import UNFIT
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metric_spec import FROM_THE_START, MetricSpec
 from tiers.reader.metrics import RemoteLogReaderMetrics
@@ -107,7 +107,7 @@ async def scraped(tmp_path: Path) -> list[tuple[str, str, list[Sample]]]:
         registry.register(StateMetric(lambda: ProcessState.SERVING))
         registry.register(ProcessAlarms())
         registry.register(LoopLatency(asyncio.get_running_loop(), time.monotonic))
-        registry.register(FitnessMetrics(Fitness(interval_ms=1, wall_clock_ms=lambda: 0)))
+        UNFIT.metric(registry)
         registry.register(RemoteFetchMetrics(bench.handler))
         registry.register(RemoteLogReaderMetrics(bench.reader))
         registry.register(WriteCircuitMetrics(CircuitBreakers(lambda: 0)))

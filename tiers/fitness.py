@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from tiers.broker.client import monotonic_ms
 from tiers.metric_spec import GaugeSpec
@@ -121,11 +118,3 @@ class Fitness:
         if now_ms - self._passes_since_ms >= self._recovery_ms:
             logger.warning("this process can work as an owner again", extra={"was": self._trouble})
             self.reason, self._fit_since_ms, self._passes_since_ms = None, now_ms, None
-
-
-class FitnessMetrics(Collector):
-    def __init__(self, fitness: Fitness) -> None:
-        self._fitness = fitness
-
-    def collect(self) -> Iterator[Metric]:
-        yield UNFIT.family(float(not self._fitness.is_fit))

@@ -65,7 +65,7 @@ from tiers.broker.client import wall_clock_ms
 from tiers.config.upstream_config import broker_client
 from tiers.event_loop import EventLoop
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.reader.metrics import LocalIndexMetrics
+from tiers.reader.metrics import LOCAL_INDEX_BYTES
 from tiers.tasks.task_services import NoLocalIndexes
 
 logger = logging.getLogger(__name__)
@@ -307,7 +307,7 @@ class RemoteLogProcess:
         await run_probes(stack, config, storage, fitness, registry)
         indexes = await writer_of_local_indexes(stack, config)
         if indexes is not None:
-            registry.register(LocalIndexMetrics(indexes))
+            LOCAL_INDEX_BYTES.metric(registry).set_function(lambda: indexes.size_bytes)
         running = await run_remote_log_manager(
             stack, self._live, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
         )

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from proxy.config import TidegateConfig
 from tiers.broker.client import wall_clock_ms
 from tiers.errors import RemoteResourceNotFoundError
-from tiers.fitness import Fitness, FitnessMetrics, Probe
+from tiers.fitness import UNFIT, Fitness, Probe
 from tiers.storage.blocking_calls import BlockingCalls
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
@@ -41,7 +41,7 @@ async def run_probes(
     registry: CollectorRegistry,
 ) -> None:
     """Probes until the stack closes."""
-    registry.register(FitnessMetrics(fitness))
+    UNFIT.metric(registry).set_function(lambda: not fitness.is_fit)
     # Threads of its own for each folder: a disk that hangs holds up no probe of another one.
     for name, folder in state_folders(config).items():
         fitness.add(Probe(name, _writes(stack, folder)))

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from proxy.admin.facts import ProcessState
 from proxy.config import TidegateConfig
@@ -141,7 +139,7 @@ class RemoteReaderProcess:
         metadata = await open_shared_metadata(stack, config, self._client, REMOTE_READER)
         buffers = SharedBuffers()
         storage.use_memory(buffers.memory_for)
-        registry.register(_SharedMemory(buffers))
+        SHARED_BYTES.metric(registry).set_function(lambda: buffers.size_bytes)
         indexes = local_indexes_of_reader(config, REMOTE_READER)
         reader = await open_reader(
             stack, self._live, storage, metadata, registry, REMOTE_READER, indexes, tracer, buffers.share
@@ -159,14 +157,6 @@ class RemoteReaderProcess:
 
     async def drain(self) -> None:
         self._stops = True
-
-
-class _SharedMemory(Collector):
-    def __init__(self, buffers: SharedBuffers) -> None:
-        self._buffers = buffers
-
-    def collect(self) -> Iterator[Metric]:
-        yield SHARED_BYTES.family(self._buffers.size_bytes)
 
 
 def change_fetch_quotas(quotas: RemoteFetchQuotas, config: TidegateConfig) -> None:

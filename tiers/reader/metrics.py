@@ -8,8 +8,6 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from tiers.metric_spec import CounterSpec, GaugeSpec, SummarySpec
-from tiers.reader.local_index_cache import LocalIndexes
-from tiers.reader.read_accounts import ReadAccountMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader
 
 _PREFIX = "tidegate_remote_reader"
@@ -51,16 +49,6 @@ CIRCUIT_OPEN = GaugeSpec(
 )
 
 
-class LocalIndexMetrics(Collector):
-    """The size of the folder that this process writes. A process may write index files without a reader."""
-
-    def __init__(self, indexes: LocalIndexes) -> None:
-        self._indexes = indexes
-
-    def collect(self) -> Iterator[Metric]:
-        yield LOCAL_INDEX_BYTES.family(self._indexes.size_bytes)
-
-
 class RemoteLogReaderMetrics(Collector):
     def __init__(self, reader: RemoteLogReader) -> None:
         self._reader = reader
@@ -81,7 +69,7 @@ class RemoteLogReaderMetrics(Collector):
         if (local := fetcher.local_indexes) is not None:
             yield LOCAL_INDEX_HITS.family(local.hits)
             yield LOCAL_INDEX_MISSES.family(local.misses)
-            yield from LocalIndexMetrics(local).collect()
+            yield LOCAL_INDEX_BYTES.family(local.size_bytes)
         if (disk := fetcher.disk_chunks) is not None:
             yield DISK_CHUNK_HITS.family(disk.hits)
             yield DISK_CHUNK_MISSES.family(disk.misses)
@@ -93,5 +81,5 @@ class RemoteLogReaderMetrics(Collector):
         throttled = THROTTLE_TIME.family()
         throttled.add_metric([], reader.quotas.throttled_count, reader.quotas.throttled_ms / 1000)
         yield throttled
-        yield from ReadAccountMetrics(reader.accounts).collect()
+        yield from reader.accounts.collect()
         yield CIRCUIT_OPEN.family(int(bool(fetcher.breakers.open_locations)))

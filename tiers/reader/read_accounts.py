@@ -72,8 +72,28 @@ class ReadAccount:
             self._recent.popleft()
 
 
-class ReadAccounts:
-    """The accounts of one process. `clock_ms` is monotonic."""
+READ_BYTES = CounterSpec(
+    "tidegate_remote_client_read_bytes",
+    f"Bytes that the clients with an id read from the remote tier. After {MAX_CLIENTS} ids, the rest is {OTHERS}.",
+    ("client_id", "topic"),
+    since=FIRST_READ,
+)
+READS = CounterSpec(
+    "tidegate_remote_client_reads",
+    "Reads of the clients with an id that had records.",
+    ("client_id", "topic"),
+    since=FIRST_READ,
+)
+THROTTLED = CounterSpec(
+    "tidegate_remote_client_reads_throttled",
+    "Reads of the clients with an id that a quota answered empty.",
+    ("client_id", "topic"),
+    since=FIRST_READ,
+)
+
+
+class ReadAccounts(Collector):
+    """The accounts of one process, and their metrics. `clock_ms` is monotonic."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
@@ -99,6 +119,15 @@ class ReadAccounts:
     def total_bytes(self) -> int:
         return sum(account.size_bytes for account in self.accounts())
 
+    def collect(self) -> Iterator[Metric]:
+        read, reads, throttled = READ_BYTES.family(), READS.family(), THROTTLED.family()
+        for account in self.accounts():
+            names = (account.client_id, account.topic)
+            read.add_metric(names, account.size_bytes)
+            reads.add_metric(names, account.reads)
+            throttled.add_metric(names, account.throttled)
+        yield from (read, reads, throttled)
+
     def _account(self, client_id: str, topic: str) -> ReadAccount:
         client_id = client_id[:MAX_ID_CHARS]
         topics = self._clients.pop(client_id, None)
@@ -123,37 +152,3 @@ class ReadAccounts:
         for account in self._clients.pop(oldest).values():
             self._account(OTHERS, account.topic).add(account)
         return True
-
-
-READ_BYTES = CounterSpec(
-    "tidegate_remote_client_read_bytes",
-    f"Bytes that the clients with an id read from the remote tier. After {MAX_CLIENTS} ids, the rest is {OTHERS}.",
-    ("client_id", "topic"),
-    since=FIRST_READ,
-)
-READS = CounterSpec(
-    "tidegate_remote_client_reads",
-    "Reads of the clients with an id that had records.",
-    ("client_id", "topic"),
-    since=FIRST_READ,
-)
-THROTTLED = CounterSpec(
-    "tidegate_remote_client_reads_throttled",
-    "Reads of the clients with an id that a quota answered empty.",
-    ("client_id", "topic"),
-    since=FIRST_READ,
-)
-
-
-class ReadAccountMetrics(Collector):
-    def __init__(self, accounts: ReadAccounts) -> None:
-        self._accounts = accounts
-
-    def collect(self) -> Iterator[Metric]:
-        read, reads, throttled = READ_BYTES.family(), READS.family(), THROTTLED.family()
-        for account in self._accounts.accounts():
-            names = (account.client_id, account.topic)
-            read.add_metric(names, account.size_bytes)
-            reads.add_metric(names, account.reads)
-            throttled.add_metric(names, account.throttled)
-        yield from (read, reads, throttled)

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tiers.reader import read_accounts
-from tiers.reader.read_accounts import IDLE_MS, MAX_ID_CHARS, OTHERS, RATE_MS, ReadAccountMetrics, ReadAccounts
+from tiers.reader.read_accounts import IDLE_MS, MAX_ID_CHARS, OTHERS, RATE_MS, ReadAccounts
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_the_client_idle_the_longest_gives_its_place_and_bytes_away() -> None:
 def test_any_number_of_client_ids_makes_a_bounded_number_of_series() -> None:
     accounts = Accounts()
     registry = CollectorRegistry()
-    registry.register(ReadAccountMetrics(accounts))
+    registry.register(accounts)
     for number in range(500):
         accounts.read(f"client-{number}", f"topic-{number % 10}", 1)
         accounts.now_ms += IDLE_MS // 3
