@@ -10,8 +10,8 @@
 * A set of files is rolled by size and by age. Only the process that began a set appends to it, so nothing is ever
   appended to a torn tail.
 * A segment is found by its uuid, and only if all of its entries are whole. So no entry is used for another segment.
-* A reader that finds damage names the set in `<folder>/damaged`. The writer checks that set in its next call, and
-  removes it if it is damaged. It removes a set at once after a disk error.
+* A process that reads a damaged set of its own folder removes it, and so does one that gets a disk error as it writes.
+  A damaged set of another process is a miss: the index from the store goes to the reader's own folder.
 * All sets of a folder together stay below the configured size. The least recently used one is evicted first.
 """
 
@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,8 +45,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(rf"(\d{{20}})({'|'.join(map(re.escape, SUFFIXES))})")
-_DAMAGED = "damaged"
-"""The folder, beside those of the partitions, in which readers name the sets that look damaged."""
 _MAX_SETS_OF_A_READ = 8
 """How many sets a reader opens for one segment. The first one has the segment, unless the log was cut."""
 _DEADLINE_MS = 1_000
@@ -106,7 +105,11 @@ class LocalIndexes:
 
     async def get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
         """Returns the index and its size in bytes; None when it is not in the files or the deadline passes."""
-        found = await self._run(lambda: self._get(segment))
+        damaged: list[int] = []
+        found = await self._run(lambda: self._get(segment, damaged))
+        for base_offset in damaged:
+            key = folder_of(self._root, segment.topic_id_partition).name, base_offset
+            await self._write(partial(self._check, key))
         self.hits += found is not None
         self.misses += found is None
         return found
@@ -142,7 +145,6 @@ class LocalIndexes:
                 return
             try:
                 self._load()
-                self._check_named_sets()
                 work()
             except OSError as error:
                 self._trouble.found(error=str(error))
@@ -151,9 +153,9 @@ class LocalIndexes:
 
         await self._run(alone)
 
-    def _get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
-        found = None if self._shared is None else _find(self._shared, segment, self._ciphers)
-        return found or _find(self._root, segment, self._ciphers)
+    def _get(self, segment: RemoteLogSegmentMetadata, damaged: list[int]) -> tuple[SegmentIndex, int] | None:
+        found = None if self._shared is None else _find(self._shared, segment, self._ciphers, [])
+        return found or _find(self._root, segment, self._ciphers, damaged)
 
     def _load(self) -> None:
         """Loads the complete sets of earlier processes and removes the files of incomplete ones."""
@@ -175,25 +177,17 @@ class LocalIndexes:
         self._shrink()
         self._is_loaded = True
 
-    def _check_named_sets(self) -> None:
-        """Checks the sets that readers named, and removes the damaged ones.
-
-        A reader may have met the set while it was appended to, or an earlier set of the same name."""
-        try:
-            named = [*(self._root / _DAMAGED).iterdir()]
-        except OSError:  # as a rule there is no such folder
+    def _check(self, key: _SetKey) -> None:
+        """Removes the set if it is damaged. The reader may have met it while it was appended to."""
+        if key not in self._sets:
             return
-        for path in named:
-            path.unlink(missing_ok=True)
-            key = next((key for key in self._sets if _name_of(*key) == path.name), None)
-            if key is not None:
-                files = self._sets[key].files
-                try:
-                    files.check()
-                except (CorruptSegmentError, OSError) as error:
-                    extra = {"path": str(files.path("")), "error": str(error)}
-                    logger.warning("removing damaged local index files", extra=extra)
-                    self._remove(key)
+        files = self._sets[key].files
+        try:
+            files.check()
+        except (CorruptSegmentError, OSError) as error:
+            extra = {"path": str(files.path("")), "error": str(error)}
+            logger.warning("removing damaged local index files", extra=extra)
+            self._remove(key)
 
     def _put(self, indexes: IndexesObject) -> None:
         segment = indexes.metadata
@@ -278,15 +272,12 @@ def folder_of(root: Path, partition: TopicIdPartition) -> Path:
     return root / f"{partition.topic}-{partition.partition}"
 
 
-def _name_of(folder: str, base_offset: int) -> str:
-    """Returns the name by which a reader names a set that looks damaged."""
-    return f"{folder}.{base_offset:020}"
-
-
 def _find(
-    root: Path, segment: RemoteLogSegmentMetadata, ciphers: SegmentCiphers | None
+    root: Path, segment: RemoteLogSegmentMetadata, ciphers: SegmentCiphers | None, damaged: list[int]
 ) -> tuple[SegmentIndex, int] | None:
-    """Returns the index and its size in bytes; None when the folder does not have it. Opens the nearest sets first."""
+    """Returns the index and its size in bytes; None when the folder does not have it. Opens the nearest sets first.
+
+    Adds the base offsets of the sets that look damaged to `damaged`."""
     folder = folder_of(root, segment.topic_id_partition)
     try:
         names = [_NAME.fullmatch(path.name) for path in folder.iterdir()]
@@ -302,9 +293,7 @@ def _find(
         except EncryptionKeyError:  # the store may have the index with another wrapping key by now
             continue
         except (CorruptSegmentError, OSError):
-            with contextlib.suppress(OSError):
-                (root / _DAMAGED).mkdir(exist_ok=True)
-                (root / _DAMAGED / _name_of(folder.name, base_offset)).touch()
+            damaged.append(base_offset)
             continue
         if found is not None:
             # It survives a restart, and the writer sees it. The kernel's own time of a write is coarser than this.

@@ -16,11 +16,20 @@ from tests.support.fakes.remote_requests import P0, read_all
 from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tiers.config.settings import RemoteLogConfig
+from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes.indexes_object import encode_indexes_object
-from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, SEGMENTS, SUFFIXES, TIME_INDEX, append_to
+from tiers.segment.indexes.local_index_files import (
+    LOG_INDEX,
+    OFFSET_INDEX,
+    SEGMENTS,
+    SUFFIXES,
+    TIME_INDEX,
+    LocalIndexFiles,
+    append_to,
+)
 from tiers.segment.segment_encryption import KeyRing
 
 SET_BYTES = 4 * 4096
@@ -239,44 +248,45 @@ async def test_files_below_the_log_start_are_removed(bench: Bench) -> None:
 async def test_damaged_files_are_removed_and_made_again(
     bench: Bench, suffix: str, damage: Callable[[Path], object], is_restarted: bool
 ) -> None:
-    """A reader finds the damage, and the writer removes the set."""
+    """A process of another folder leaves them, and keeps the index in its own."""
     first, second, third = segment_object(0), segment_object(30), segment_object(60)
     cache, reader = bench.cache(roll_bytes=1), bench.reader()
     await put(cache, first, second)
     foreign = bench.folder / "somebody's" / "file"
     foreign.parent.mkdir()
     foreign.touch()
-    (bench.folder / "damaged").mkdir()
-    (bench.folder / "damaged" / "a.file").touch()
     damage(bench.file(f"30{suffix}"))
     assert await holds(reader, second) == [False]
     assert bench.sets() == [0, 30]
+    await put(reader, second)
+    assert await holds(reader, second) == [True]
     cache = bench.cache(roll_bytes=1) if is_restarted else cache
+    assert await holds(cache, second) == [False]
     await put(cache, third)
     assert (bench.sets(), cache.size_bytes, foreign.exists()) == ([0, 60], 2 * SET_BYTES, True)
-    assert await holds(reader, second) == [False]
     await put(cache, second)
-    assert await holds(reader, second) == [True]
+    assert await holds(cache, second) == [True]
 
 
 @pytest.mark.parametrize("suffix", [SEGMENTS, LOG_INDEX, OFFSET_INDEX])
-async def test_a_set_is_checked_before_the_writer_removes_it(bench: Bench, suffix: str) -> None:
-    """A reader may have met the writer in the middle of an append."""
+async def test_a_set_is_checked_before_it_is_removed(
+    bench: Bench, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read may have met it in the middle of an append."""
     cache = bench.cache()
     await put(cache, *[segment_object(start) for start in (0, 30, 60)])
-    named = bench.folder / "damaged" / f"{PARTITION.topic}-{PARTITION.partition}.{0:020}"
-    named.parent.mkdir()
-    for content in ("", "for a set that is gone"):
-        named.touch()
-        named.with_suffix(f".{7:020}").write_text(content)
-        await cache.open()
-        assert (bench.sets(), [*named.parent.iterdir()]) == ([0], [])
+    monkeypatch.setattr(LocalIndexFiles, "find", lambda *arguments: read_torn())
+    assert await holds(cache, segment_object(30)) == [False]
+    assert bench.sets() == [0]
     path = bench.file(suffix)
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2] + bytes(8) + raw[len(raw) // 2 + 8 :])
-    named.touch()
-    await cache.open()
+    assert await holds(cache, segment_object(30)) == [False]
     assert bench.sets() == []
+
+
+def read_torn() -> None:
+    raise CorruptSegmentError("torn")
 
 
 async def test_a_torn_tail_is_a_miss_and_is_never_appended_to(bench: Bench) -> None:
