@@ -11,7 +11,7 @@ from typing import Final
 
 import uvloop
 
-from tiers.resolver import Addresses, Question, Resolver
+from tiers.sockets import Addresses, Question, Resolver
 from tiers.storage.blocking_calls import BlockingCalls
 
 MAX_LOOK_UPS: Final = 64

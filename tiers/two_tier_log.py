@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from tiers.config.paused_work import TierWork, paused_work
+from tiers.config.topic_policy import READING_PAUSED
 from tiers.errors import NotKnownNow, RemoteLogError
 from tiers.metadata.log_history import confirms
 from tiers.metadata.metadata_log import FreshMetadata
@@ -84,7 +84,7 @@ class TwoTierLog:
     def is_reading_paused(self, partition: TopicIdPartition) -> bool:
         """Whether an operator paused the reading of the topic's remote records."""
         try:
-            return TierWork.READING in paused_work(self._metadata.state.topic_tier_config(partition.topic_id))
+            return self._metadata.state.topic_tier_config(partition.topic_id).get(READING_PAUSED) == "true"
         except RemoteLogError:
             return False  # the read itself finds what is wrong with the metadata
 

@@ -17,8 +17,7 @@ from proxy.admin.lines import PartitionKnowledge, SegmentSums, SegmentWalk, part
 from proxy.cluster.broker_configs import BrokerValue
 from tiers.bounded_gather import bounded_gather
 from tiers.broker.cluster_metadata import ClusterMetadata
-from tiers.config.paused_work import resume_command
-from tiers.config.topic_policy import Rules, TopicPolicy
+from tiers.config.topic_policy import Rules, TopicPolicy, resume_command
 from tiers.errors import RemoteLogError
 from tiers.explain.answers import PartitionAnswer
 from tiers.metadata.state.state import RemoteLogMetadataState

@@ -27,7 +27,7 @@ import tiers.storage.instrumented
 import tiers.tasks.metrics
 from proxy.admin.facts import ProcessState
 from proxy.process.admin.process_alarms import ProcessAlarm
-from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TierWork
 from tiers.metric_spec import FROM_THE_START, MetricSpec
 from tiers.reader.read_accounts import MAX_CLIENTS, MAX_TOPICS, OTHERS
 from tiers.tasks.alarms import STATES, AlarmReason

@@ -20,8 +20,7 @@ from proxy.process.member_settings import other_settings
 from tiers.access.open_tier import RemoteTierError, metadata_to_now
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import READ_UNCOMMITTED, FetchPosition, fetch_raw
-from tiers.config.paused_work import resume_command
-from tiers.config.topic_policy import TopicPolicy, exclusion, tiering_of
+from tiers.config.topic_policy import TopicPolicy, exclusion, resume_command, tiering_of
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log import RemoteLog

@@ -33,8 +33,7 @@ from protocol.steps import Steps
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.handlers.turns import in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
-from tiers.config.paused_work import PAUSE_KEYS
-from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS
+from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS, PAUSE_KEYS
 from tiers.config.topic_settings import REMOTE_STORAGE_ENABLE, TIER_DEFAULTS, TierValue, is_boolean
 from tiers.config.total_retention import TOTAL_KEYS
 

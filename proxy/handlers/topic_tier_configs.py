@@ -31,8 +31,7 @@ from proxy.cluster.broker_configs import BrokerValue
 from proxy.handlers.base import ClusterTopology, FetchSettings
 from proxy.handlers.metadata_topic_guard import REFUSAL
 from proxy.handlers.turns import in_slices, slices_of
-from tiers.config.paused_work import PAUSE_KEYS
-from tiers.config.topic_policy import Rules, TopicConfig, is_internal
+from tiers.config.topic_policy import PAUSE_KEYS, Rules, TopicConfig, is_internal
 from tiers.config.topic_settings import (
     BROKER_DEFAULTS,
     REMOTE_STORAGE_ENABLE,

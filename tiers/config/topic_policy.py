@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final
@@ -18,7 +19,6 @@ from uuid import UUID
 
 from pydantic import AliasChoices, Field, model_validator
 
-from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
 from tiers.config.setting_keys import key_of
 from tiers.config.settings import MIB, DurationMs, PositiveBytes, PositiveMs, Section, SizeBytes, TopicPattern
 from tiers.config.total_retention import (
@@ -54,6 +54,40 @@ _LEAST_NUMBERS = {
     COPY_LAG_BYTES: AS_LOCAL_RETENTION,
 }
 """The tier settings of a topic that are numbers, each with its least value."""
+
+
+class TierWork(StrEnum):
+    """The work on a topic's remote tier that an operator can pause (docs/operations.md, "Pause a topic").
+
+    The settings that pause it are part of the topic's own tier settings, so every proxy sees them, and they survive
+    restarts. The file has no such keys: a pause belongs to the cluster, and not to the process whose file says so."""
+
+    COPYING = "copying"
+    TRIMMING = "trimming"
+    EXPIRING = "expiring"
+    READING = "reading"
+
+    @property
+    def key(self) -> str:
+        """The tier setting that pauses this work."""
+        return f"remote.log.{self.value}.paused"
+
+
+NOTHING_PAUSED: Final[frozenset[TierWork]] = frozenset()
+PAUSE_KEYS: Final = tuple(work.key for work in TierWork)
+READING_PAUSED: Final = TierWork.READING.key
+
+
+def paused_work(config: Mapping[str, str]) -> frozenset[TierWork]:
+    """Returns the paused work by a topic's own tier settings."""
+    if not config:
+        return NOTHING_PAUSED
+    return frozenset(work for work in TierWork if config.get(work.key) == "true")
+
+
+def resume_command(topic: str, work: Iterable[TierWork]) -> str:
+    """Returns the command that ends the pause of this work."""
+    return f"tidegate tier resume {topic} {' '.join(f'--{each.value}' for each in sorted(work))} --yes"
 
 
 class TopicConfig(Section):

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.errors import ErrorCode
-from tiers.config.paused_work import PAUSE_KEYS
 from tiers.config.settings import text_of
 from tiers.config.topic_policy import (
     AS_LOCAL_RETENTION,
     COPY_LAG_BYTES,
     COPY_LAG_MS,
+    PAUSE_KEYS,
     RULE_FIELDS,
     SAME_AS_TOTAL,
     TopicConfig,

@@ -12,8 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from tiers.config.paused_work import resume_command
-from tiers.config.topic_policy import Refusal, TopicPolicy
+from tiers.config.topic_policy import Refusal, TopicPolicy, resume_command
 from tiers.config.total_retention import Retention
 from tiers.explain.answers import (
     OffsetAnswer,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tiers.config.paused_work import TierWork, resume_command
-from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS, TopicPolicy
+from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS, TierWork, TopicPolicy, resume_command
 from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.explain.answers import Question, StateReason, Why

@@ -14,8 +14,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from tiers.config.paused_work import TierWork
-from tiers.config.topic_policy import TopicPolicy
+from tiers.config.topic_policy import TierWork, TopicPolicy
 from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
 from tiers.config.total_retention import NOTHING_EXPIRES, UNLIMITED, Retention
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

@@ -24,8 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tiers.config.paused_work import TierWork
-from tiers.config.topic_policy import TopicPolicy
+from tiers.config.topic_policy import TierWork, TopicPolicy
 from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, MetadataLostError, RemoteLogError
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition

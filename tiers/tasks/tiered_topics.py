@@ -26,10 +26,10 @@ from protocol.errors import ErrorCode
 from tiers.bounded_gather import bounded_gather, in_turns
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
-from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import (
     BROKER_KEYS,
     Refusal,
+    TierWork,
     TopicConfig,
     TopicPolicy,
     managed_rule,

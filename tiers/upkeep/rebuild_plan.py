@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from tiers.config.paused_work import paused_work
+from tiers.config.topic_policy import paused_work
 from tiers.config.topic_settings import is_deletion_requested
 from tiers.config.total_retention import TOTAL_KEYS, longest_total, recorded_total
 from tiers.metadata.metadata_log import MetadataPosition

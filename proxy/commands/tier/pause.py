@@ -17,7 +17,7 @@ from proxy.commands.tier.tools import check_topic, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import UnknownTargetError, metadata_to_now, tiered_cluster
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json, show_table
-from tiers.config.paused_work import TierWork, paused_work
+from tiers.config.topic_policy import TierWork, paused_work
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 

@@ -14,8 +14,7 @@ from proxy.commands.tier.tools import run_command
 from proxy.config import load_config
 from tiers.access.open_tier import TIMEOUT_MS, OpenMetadata, open_metadata
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text
-from tiers.config.paused_work import paused_work
-from tiers.config.topic_policy import Refusal, TopicConfig, exclusion, managed_rule
+from tiers.config.topic_policy import Refusal, TopicConfig, exclusion, managed_rule, paused_work
 from tiers.config.topic_settings import TierValue, tier_values
 from tiers.explain.gathering import policy_from
 from tiers.metadata.remote_log import RemoteLog

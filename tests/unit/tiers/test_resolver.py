@@ -13,8 +13,16 @@ from aiohappyeyeballs import AddrInfoType
 from tests.support.fakes.hanging_names import HANGING, KNOWN, hanging_names
 from tests.support.simulation.loop import VirtualLoop
 from tiers.event_loop import MAX_LOOK_UPS, EventLoop
-from tiers.resolver import KEPT_S, MAX_NAMES, PATIENCE_S, Addresses, Question, Resolver
-from tiers.sockets import connected_socket, connected_to
+from tiers.sockets import (
+    KEPT_S,
+    MAX_NAMES,
+    PATIENCE_S,
+    Addresses,
+    Question,
+    Resolver,
+    connected_socket,
+    connected_to,
+)
 
 BROKER = Question("broker-1.example", 9092)
 LOOK_UP_S = 0.033

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from protocol.records.record_batch import RecordBatch, iterate_batches
-from tiers.config.paused_work import TierWork
-from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS, TopicPolicy
+from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS, TierWork, TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.state.state import RemoteLogMetadataState

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tiers.bounded_gather import each_alone
-from tiers.config.paused_work import TierWork, paused_work
+from tiers.config.topic_policy import TierWork, paused_work
 from tiers.config.topic_settings import is_deletion_requested
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import kept_log_start

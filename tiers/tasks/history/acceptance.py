@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
+from tiers.config.topic_policy import NOTHING_PAUSED, TierWork, paused_work
 from tiers.config.total_retention import TotalRetention, longest_total, recorded_total
 from tiers.errors import LaterFormatError, RemoteLogMetadataError
 from tiers.metadata.metadata_log import MetadataLog

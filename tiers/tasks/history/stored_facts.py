@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
-from tiers.config.paused_work import paused_work
+from tiers.config.topic_policy import paused_work
 from tiers.config.total_retention import longest_total, recorded_total
 from tiers.errors import (
     CorruptSegmentError,

@@ -22,8 +22,7 @@ from functools import partial
 from itertools import takewhile
 
 from tiers.bounded_gather import in_turns
-from tiers.config.paused_work import TierWork
-from tiers.config.topic_policy import TopicPolicy
+from tiers.config.topic_policy import TierWork, TopicPolicy
 from tiers.config.total_retention import Retention
 from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError
 from tiers.metadata.remote_log import RemoteLog

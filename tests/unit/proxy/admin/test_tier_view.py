@@ -19,8 +19,7 @@ from proxy.cluster.broker_configs import BrokerValue
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.proxy.turn_counter import counted_turns
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata, TopicMetadata
-from tiers.config.paused_work import TierWork
-from tiers.config.topic_policy import TopicConfig, TopicPolicy
+from tiers.config.topic_policy import TierWork, TopicConfig, TopicPolicy
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.explain.answers import PartitionAnswer
 from tiers.explain.explain import Explanation

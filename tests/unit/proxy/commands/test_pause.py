@@ -13,7 +13,7 @@ from proxy.commands.tier import pause as command
 from proxy.commands.tier.pause import PauseChange, apply_pause
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.fakes.segments import PARTITION
-from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TierWork
 
 COPYING, TRIMMING, EXPIRING, READING = TierWork
 OTHER = {"local.retention.ms": "60000"}

@@ -12,8 +12,7 @@ from proxy.commands.tier.topics import TieredTopic, state_text, tiered_topics
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CommandBench
 from tiers.broker.cluster_metadata import TopicMetadata
-from tiers.config.paused_work import TierWork
-from tiers.config.topic_policy import TopicConfig
+from tiers.config.topic_policy import TierWork, TopicConfig
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState

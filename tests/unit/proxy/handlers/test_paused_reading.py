@@ -13,9 +13,8 @@ from tests.support.fakes.fetch_bench import Bench, ask, ask_local, bench_of, cod
 from tests.support.fakes.remote_tier import TOPIC_ID
 from tests.support.proxy import list_offsets_bench
 from tests.support.proxy.list_offsets_bench import EARLIEST, LATEST, LATEST_TIERED, MAX, found
-from tiers.config.paused_work import TierWork
 from tiers.config.settings import RemoteLogConfig
-from tiers.config.topic_policy import TopicConfig
+from tiers.config.topic_policy import TierWork, TopicConfig
 
 VERSION = 13
 

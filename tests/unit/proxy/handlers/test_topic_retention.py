@@ -27,7 +27,7 @@ from tests.support.proxy.topic_configs_bench import (
     incremental,
     sent,
 )
-from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TierWork
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 
 SET, DELETE = 0, 1

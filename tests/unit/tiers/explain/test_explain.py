@@ -11,8 +11,7 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.explained import answer_for, facts_for, reasons, whys
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.config.paused_work import TierWork
-from tiers.config.topic_policy import Refusal, TopicPolicy
+from tiers.config.topic_policy import Refusal, TierWork, TopicPolicy
 from tiers.config.total_retention import TotalRetention
 from tiers.explain.answers import Place, Question, StateReason
 from tiers.explain.explain import Explanation

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.tiers.segment_metadata import segment
-from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TierWork
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import PartitionFacts

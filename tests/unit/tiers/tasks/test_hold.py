@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.tiers.segment_metadata import segment
 from tests.support.tiers.workbench import PARTITION, POLICY
-from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TierWork
 from tiers.config.total_retention import Retention, TotalRetention
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.hold import HoldReason, TrimView, expiry_hold, expiry_holds, trim_hold, trim_holds

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from proxy.commands.metrics_reference import series_per_partition, series_per_topic
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TierWork
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import STATES, AlarmReason
 from tiers.tasks.deletion.segment_deletion import delete_segment

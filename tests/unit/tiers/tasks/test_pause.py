@@ -11,8 +11,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.running_manager import Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.config.paused_work import TierWork, paused_work
-from tiers.config.topic_policy import TopicPolicy
+from tiers.config.topic_policy import TierWork, TopicPolicy, paused_work
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap

@@ -13,7 +13,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TierWork
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.tasks.remote_log_manager import RemoteLogManager
 

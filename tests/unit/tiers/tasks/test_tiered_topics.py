@@ -16,8 +16,7 @@ from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.tiers.segment_metadata import copied, segment
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
-from tiers.config.paused_work import TierWork
-from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, exclusion, policy_of
+from tiers.config.topic_policy import Refusal, TierWork, TopicConfig, TopicPolicy, exclusion, policy_of
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition

@@ -10,7 +10,7 @@ import pytest
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
-from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TierWork
 from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
 from tiers.errors import (
     MetadataLostError,

@@ -10,7 +10,7 @@ import pytest
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, Workbench, copied
-from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TierWork
 from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import MetadataLostError
 from tiers.metadata.metadata_log import MetadataPosition
