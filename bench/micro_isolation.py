@@ -27,8 +27,9 @@ from rich.table import Table
 from bench.ending import run
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.servers.versitygw import VersityGateway
+from tiers.broker.client import monotonic_ms
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest
 from tiers.reader.shared.channel import Address, SharedBuffers, listen
 from tiers.reader.shared.lent_reads import RemoteReadClient, RemoteReadServer
 from tiers.storage.s3.storage import S3RemoteStorageManager

@@ -37,10 +37,11 @@ from bench.rig.store_model import FAR
 from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.servers.versitygw import VersityGateway
+from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.chunk_fetcher import RemoteLogReaderSettings
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteReadRequest, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteReadRequest
 from tiers.storage.s3.buffers import ReusedBuffers
 from tiers.storage.s3.download import S3Downloader
 from tiers.storage.s3.storage import S3RemoteStorageManager

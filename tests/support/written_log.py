@@ -19,9 +19,10 @@ from tests.support.fakes.in_memory_log import Aborted
 from tests.support.fakes.record_batches import build_batch, control_batch, record
 from tests.support.fakes.tier_process import PARTITION
 from tests.support.read_committed import FILTERS
+from tiers.broker.client import monotonic_ms
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError
 from tiers.model.log_source import AbortedTransaction
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest
 
 READ_TIMEOUT_MS = 30_000
 """A timeout on the real clock. Only a read of missing data takes this long."""

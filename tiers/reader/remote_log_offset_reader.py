@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from protocol.records.record_batch import NO_TIMESTAMP, iterate_batches
 from protocol.records.record_reader import first_record_at_or_after, read_records
+from tiers.bounded_gather import in_turns
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -42,7 +43,7 @@ class RemoteLogOffsetReader:
         Control records count as well. None means that the range has no such record. If a segment cannot be read, it
         raises like `RemoteLogReader.read`.
         """
-        for looked_at, segment in enumerate(self._segments(partition, from_offset, to_offset), 1):
+        async for segment in in_turns(self._segments(partition, from_offset, to_offset), _SEGMENTS_BETWEEN_YIELDS):
             if segment.max_timestamp_ms >= timestamp_ms:
                 try:
                     found = await self._search(segment, timestamp_ms, from_offset, caller)
@@ -51,8 +52,6 @@ class RemoteLogOffsetReader:
                     return await self.offset_for_timestamp(partition, timestamp_ms, begin, to_offset, caller)
                 if found is not None:
                     return found if found.offset < to_offset else None
-            if looked_at % _SEGMENTS_BETWEEN_YIELDS == 0:
-                await asyncio.sleep(0)
         return None
 
     async def max_timestamp(
@@ -64,15 +63,13 @@ class RemoteLogOffsetReader:
         the segment that holds `from_offset`. Raises like `RemoteLogReader.read`, and `SegmentDeletedError`."""
         best: RemoteLogSegmentMetadata | None = None
         found: TimestampOffset | None = None
-        for looked_at, segment in enumerate(self._segments(partition, from_offset, to_offset), 1):
+        async for segment in in_turns(self._segments(partition, from_offset, to_offset), _SEGMENTS_BETWEEN_YIELDS):
             if segment.start_offset < from_offset or segment.cut_at is not None:
                 part = await self._max_of_part(segment, from_offset, caller)
                 if part is not None and (found is None or part.timestamp_ms > found.timestamp_ms):
                     found = part
             elif best is None or segment.max_timestamp_ms > best.max_timestamp_ms:
                 best = segment
-            if looked_at % _SEGMENTS_BETWEEN_YIELDS == 0:
-                await asyncio.sleep(0)
         if (
             best is None
             or best.max_timestamp_ms < 0

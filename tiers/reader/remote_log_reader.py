@@ -14,7 +14,6 @@ The answers follow docs/semantics.md 3.3.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Self
 from uuid import UUID
 
 from protocol.records.record_batch import CODEC_ZSTD, cut_at_batches, iterate_batches, skip_to_offset
+from tiers.broker.client import monotonic_ms
 from tiers.errors import CorruptSegmentError, OffsetBelowLogStartError, OffsetGapError, RemoteLogError
 from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.ids import TopicIdPartition
@@ -114,10 +114,6 @@ class RemoteRead:
         return any(batch.codec == CODEC_ZSTD for view in self.records for batch in iterate_batches(view))
 
 
-def monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
-
-
 class CollectedBatches:
     """The batches of a read, from `offset` on and within `max_bytes`.
 
@@ -202,8 +198,6 @@ class ReadAhead:
         self._max_window_bytes = max_window_bytes
         self._streams: OrderedDict[StreamKey, _Stream] = OrderedDict()
         """The stream that read last is the last one."""
-        self._holders: dict[StreamKey, _Stream] = {}
-        """The streams that have a window."""
         self.reserved_bytes = 0
 
     def window_bytes(self, key: StreamKey, offset: int, next_offset: int, *, had_to_wait: bool) -> int:
@@ -224,13 +218,10 @@ class ReadAhead:
         is_sequential = offset <= stream.next_offset <= next_offset
         stream.next_offset = next_offset
         self.reserved_bytes -= stream.window_bytes
-        self._holders.pop(key, None)
         wanted = stream.window_bytes * 2 if had_to_wait else stream.window_bytes
         wanted = min(max(wanted, self._first_window_bytes), self._max_window_bytes) if is_sequential else 0
         stream.window_bytes = min(wanted, self._made_free(wanted, stream))
         self.reserved_bytes += stream.window_bytes
-        if stream.window_bytes:
-            self._holders[key] = stream
         return stream.window_bytes
 
     def _made_free(self, wanted: int, stream: _Stream) -> int:
@@ -240,7 +231,7 @@ class ReadAhead:
             if stream.used_at_ms - oldest.used_at_ms > IDLE_MS:
                 self._drop_oldest()
                 continue
-            largest = max(self._holders.values(), key=lambda each: each.window_bytes, default=stream)
+            largest = max(self._streams.values(), key=lambda each: 0 if each is stream else each.window_bytes)
             half = largest.window_bytes // 2
             if half < max(stream.window_bytes, self._first_window_bytes):
                 break
@@ -249,8 +240,7 @@ class ReadAhead:
         return self._budget_bytes - self.reserved_bytes
 
     def _drop_oldest(self) -> None:
-        key, stream = self._streams.popitem(last=False)
-        self._holders.pop(key, None)
+        _, stream = self._streams.popitem(last=False)
         self.reserved_bytes -= stream.window_bytes
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from proxy.cluster.configured_topics import ConfiguredTopics
 from tests.support.fakes.broker.cluster import FakeCluster
 from tests.support.fakes.remote_tier import RemoteTier
+from tiers.broker.client import monotonic_ms
 from tiers.config.topic_policy import TopicConfig
 from tiers.errors import BrokerError
-from tiers.reader.remote_log_reader import monotonic_ms
 
 TIERABLE: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "1000", "retention.bytes": "-1"}
 

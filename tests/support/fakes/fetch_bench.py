@@ -23,11 +23,12 @@ from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame, reference
 from tests.support.fakes.configured_topics import FakeConfigs, configured_topics
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.chunk_fetcher import RemoteLogReaderSettings
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.reader.remote_reads import TracedReads, TracedStore
 from tiers.tracing import Tracer
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.remote_tier import TOPIC_ID
+from tiers.broker.client import monotonic_ms
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 

@@ -25,9 +25,10 @@ from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.configured_topics import FakeConfigs, configured_topics
 from tests.support.fakes.record_batches import build_batch, record
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.broker.client import monotonic_ms
 from tiers.config.topic_policy import TopicConfig
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 LATEST, EARLIEST, MAX, EARLIEST_LOCAL, LATEST_TIERED, PENDING = -1, -2, -3, -4, -5, -6

@@ -31,14 +31,14 @@ from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.ports import consecutive_free_ports
 from tests.support.servers.producing import create_topic, delete_topics, produce, topic_id_partition
-from tiers.broker.client import BrokerClient
+from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.chunk_fetcher import RemoteLogReaderSettings
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask

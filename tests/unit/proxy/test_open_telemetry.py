@@ -29,8 +29,8 @@ from tests.support.repository import ROOT
 from tests.support.servers.collector import running_collector
 from tests.support.servers.ports import free_ports
 from tests.support.tiers.waiting import until
+from tiers.broker.client import monotonic_ms
 from tiers.errors import RemoteStorageError
-from tiers.reader.remote_log_reader import monotonic_ms
 
 ALL = TracingConfig(sampling_ratio=1)
 TRACING = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n[tracing]\n'

@@ -19,8 +19,9 @@ from proxy.handlers.fetch.delayed import (
     RemotePartitionRead,
 )
 from tests.support.fakes.segments import PARTITION
+from tiers.broker.client import monotonic_ms
 from tiers.errors import RemoteLogError
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest
 
 REQUEST = RemoteReadRequest(PARTITION, 0, 1000, min_one_message=True, isolation_level=0, deadline_ms=0, connection_id=1)
 NEVER_MS = 60_000

@@ -12,7 +12,7 @@ from protocol.header import parse_request_header
 from protocol.primitives import Buffer
 from proxy.wire.exchange import Request
 from tests.support.fakes.broker.cluster import FakeCluster
-from tiers.reader.remote_log_reader import monotonic_ms
+from tiers.broker.client import monotonic_ms
 
 
 class FakeExchange:

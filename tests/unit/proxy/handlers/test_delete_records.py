@@ -40,6 +40,7 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.proxy.turn_counter import counted_turns
+from tiers.broker.client import monotonic_ms
 from tiers.config.topic_policy import TopicConfig
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.metadata_log import MetadataLog
@@ -47,7 +48,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.tasks.history.align import require_aligned
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")

@@ -34,10 +34,10 @@ from tests.support.fakes.fetch_bench import (
 )
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
+from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import monotonic_ms
 
 
 @pytest.fixture

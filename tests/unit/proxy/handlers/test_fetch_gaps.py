@@ -20,13 +20,13 @@ from tests.support.fakes.broker.fetch_frames import fetch_frame
 from tests.support.fakes.fetch_bench import LOCAL_0, P0, P1, VERSIONS, Bench, ask, ask_local, bench_of, codes, records
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
+from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.reader.remote_log_reader import monotonic_ms
 
 SOME_VERSIONS = [4, 5, 9, 12, 13, 18]
 UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE

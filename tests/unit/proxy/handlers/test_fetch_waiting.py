@@ -24,9 +24,10 @@ from tests.support.fakes.fetch_bench import (
     records,
 )
 from tests.support.fakes.record_batches import batch_of
+from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
 
 
 @pytest.fixture

@@ -32,10 +32,11 @@ from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.proxy.never_fresh import NeverFresh
+from tiers.broker.client import monotonic_ms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 VERSIONS = (2, 3, 4)

@@ -15,12 +15,13 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_requests import P0, asked, in_ms, joined, read_all
 from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.tiers.workbench import PARTITION, workbench
+from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError, RetriableRemoteStorageError
 from tiers.reader.chunk_cache import ChunkKey, DiskChunkCache
 from tiers.reader.chunk_fetcher import Caller, RemoteLogReaderSettings
 from tiers.reader.metrics import RemoteLogReaderMetrics
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.segment.indexes.segment_index import Chunk
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import HOME

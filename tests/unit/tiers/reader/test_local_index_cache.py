@@ -15,11 +15,12 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_requests import P0, read_all
 from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
+from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.local_index_cache import LocalIndexes
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.segment.indexes.indexes_object import encode_indexes_object
 from tiers.segment.indexes.local_index_files import (
     LOG_INDEX,

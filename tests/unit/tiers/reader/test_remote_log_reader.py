@@ -16,6 +16,7 @@ from tests.support.fakes.record_batches import build_batch, record
 from tests.support.fakes.remote_requests import P0, asked, in_ms, joined, next_offset, read_all
 from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.tiers.waiting import until
+from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import (
     CorruptSegmentError,
@@ -30,7 +31,7 @@ from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.chunk_fetcher import Caller, RemoteLogReaderSettings, backoff_ms
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.locations import HOME
 
 SETTINGS = RemoteLogReaderSettings(

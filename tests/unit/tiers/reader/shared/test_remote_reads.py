@@ -18,6 +18,7 @@ from tests.support.fakes.recording_tracer import RecordingTracer
 from tests.support.fakes.remote_requests import P0, asked, in_ms, joined
 from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.tiers.waiting import until
+from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import (
     OffsetBelowLogStartError,
@@ -28,7 +29,7 @@ from tiers.errors import (
 )
 from tiers.reader.chunk_cache import ChunkCache
 from tiers.reader.chunk_fetcher import Caller, RemoteLogReaderSettings
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.reader.remote_reads import TracedReads, TracedStore
 from tiers.reader.shared import channel, lent_reads
 from tiers.reader.shared.channel import SharedBuffers, listen
