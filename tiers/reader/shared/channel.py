@@ -325,7 +325,7 @@ class SharedBuffers:
 
 
 class BorrowedBuffers:
-    """The buffers of another process. A buffer stays mapped while bytes of it are lent.
+    """The buffers of another process. A buffer stays mapped while bytes of it are lent, and until the next one is lent.
 
     `on_unused` is called with a buffer's number when the last view of a loan is gone, in any thread. Nothing else may
     decide that: a socket may keep a view for minutes."""
@@ -333,12 +333,15 @@ class BorrowedBuffers:
     def __init__(self, on_unused: Callable[[int], None]) -> None:
         self._on_unused = on_unused
         self._maps: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
+        self._last: mmap.mmap | None = None
+        """The next read wants the bytes behind the last one as a rule."""
 
     def view(self, number: int, fd: int, start: int, size_bytes: int) -> memoryview:
         """Returns the lent bytes, read-only. The caller closes `fd`. Raises `OSError`."""
         buffer = self._maps.get(number)
         if buffer is None:
             buffer = self._maps[number] = mmap.mmap(fd, 0)
+        self._last = buffer
         lease = (ctypes.c_char * size_bytes).from_buffer(buffer, start)
         weakref.finalize(lease, self._on_unused, number).atexit = False
         return memoryview(lease).cast("B").toreadonly()

@@ -77,7 +77,7 @@ def test_unused_memory_is_bounded_and_leaves_no_file(monkeypatch: pytest.MonkeyP
     borrowed = BorrowedBuffers(lambda number: None)
     lent = [borrowed.view(1, place(buffers, small).buffer.fd, start, 1) for start in (0, 1)]
     assert open_files() == before + 2 * 3 + 1
-    del small, buffers, lent
+    del small, buffers, lent, borrowed
     assert open_files() == before
 
 
