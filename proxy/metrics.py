@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import Final
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -83,15 +84,12 @@ class LatencyHistogram:
         return out
 
 
-class BuildInfo(Collector):
-    def collect(self) -> Iterator[Metric]:
-        try:
-            release = version("tidegate")
-        except PackageNotFoundError:  # the sources alone, without an installation
-            release = "unknown"
-        info = BUILD_INFO.family()
-        info.add_metric([release, python_version()], 1)
-        yield info
+def register_build_info(registry: CollectorRegistry) -> None:
+    try:
+        release = version("tidegate")
+    except PackageNotFoundError:  # the sources alone, without an installation
+        release = "unknown"
+    BUILD_INFO.metric(registry).labels(release, python_version()).set(1)
 
 
 class ProxyMetrics(Collector):

@@ -17,9 +17,9 @@ from prometheus_client.samples import Sample
 from proxy.admin.facts import ProcessState
 from proxy.commands.metrics_reference import LABELS, all_metrics, reference, specs_of
 from proxy.handlers.fetch.metrics import RemoteFetchMetrics
-from proxy.metrics import CLOSE_CAUSES, REJECT_REASONS, BuildInfo, ProxyMetrics
+from proxy.metrics import CLOSE_CAUSES, REJECT_REASONS, ProxyMetrics, register_build_info
 from proxy.process.admin.process_alarms import ProcessAlarms
-from proxy.process.admin.process_state import StateMetric
+from proxy.process.admin.process_state import register_state
 from proxy.process.loop_latency import LoopLatency
 from proxy.process.store_probe import StoreProbe
 from proxy.wire.admission import Limit
@@ -102,9 +102,9 @@ async def scraped(tmp_path: Path) -> list[tuple[str, str, list[Sample]]]:
     registry = CollectorRegistry()
     async with bench_of(tmp_path) as bench:
         storage = LocalRemoteStorageManager({"path": str(tmp_path), "cluster.id": "cluster"})
-        registry.register(BuildInfo())
+        register_build_info(registry)
         registry.register(ProxyMetrics())
-        registry.register(StateMetric(lambda: ProcessState.SERVING))
+        register_state(registry, lambda: ProcessState.SERVING)
         registry.register(ProcessAlarms())
         registry.register(LoopLatency(asyncio.get_running_loop(), time.monotonic))
         UNFIT.metric(registry)

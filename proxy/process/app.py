@@ -37,11 +37,11 @@ from proxy.handlers.fetch.pass_through import PassThroughFetchHandler, ShareFetc
 from proxy.handlers.produce import ProduceHandler
 from proxy.listener_config import ListenerConfig
 from proxy.logging_setup import set_level
-from proxy.metrics import BuildInfo, ProxyMetrics
+from proxy.metrics import ProxyMetrics, register_build_info
 from proxy.process.admin.access import AdminAccess, admin_access
 from proxy.process.admin.http import Health, Reasons, admin_http
 from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
-from proxy.process.admin.process_state import SERVES_NO_CLIENTS, STATE_LINE, StateMetric
+from proxy.process.admin.process_state import SERVES_NO_CLIENTS, STATE_LINE, register_state
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
@@ -356,13 +356,13 @@ async def run(
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library gives this function alone no types
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(BuildInfo())
+    register_build_info(registry)
     async with AsyncExitStack() as stack:
         registry.register(stack.enter_context(LoopLatency(loop, time.monotonic)))
         stack.enter_context(set_by_end_signals(stop))
         role = make_role(config, registry)
         stack.enter_context(role.view.events.attached())
-        registry.register(StateMetric(lambda: role.state))
+        register_state(registry, lambda: role.state)
 
         def with_state(reasons: Reasons) -> list[str]:
             found = reasons()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from proxy.admin.facts import ProcessState
 from tiers.metric_spec import GaugeSpec
@@ -18,22 +17,15 @@ STATE_LINE: Final = "state: "
 STATE = GaugeSpec("tidegate_process_state", "1 for the state of the process, else 0.", ("state",))
 
 
-class StateMetric(Collector):
-    """One time series per state: 1 for the present one, else 0."""
-
-    def __init__(self, state: Callable[[], ProcessState]) -> None:
-        self._state = state
-
-    def collect(self) -> Iterator[Metric]:
-        family = STATE.family()
-        present = self._state()
-        for state in ProcessState:
-            family.add_metric([state.value], float(state is present))
-        yield family
+def register_state(registry: CollectorRegistry, present: Callable[[], ProcessState]) -> None:
+    """Makes one time series per state: 1 for the present one, else 0."""
+    metric = STATE.metric(registry)
+    for state in ProcessState:
+        metric.labels(state.value).set_function(partial(lambda named: float(named is present()), state))
 
 
 def metrics_of_the_dead() -> str:
     """Returns the metrics of a process that does not answer."""
     registry = CollectorRegistry()
-    registry.register(StateMetric(lambda: ProcessState.FAILED))
+    register_state(registry, lambda: ProcessState.FAILED)
     return generate_latest(registry).decode()

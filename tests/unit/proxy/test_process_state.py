@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.admin.facts import THIS_PROCESS, ProcessState, RaisedAlarm
-from proxy.process.admin.process_state import StateMetric, metrics_of_the_dead
+from proxy.process.admin.process_state import metrics_of_the_dead, register_state
 from proxy.process.app import Proxy
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.ports import free_ports
@@ -22,7 +22,7 @@ def states(text: str) -> dict[str, float]:
 @pytest.mark.parametrize("state", ProcessState)
 def test_one_state_is_present(state: ProcessState) -> None:
     registry = CollectorRegistry()
-    registry.register(StateMetric(lambda: state))
+    register_state(registry, lambda: state)
     found = {each.value: registry.get_sample_value("tidegate_process_state", {"state": each}) for each in ProcessState}
     assert found == {each.value: float(each is state) for each in ProcessState}
 
