@@ -22,25 +22,28 @@ LOCAL = "remote.log.storage.manager.class.name = 'local'\n"
 SQLITE = "remote.log.metadata.manager.class.name = 'sqlite'\n"
 
 
-def test_a_storage_manager_is_chosen_by_founding_keys_alone() -> None:
-    config = parse_config(LOCAL + "remote.log.storage.path = '/tier'\nremote.log.storage.fsync = false\n" + UPSTREAM)
-    assert config.is_tiered
+@pytest.mark.parametrize(
+    ("text", "is_tiered", "settings"),
+    [
+        (
+            LOCAL + "remote.log.storage.path = '/tier'\nremote.log.storage.fsync = false\n" + UPSTREAM,
+            True,
+            {"path": "/tier", "fsync": "false"},
+        ),
+        (
+            LOCAL + "remote.log.storage.enable = false\nremote.log.storage.path = '/tier'\n" + UPSTREAM,
+            False,
+            {"path": "/tier"},
+        ),
+        ("remote.log.storage.path = '/t'\n" + UPSTREAM + "[storage]\nimplementation = 'local'\n", True, {"path": "/t"}),
+    ],
+    ids=["founding keys alone", "a key of our own", "the section and founding keys"],
+)
+def test_founding_keys_go_to_the_storage_manager(text: str, is_tiered: bool, settings: dict[str, str]) -> None:
+    config = parse_config(text)
     assert config.storage is not None
-    assert config.storage.implementation == "local"
-    assert config.storage.plain_settings() == {"path": "/tier", "fsync": "false"}
-
-
-def test_our_own_keys_do_not_go_to_the_storage_manager() -> None:
-    config = parse_config(LOCAL + "remote.log.storage.enable = false\nremote.log.storage.path = '/tier'\n" + UPSTREAM)
-    assert not config.is_tiered
-    assert config.storage is not None
-    assert config.storage.plain_settings() == {"path": "/tier"}
-
-
-def test_founding_keys_complete_the_storage_section() -> None:
-    config = parse_config("remote.log.storage.path = '/tier'\n" + UPSTREAM + "[storage]\nimplementation = 'local'\n")
-    assert config.storage is not None
-    assert config.storage.plain_settings() == {"path": "/tier"}
+    assert (config.storage.implementation, config.storage.plain_settings()) == ("local", settings)
+    assert config.is_tiered is is_tiered
 
 
 @pytest.mark.parametrize(

@@ -21,23 +21,11 @@ from tiers.tasks.hold import Hold, HoldReason
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 MINUTE = replace(POLICY, retention_ms=60_000)
-T_VIS_MS = 10_000
 ON_BROKER, NOT_REMOTE, NOT_EXPIRED = Question.ON_BROKER, Question.NOT_REMOTE, Question.NOT_EXPIRED
 
 
 def paused(policy: TopicPolicy, work: TierWork) -> TopicPolicy:
     return replace(policy, paused=frozenset({work}))
-
-
-@pytest.fixture
-async def copied(bench: Workbench) -> Workbench:
-    """Segments 0-29, 30-59 and 60-89 are remote and visible; 90-99 is only local."""
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
-    bench.wall_ms += 10  # the newest record is as old as its copy
-    await bench.copy_all()
-    await bench.check_facts()
-    bench.now_ms += T_VIS_MS
-    return bench
 
 
 async def test_the_explanation_of_a_trim_is_what_the_task_does(copied: Workbench) -> None:

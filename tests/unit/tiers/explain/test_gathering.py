@@ -25,14 +25,6 @@ KEEPS = {"cleanup.policy": "delete", "retention.ms": "1000", "retention.bytes": 
 OWNER = OwnerMember("tidegate-1", "10.0.0.7", frozenset({3}), is_fit=True)
 
 
-@pytest.fixture
-async def copied(bench: Workbench) -> Workbench:
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
-    await bench.copy_all()
-    await bench.check_facts()
-    return bench
-
-
 async def stored_of(bench: Workbench) -> StoredFacts:
     return await read_stored_facts(bench.store, "cluster", PARTITION)
 
