@@ -14,9 +14,9 @@ from pydantic_core import PydanticUndefined
 
 from proxy.config import TidegateConfig
 from proxy.process.reload import is_live
-from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX
 from tiers.config.setting_keys import key_of, keys_of_field, own_fields
 from tiers.config.settings import DurationMs, SizeBytes
+from tiers.config.tier_config import STORAGE_MANAGER, STORAGE_PREFIX
 from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS, TierWork
 from tiers.config.topic_settings import (
     COPY_DISABLE,

@@ -23,9 +23,8 @@ from proxy.process.store_probe import StoreProbe
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
 from tiers.broker.share_groups import ClusterShareGroups
-from tiers.config.manager_settings import METADATA_MANAGER
 from tiers.config.managers import create_metadata_log, create_storage
-from tiers.config.tier_config import ConfigError
+from tiers.config.tier_config import METADATA_MANAGER, ConfigError
 from tiers.errors import BrokerError, BrokerRefusedError, RemoteLogError
 from tiers.fitness import Fitness
 from tiers.lasting_trouble import LastingTrouble

@@ -6,14 +6,15 @@ points to both groups.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Final
 
 from tiers.broker.client import BrokerClient
-from tiers.config.manager_settings import METADATA_PREFIX, STORAGE_PREFIX, explain_unknown
 from tiers.config.settings import TOPIC_BASED, StorageConfig
+from tiers.config.tier_config import METADATA_PREFIX, STORAGE_PREFIX, TierConfig
 from tiers.metadata.metadata_log import MetadataLog
 from tiers.metadata.record_log import MetadataRecordLog, MetadataRecordLogFactory
 from tiers.metadata.single_writer_log import SingleWriterLog
@@ -58,7 +59,7 @@ def create_remote_storage_manager(name: str, settings: Mapping[str, str]) -> Rem
     try:
         return factory(settings)
     except UnknownSettingError as error:
-        raise ValueError(explain_unknown(error, STORAGE_PREFIX)) from error
+        raise ValueError(_explain_unknown(error, STORAGE_PREFIX)) from error
     except ValueError:
         raise
     except Exception as error:  # whatever the code of a third party raises
@@ -75,7 +76,7 @@ def create_record_log(name: str, settings: Mapping[str, str]) -> MetadataRecordL
     try:
         return factory.create(settings)
     except UnknownSettingError as error:
-        raise ValueError(explain_unknown(error, METADATA_PREFIX)) from error
+        raise ValueError(_explain_unknown(error, METADATA_PREFIX)) from error
 
 
 def create_metadata_log(
@@ -93,6 +94,15 @@ def create_metadata_log(
 def installed_names(group: str) -> list[str]:
     """Returns the names of the entry points of the group, sorted."""
     return sorted({found.name for found in entry_points(group=group)})
+
+
+def _explain_unknown(error: UnknownSettingError, prefix: str) -> str:
+    """Returns the message for a setting that a manager does not declare.
+
+    It names the nearest key among those of the manager and Tidegate's own with the prefix."""
+    own = {key.removeprefix(prefix): key for key in TierConfig.keys_of("") if key.startswith(prefix)}
+    nearest = difflib.get_close_matches(error.key, [*error.declared, *own], 1)
+    return f"{error.what}; did you mean {own.get(nearest[0], nearest[0])}?" if nearest else error.what
 
 
 def _load_class(group: str, name: str, kind: str, *built_in: str) -> Any:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -20,13 +20,16 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tiers.config.environment import Settings, overlaid
-from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX, gathered
 from tiers.config.setting_keys import keys_of_field, own_fields, sections_of
 from tiers.config.settings import (
+    METADATA_SETTINGS,
+    TOPIC_BASED,
     CheckedModel,
     RemoteLogConfig,
     Section,
     StorageConfig,
+    flatten,
+    text_of,
 )
 from tiers.config.topic_policy import TopicConfig
 from tiers.config.total_retention import BROKERS_KEYS, REPLACED_KEYS, TOTAL_KEYS
@@ -34,6 +37,11 @@ from tiers.config.upstream_config import UpstreamConfig
 from tiers.segment.segment_encryption import KeyRing, read_key_file
 from tiers.storage.locations import encode_location
 
+STORAGE_PREFIX = "remote.log.storage."
+METADATA_PREFIX = "remote.log.metadata."
+"""A key that begins with one of these prefixes and is not Tidegate's own goes to the manager, without the prefix."""
+STORAGE_MANAGER = "remote.log.storage.manager.class.name"
+METADATA_MANAGER = "remote.log.metadata.manager.class.name"
 _PLACE_KEYS = ("bucket", "prefix", "uri", "url", "path", "cluster.id")
 """The settings of stores that say where objects are, without secrets."""
 
@@ -95,10 +103,17 @@ class TierConfig(CheckedModel):
     @classmethod
     def _gather_remote_log(cls, values: Any) -> Any:
         known = {key: value for key, value in values.items() if key in cls.model_fields}
-        rest, storage = gathered(
-            {key: value for key, value in values.items() if key not in known}, known.get("storage")
-        )
-        return {**known, **({} if storage is None else {"storage": storage}), "remote_log": rest}
+        rest = flatten({key: value for key, value in values.items() if key not in known})
+        own, storage, implementation = cls.keys_of(""), known.get("storage"), rest.pop(STORAGE_MANAGER, None)
+        if isinstance(storage, Mapping) or (storage is None and implementation is not None):
+            settings = _taken(rest, STORAGE_PREFIX, own)
+            if implementation is not None:
+                settings["implementation"] = implementation
+            known["storage"] = _merged(storage or {}, settings)
+        metadata_manager = rest.get(METADATA_MANAGER, TOPIC_BASED)
+        if isinstance(metadata_manager, str) and metadata_manager != TOPIC_BASED:
+            rest[METADATA_SETTINGS] = {key: text_of(value) for key, value in _taken(rest, METADATA_PREFIX, own).items()}
+        return {**known, "remote_log": rest}
 
     @model_validator(mode="after")
     def _check_together(self) -> TierConfig:
@@ -167,6 +182,20 @@ class TierConfig(CheckedModel):
     def sections(cls) -> list[str]:
         """Returns the sections that are not part of another section."""
         return [section for section in cls.section_models() if section and "." not in section]
+
+
+def _taken(values: dict[str, Any], prefix: str, own: Container[str]) -> dict[str, Any]:
+    keys = [key for key in values if key.startswith(prefix) and key not in own]
+    return {key.removeprefix(prefix): values.pop(key) for key in keys}
+
+
+def _merged(section: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    known = flatten({key: value for key, value in section.items() if key != "locations"})
+    for key, value in settings.items():
+        if known.get(key, value) != value:
+            name = STORAGE_MANAGER if key == "implementation" else f"{STORAGE_PREFIX}{key}"
+            raise ValueError(f"{name} and [storage] {key} have different values: remove one of them")
+    return {**section, **settings}
 
 
 def _digest(values: object) -> str:

@@ -12,9 +12,8 @@ from proxy.process.tracing import require_tracing
 from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.tls import TlsError
-from tiers.config.manager_settings import METADATA_MANAGER
 from tiers.config.managers import create_record_log, create_storage
-from tiers.config.tier_config import ConfigError
+from tiers.config.tier_config import METADATA_MANAGER, ConfigError
 from tiers.config.upstream_config import upstream_tls
 
 
