@@ -34,6 +34,7 @@ from tiers.storage.object_key import log_key
 from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES, Uncopied, copy_due, copy_hold
 from tiers.tasks.history.align import open_cut
 from tiers.tasks.hold import Hold, TrimView, expiry_hold, expiry_holds, trim_hold, trim_holds
+from tiers.tasks.retention.trim_task import covering_segments
 from tiers.texts import duration_text
 
 _ANY_PROXY: Final = "the proxy that the client is connected to, from the store"
@@ -144,13 +145,12 @@ class Explanation:
         local = self._facts.local
         if local is None:
             return UncopiedAnswer(0, 0, ())
-        bounds, remote_end = local.bounds, self._facts.remote.end()
-        remote_next = 0 if remote_end is None else remote_end + 1
-        first = min(max(remote_next, bounds.log_start_offset), bounds.high_watermark)
+        bounds = local.bounds
+        first = self._facts.remote.next_local(bounds)
         whys: list[Why] = []
         if first < bounds.last_stable_offset:
             whys.append(self._not_copied(local))
-        if max(first, bounds.last_stable_offset) < bounds.high_watermark:
+        if bounds.last_stable_offset < bounds.high_watermark:
             whys.append(
                 why(
                     Question.NOT_REMOTE,
@@ -174,8 +174,7 @@ class Explanation:
             )
             return OffsetAnswer(offset, Place.DELETED, sentence, self._leader, continues_at=self.log_start)
         is_local = bounds is not None and offset >= bounds.log_start_offset
-        holders = (each for each in self.answering.values() if each.start_offset <= offset <= each.valid_end_offset)
-        holder = next(holders, None)
+        holder = self._facts.remote.metadata.remote_log_segment_metadata(self._facts.remote.partition, offset)
         if holder is not None:
             found = self._segment(holder)
             if is_local:
@@ -281,12 +280,9 @@ class Explanation:
         policy = self._policy(question)
         if isinstance(policy, Why):
             return {each.segment_id: policy for each in both}
-        covering, next_offset = [], local.bounds.log_start_offset
-        for each in both:
-            if not each.start_offset <= next_offset <= each.valid_end_offset:
-                break
-            covering.append(each)
-            next_offset = each.valid_end_offset + 1
+        local_start = local.bounds.log_start_offset
+        covering = covering_segments(facts.remote.metadata, facts.remote.partition, local_start)
+        next_offset = covering[-1].valid_end_offset + 1 if covering else local_start
         view = TrimView(local.bounds.last_stable_offset, facts.now_ms, facts.visible_after_ms, self._visible_for_ms)
         found = self._held_or_due(question, policy, trim_holds(policy, covering, view), self._share_hold)
         sentence = (
