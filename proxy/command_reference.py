@@ -22,7 +22,7 @@ INTRODUCTION = """\
 # Commands
 
 Every command, its arguments and its options, as `--help` prints them. `proxy/command_reference.py` generates
-this page from the code. [operations.md](operations.md) says which command answers which question.
+this page from the code. [day-to-day.md](day-to-day.md) says which command answers which question.
 
 The exit codes of all commands, also those of `tidegate-pipeline`:
 

@@ -244,7 +244,7 @@ class TracingConfig(Section):
     """Traces of the Fetches that need the remote tier, for a collector of OpenTelemetry (OTLP over HTTP). Without this
     section, there are no traces. It needs the extra `otel`. The keys have OpenTelemetry's names without `otel.`.
     OpenTelemetry reads its other settings from the environment, such as `OTEL_EXPORTER_OTLP_HEADERS`. "Traces" in
-    docs/operations.md describes the spans.
+    docs/day-to-day.md describes the spans.
     """
 
     endpoint: Annotated[str, AfterValidator(_collector)] = Field(

@@ -103,7 +103,7 @@ def test_the_semantics_name_only_tests_that_exist() -> None:
         "(docs/design.md, safety rules 1, 2 and 4)",
         "    # (docs/semantics.md 9.3,\n    # 9.4; docs/design.md, safety\n    # rule 8).",
         'docs/founding.md, "Flat file"; docs/design.md, "Words"',
-        "docs/operations.md, 'A partition stops'",
+        "docs/recovery.md, 'A partition stops'",
         "founding names, and an appendix; designed by issue; time.sleep(0.5)",
     ],
 )

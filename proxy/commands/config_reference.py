@@ -39,7 +39,7 @@ a number of bytes, or a string with a unit (`"64MiB"`, `"1GB"`). `docs/tidegate.
 `proxy/commands/config_reference.py` generates this page from the code.
 
 SIGHUP applies some settings without a restart: each section below says which. See 'Changing settings' in
-docs/operations.md.
+docs/day-to-day.md.
 
 Without `--config`, every command reads the first of these files: the one that `TIDEGATE_CONFIG` names, `tidegate.toml`
 in the working folder, and `/etc/tidegate/tidegate.toml`.
@@ -110,17 +110,17 @@ _MEANINGS = {
     COPY_DISABLE: "Stops copying; copied records stay readable (KIP-950).",
     DELETE_ON_DISABLE: (
         "With `remote.storage.enable=false`: deletes all remote records of the topic (KIP-950). It has no key in "
-        "`[[topics]]`, so no change of the file deletes anything. See 'Stop tiering a topic' in docs/operations.md."
+        "`[[topics]]`, so no change of the file deletes anything. See 'Stop tiering a topic' in docs/day-to-day.md."
     ),
     RETENTION_MINUTES: (
         "The total retention over both tiers, in minutes. -1 is unlimited. -2: the broker's `retention.*` is the "
         "total. A shorter value deletes records. The key can only be removed while the broker's retention is not "
-        "shorter. See 'Two retentions' in docs/operations.md."
+        "shorter. See 'Two retentions' in docs/day-to-day.md."
     ),
     RETENTION_BYTES: ("The same in bytes per partition. If only one of the two keys is set, the other is unlimited."),
     TierWork.COPYING.key: (
         "Pauses copying. `tidegate tier pause` sets this key and the next three: see 'Pause a topic' in "
-        "docs/operations.md."
+        "docs/day-to-day.md."
     ),
     TierWork.TRIMMING.key: "Pauses trimming: the brokers keep copied records.",
     TierWork.EXPIRING.key: "Pauses expiring: no remote segment is deleted by retention.",

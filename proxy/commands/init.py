@@ -211,7 +211,7 @@ def text_of(answers: Answers) -> str:
 
 [upstream]
 bootstrap.servers = {_array(servers)}    # some brokers are enough: Tidegate finds the others
-# docs/operations.md, "Rights", lists the rights that the proxy needs. `tidegate check` names the missing ones.
+# docs/first-start.md, "Rights", lists the rights that the proxy needs. `tidegate check` names the missing ones.
 # [upstream.sasl]
 # mechanism = "SCRAM-SHA-512"
 # username = "tidegate"

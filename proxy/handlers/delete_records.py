@@ -75,7 +75,7 @@ _NOT_RECORDED = "the broker deleted records, but the new log start was not recor
 
 _DIVERGED = (
     "nothing was deleted: the leader's log has another history than the copied log; see the alarm 'diverged' and"
-    " `tidegate tier cut` (docs/operations.md, 'A partition stops')"
+    " `tidegate tier cut` (docs/recovery.md, 'A partition stops')"
 )
 _UNCERTAIN = "nothing was deleted: it is unknown whether the leader's log continues the copied log; the client retries"
 _CHECK_TIMEOUT_MS = 10_000

@@ -1,4 +1,4 @@
-"""The rights that docs/operations.md gives to the proxy are enough to copy and to trim."""
+"""The rights that docs/first-start.md gives to the proxy are enough to copy and to trim."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPERATIONS = {operation.name.replace("_", "").lower(): operation for operation i
 def documented_rights(principal: str, topics: str) -> list[AclBinding]:
     """Returns what the commands of the page would add, for this principal, and for topics that begin with `topics`."""
     rights: list[AclBinding] = []
-    commands = [each for each in shell_commands(ROOT / "docs/operations.md") if each.startswith("kafka-acls.sh")]
+    commands = [each for each in shell_commands(ROOT / "docs/first-start.md") if each.startswith("kafka-acls.sh")]
     assert commands
     for command in commands:
         words = [topics if word == "orders-" else word.strip("'") for word in command.split()]

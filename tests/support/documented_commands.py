@@ -61,18 +61,21 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
         "kafka-consumer-groups.sh": TRANSCRIPT,
         "rm -r try-tier": TRANSCRIPT,
     },
-    "docs/operations.md": {
-        "curl -X POST": "tests/unit/proxy/test_admin_access.py",
-        "docker": DOCKER,
-        "make alerts": "tests/test_alert_rules.py",
+    "docs/first-start.md": {
+        "kafka-acls.sh": "tests/integration/test_documented_rights.py",
         "useradd": SYSTEMD,
         "python3 -m venv /opt/tidegate": SYSTEMD,
         "/opt/tidegate/bin/pip install": DOWNLOADS,
         "install -": SYSTEMD,
         "systemctl": SYSTEMD,
         "systemd-run": SYSTEMD,
+    },
+    "docs/day-to-day.md": {
+        "curl -X POST": "tests/unit/proxy/test_admin_access.py",
+        "make alerts": "tests/test_alert_rules.py",
         "git pull": f"{NOT_RUN}needs the repository from which the reader cloned",
-        "kafka-acls.sh": "tests/integration/test_documented_rights.py",
+        "/opt/tidegate/bin/pip install": DOWNLOADS,
+        "systemctl": SYSTEMD,
         f"{ALTER} remote.log.retention.minutes": TRANSCRIPT,
         f"{ALTER} remote.storage.enable=true,remote.log.copy.disable": "tests/system/test_topic_configs.py",
         f"{ALTER} remote.storage.enable=false": "tests/system/test_topic_configs.py",
@@ -82,6 +85,8 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
         "tidegate tier pause orders-eu": TRANSCRIPT,
         "tidegate tier resume orders-eu": TRANSCRIPT,
         "tidegate tier verify --resume": "tests/system/test_tier_commands.py",
+    },
+    "docs/recovery.md": {
         "tidegate tier delete-missing": "tests/integration/test_topic_lifecycle.py",
     },
     "docs/kubernetes.md": {

@@ -1,4 +1,4 @@
-"""README.md, `docs/start.md` and `docs/operations.md`: the commands of each page in their order, on a real cluster.
+"""README.md, `docs/start.md` and `docs/day-to-day.md`: the commands of each page in their order, on a real cluster.
 
 The addresses, names and folders are those of this run. tests/support/documented_commands.py says which commands other
 tests run.
@@ -141,7 +141,7 @@ def test_a_reader_of_the_tutorial_sees_both_tiers(kafka: KafkaCluster, tools: Ka
 
 
 class OrdersSite:
-    """The cluster, the store and the topic `orders-eu` of README.md and docs/operations.md, under names of this run."""
+    """The cluster, the store and the topic `orders-eu` of README.md and docs/day-to-day.md, under names of this run."""
 
     def __init__(self, kafka: KafkaCluster, store: VersityGateway, run: str) -> None:
         self.topic = f"{run}-eu"
@@ -203,7 +203,7 @@ def test_a_reader_of_the_readme_runs_a_proxy(site: OrdersSite, tools: KafkaTools
 
 
 def test_an_operator_runs_the_commands_of_the_page(site: OrdersSite, tools: KafkaTools, tmp_path: Path) -> None:
-    reader = site.reader("docs/operations.md", tmp_path, tools)
+    reader = site.reader("docs/day-to-day.md", tmp_path, tools)
     with reader.serving("tidegate serve"):
         alter = reader.next_is("kafka-configs.sh")
         until(succeeds(lambda: reader.run(alter)))

@@ -115,7 +115,7 @@ async def tiered_cluster(
             # Opening the metadata manager would create the topic, but a command must only read.
             raise RemoteTierError(
                 f"the cluster has no topic {metadata_topic}: either nothing was tiered yet, or the topic was lost (see"
-                " 'The metadata topic is lost' in docs/operations.md)"
+                " 'The metadata topic is lost' in docs/recovery.md)"
             )
         yield client, cluster
     except RemoteLogError as error:
@@ -170,7 +170,7 @@ async def segments_without_metadata(config: TierConfig, cluster_id: str, storage
                 return "the store holds segments of this cluster already, whose metadata is elsewhere"
             return (
                 f"topic {config.remote_log.metadata_topic} is missing or has no record, but the store holds segments of"
-                " this cluster: see 'The metadata topic is lost' in docs/operations.md"
+                " this cluster: see 'The metadata topic is lost' in docs/recovery.md"
             )
     return None
 

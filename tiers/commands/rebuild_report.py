@@ -46,7 +46,7 @@ def _why_not(done: Rebuild, options: RebuildOptions, apply: str) -> str:
         said = f", and lacks records that the store has: {lacking}" if lacking else ""
         return (
             f"Nothing was written: topic {done.topic} is not empty{said}. See 'The metadata topic is lost' in"
-            " docs/operations.md."
+            " docs/recovery.md."
         )
     if options.is_applied:
         return "Nothing was written. Use --skip-undecided to write the others."

@@ -264,7 +264,7 @@ class RemoteLogConfig(Section):
     describe_log_dirs: bool = Field(
         default=True,
         validation_alias="remote.log.describe.log.dirs.enable",
-        description="Whether DescribeLogDirs shows the remote tier: see 'The size of the tier' in docs/operations.md.",
+        description="Whether DescribeLogDirs shows the remote tier: see 'The size of the tier' in docs/day-to-day.md.",
     )
     custom_metadata_max_bytes: SizeBytes = Field(
         default=128,

@@ -54,7 +54,7 @@ class StateConfig(Section):
     """The proxy's files on disk: caches, and the metadata that it has read.
 
     The proxy rebuilds them from the metadata topic. Never delete them while that topic is lost or damaged: then they
-    may be the last copy. See 'The metadata topic is lost' in docs/operations.md."""
+    may be the last copy. See 'The metadata topic is lost' in docs/recovery.md."""
 
     path: Path = Field(
         default=Path("tidegate-state"),

@@ -57,7 +57,7 @@ _LEAST_NUMBERS = {
 
 
 class TierWork(StrEnum):
-    """The work on a topic's remote tier that an operator can pause (docs/operations.md, "Pause a topic").
+    """The work on a topic's remote tier that an operator can pause (docs/day-to-day.md, "Pause a topic").
 
     The settings that pause it are part of the topic's own tier settings, so every proxy sees them, and they survive
     restarts. The file has no such keys: a pause belongs to the cluster, and not to the process whose file says so."""
@@ -117,7 +117,7 @@ class TopicConfig(Section):
             "The total retention over both tiers, in minutes, if it is not the broker's retention.ms. -1 is unlimited. "
             "The owner records it for a topic without a recorded total, if it is not shorter than the broker's "
             "retention. Any other change needs `kafka-configs` through the proxy: see 'Two retentions' in "
-            "docs/operations.md."
+            "docs/day-to-day.md."
         ),
     )
     total_retention_bytes: SizeBytes | None = Field(

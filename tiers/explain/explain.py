@@ -208,7 +208,7 @@ class Explanation:
             sentence = (
                 f"Neither tier has offset {offset}, though the log starts at offset {self.log_start}. A client gets"
                 f" an error that it retries. `tidegate tier bounds {remote.partition.topic}` and"
-                " docs/operations.md, 'A partition stops', help."
+                " docs/recovery.md, 'A partition stops', help."
             )
         found = None if void is None else self._segment(void)
         return OffsetAnswer(offset, Place.UNKNOWN, sentence, "no process", found)
@@ -401,14 +401,14 @@ class Explanation:
         if owner.stopped:
             sentence = (
                 f"The leader has another history than the copied log: {owner.stopped}. The owner copies, trims"
-                " and expires nothing (docs/operations.md, 'A partition stops')."
+                " and expires nothing (docs/recovery.md, 'A partition stops')."
             )
             return why(question, StateReason.STOPPED, sentence)
         if cut is not None and question is Question.NOT_EXPIRED:
             sentence = (
                 f"The tier was cut at offset {cut.offset}, and the leader has forgotten whether its log"
                 " parts from the copied records below that. The owner expires and deletes nothing until `tidegate tier"
-                " cut` names the offset (docs/operations.md, 'A partition stops')."
+                " cut` names the offset (docs/recovery.md, 'A partition stops')."
             )
             return why(question, StateReason.UNPROVED_CUT, sentence)
         if not owner.doubt or question is Question.NOT_REMOTE:
@@ -416,6 +416,6 @@ class Explanation:
         sentence = (
             f"The owner may doubt that the metadata knows all copies: {owner.doubt}. In doubt, it trims,"
             " expires and deletes nothing, and goes on copying. The alarm metadata-lost shows a doubt"
-            " (docs/operations.md, 'A partition stops')."
+            " (docs/recovery.md, 'A partition stops')."
         )
         return why(question, StateReason.DOUBT, sentence)

@@ -13,7 +13,7 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         ("the broker removed records before they were copied",),
         "Records are lost: the broker's retention or an administrator removed them.",
         "Nothing.",
-        'Find out why copying was late. See "Gaps" in [operations.md](operations.md).',
+        'Find out why copying was late. See "Gaps" in [recovery.md](recovery.md).',
         metric='tidegate_remote_log_alarms_total{reason="gap"}',
     ),
     Alarm(
@@ -99,10 +99,7 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         ("nothing was deleted",),
         "A client asked for DeleteRecords of a diverged partition, or the check of the partition failed.",
         "The request: the client gets POLICY_VIOLATION, or an error that it retries.",
-        (
-            'For another history, see "A partition stops" in [operations.md](operations.md). Otherwise report the '
-            "defect."
-        ),
+        ('For another history, see "A partition stops" in [recovery.md](recovery.md). Otherwise report the defect.'),
     ),
     Alarm(
         "process-died",

@@ -32,7 +32,7 @@ STATES: Final[tuple[Alarm, ...]] = (
         "Expiration of the topic, on the proxies with this file.",
         (
             'Correct the file, or record the total that you want: see "Two retentions" in '
-            "[operations.md](operations.md)."
+            "[day-to-day.md](day-to-day.md)."
         ),
     ),
     Alarm(
@@ -128,7 +128,7 @@ STATES: Final[tuple[Alarm, ...]] = (
             "records are in neither tier, and it is not proved that they were never copied."
         ),
         "Trimming, expiration and deletion of the partition. Copying goes on.",
-        'See "A partition stops" in [operations.md](operations.md).',
+        'See "A partition stops" in [recovery.md](recovery.md).',
     ),
     Alarm(
         "diverged",
@@ -142,7 +142,7 @@ STATES: Final[tuple[Alarm, ...]] = (
             "Expiration and deletion of the partition. While the leader's log is shorter than the tier, also copying, "
             "trimming, and DeleteRecords of clients."
         ),
-        'See "A partition stops" in [operations.md](operations.md).',
+        'See "A partition stops" in [recovery.md](recovery.md).',
     ),
     Alarm(
         "clock-skew",
@@ -173,7 +173,7 @@ STATES: Final[tuple[Alarm, ...]] = (
         ("no broker knows a tiered topic any more, and its deletion is not proved",),
         "No broker knows the topic any more.",
         "The deletion of its remote data.",
-        'See "Topics that are missing" in [operations.md](operations.md).',
+        'See "Topics that are missing" in [recovery.md](recovery.md).',
     ),
     Alarm(
         "metadata",
@@ -195,8 +195,9 @@ STATES: Final[tuple[Alarm, ...]] = (
             "error 9, which they retry, for offsets that the metadata does not know."
         ),
         (
-            "Do what the reason says. [operations.md](operations.md) has the steps for a lost topic and an upgrade. "
-            "Keep the folder `state.path` until these steps remove it: it may be the last copy of the metadata."
+            "Do what the reason says. [recovery.md](recovery.md) has the steps for a lost topic, and "
+            "[day-to-day.md](day-to-day.md) those for an upgrade. Keep the folder `state.path` until these steps "
+            "remove it: it may be the last copy of the metadata."
         ),
         metric="tidegate_remote_log_metadata_alarm",
     ),

@@ -100,7 +100,7 @@ class FollowedState:
         return (
             f"`rebuild` has not written all records of the metadata partitions {sorted(self._unfinished)}: if it is not"
             " running any more, delete the topic and rebuild it again: see 'The metadata topic is lost' in"
-            " docs/operations.md"
+            " docs/recovery.md"
         )
 
     def doubt(self, number: int) -> None:

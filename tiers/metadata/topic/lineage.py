@@ -33,7 +33,7 @@ from tiers.model.log_start import OffsetAndEpoch
 
 logger = logging.getLogger(__name__)
 
-_WHAT_TO_DO = "see `tidegate tier rebuild` and 'The metadata topic is lost' in docs/operations.md"
+_WHAT_TO_DO = "see `tidegate tier rebuild` and 'The metadata topic is lost' in docs/recovery.md"
 
 
 class MetadataLineage:

@@ -41,7 +41,7 @@ _FIRST_PAUSE_MS = 20
 _LONGEST_PAUSE_MS = 400
 _BOUNDS_TIMEOUT_MS = 5_000
 _TIERED_STORAGE_OF_KAFKA = "remote.log.storage.system.enable"
-STEPS = "see 'The metadata topic is lost' in docs/operations.md"
+STEPS = "see 'The metadata topic is lost' in docs/recovery.md"
 REBUILD_AFTER_GROWTH = (
     "the number of partitions must not change after the first record, since later records of a user partition would be"
     f" in another metadata partition than the earlier ones. Rebuild the metadata into a new topic: {STEPS}"

@@ -53,7 +53,7 @@ LAST_OFFSET = (1 << 63) - 1
 FIRST_PAUSE_MS, MAX_PAUSE_MS = 60_000, 3_600_000
 WAY_BACK = (
     "`tidegate tier rebuild` restores the metadata from the store; `tidegate tier accept` reads back what only the"
-    " store knows, and goes on without the rest (docs/operations.md, 'A partition stops')"
+    " store knows, and goes on without the rest (docs/recovery.md, 'A partition stops')"
 )
 _PROVED_FOR_MS = 24 * 3_600_000
 _LISTINGS = 3

@@ -17,7 +17,7 @@ from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.metadata_state import fill
 from tiers.broker.client import BrokerClient
 
-LOST = "see 'The metadata topic is lost' in docs/operations.md"
+LOST = "see 'The metadata topic is lost' in docs/recovery.md"
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ async def test_a_store_that_knows_more_than_the_metadata_is_told_as_a_doubt(copi
     assert why.sentence == (
         "The owner may doubt that the metadata knows all copies: the metadata, the store and the leader do not agree."
         " In doubt, it trims, expires and deletes nothing, and goes on copying. The alarm metadata-lost shows a doubt"
-        " (docs/operations.md, 'A partition stops')."
+        " (docs/recovery.md, 'A partition stops')."
     )
     assert StateReason.DOUBT not in {each.reason for each in answer.uncopied.whys}
 

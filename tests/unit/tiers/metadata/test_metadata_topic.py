@@ -142,7 +142,7 @@ async def test_another_number_of_partitions_names_the_setting_and_what_to_do() -
     for said in (
         "50 are configured (remote.log.metadata.topic.num.partitions)",
         "Set the number that the topic was created with",
-        "rebuild the metadata into a new topic: see 'The metadata topic is lost' in docs/operations.md",
+        "rebuild the metadata into a new topic: see 'The metadata topic is lost' in docs/recovery.md",
         "delete it and the folder state.path",
     ):
         assert said in str(raised.value)
