@@ -99,7 +99,7 @@ def test_variables_alone_are_enough() -> None:
 
 
 def test_variables_of_other_programs_and_services_do_not_count() -> None:
-    environ = {"TIDEGATE_CONFIG": "x", "TIDEGATE_": "y", "HOME": "/", "TIDEGATE_ADMIN_PORT": "tcp://10.0.0.1:9464"}
+    environ = {"TIDEGATE_CONFIG": "x", "TIDEGATE_": "y", "HOME": "/", "TIDEGATE_ADMIN_PORT": "tcp://10.0.0.1:9190"}
     environ |= {"TIDEGATE_ADMIN_SERVICE_HOST": "10.0.0.1", "TIDEGATE_PORT_9092_TCP_ADDR": "10.0.0.2"}
     assert parse_config_text(FILE, TidegateConfig, "f.toml", environ) == parsed({})
 
