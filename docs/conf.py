@@ -9,7 +9,15 @@ version = release = version_of("tidegate")
 
 # The source folder is the root of the repository, because pages link to files outside `docs/`.
 root_doc = "docs/index"
-include_patterns = ["docs/**", "bench/README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md"]
+include_patterns = [
+    "docs/**",
+    "bench/README.md",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "SECURITY.md",
+]
 
 extensions = ["myst_parser"]
 myst_enable_extensions = ["tasklist"]

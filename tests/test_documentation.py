@@ -11,6 +11,8 @@ import pytest
 
 from proxy import command_reference
 from tests.support.repository import ROOT, tracked
+from tests.support.servers.jars import pom_property
+from tests.support.servers.kafka import POM
 
 
 def test_the_page_of_the_commands_is_up_to_date() -> None:
@@ -24,6 +26,14 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     pages = {path for path in tracked("docs/*.md") if path.parent == ROOT / "docs" and path.name != "index.md"}
     assert pages
     assert pages <= listed
+
+
+def test_the_policy_names_the_versions_of_kafka_that_are_tested() -> None:
+    table = (ROOT / "SECURITY.md").read_text().partition("## Versions of Kafka")[2]
+    named = [re.findall(r"\d\.\d\.\d", row) for row in re.findall(r"^\| (\d[^|]+) \|", table, re.MULTILINE)]
+    of_matrix = re.search(r"^KAFKA_VERSIONS \?= (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert of_matrix
+    assert named == [[pom_property(POM, "kafka.version")], of_matrix[1].split()]
 
 
 @pytest.mark.full
