@@ -20,14 +20,14 @@ from tiers.metadata import log_history
 from tiers.metadata.partition_facts import facts_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.metadata.topic import follower
+from tiers.metadata.topic import follower, lineage
+from tiers.metadata.topic.followed_partition import FollowedPartition
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.group.membership import GroupMembership
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.group.tenures import Tenures
 from tiers.metadata.topic.lineage import MetadataLineage
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
-from tiers.metadata.topic.tombstone_age import TombstoneAge
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.remote_log_reader import CollectedBatches, RemoteLogReader
@@ -169,7 +169,7 @@ def _forgets_lost_metadata(stack: ExitStack) -> None:
     """Neither the follower nor the stored facts show that the metadata topic lost its tail."""
     _replace(stack, MetadataLineage, "continues", _yes)
     _replace(stack, MetadataLineage, "is_within", lambda self, *arguments: True)
-    _replace(stack, MetadataLineage, "out_of_range", lambda self, number, *rest: self._doubt(number))
+    _replace(stack, MetadataLineage, "out_of_range", lambda self, partition, *rest: lineage._doubt(partition))
     _replace(stack, FactsTask, "check_gap", _nothing)
     _replace(stack, StoredFacts, "lost_reason", _nothing)
     _replace(stack, FactsTask, "has_unknown", _nothing)
@@ -283,7 +283,7 @@ def _replays_aborted(stack: ExitStack) -> None:
 
 def _goes_on_without_tombstones(stack: ExitStack) -> None:
     """A follower that was cut off for long continues from its position."""
-    _replace(stack, TombstoneAge, "is_too_old", lambda self, number, max_age_ms: False)
+    _replace(stack, FollowedPartition, "is_too_old", lambda self, now, max_age_ms: False)
 
 
 def _drops_at_rebalance(stack: ExitStack) -> None:

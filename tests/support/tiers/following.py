@@ -187,7 +187,8 @@ class Following:
 
     async def poll(self) -> bool:
         await self.follower._leadership.confirm(1_000)
-        return await self.follower._poll(NODE, [each for each in (0, 1) if self.follower._stopped(each) is None])
+        followed = self.follower._followed
+        return await self.follower._poll(NODE, [each for each in followed.partitions if followed.stopped(each) is None])
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""`FollowedState` has the positions up to which the metadata partitions were read, and the state of the records before.
+"""`FollowedState` has the metadata partitions as far as they were read, and writes the state of their records.
 
-The follower hands it the records of each answer. It replays them in the order of their offsets, once, and then moves
-the positions. It also tells as of when each partition was read to its end, to this process and to the others that share
+The follower gives it the records of each answer. It replays them in the order of their offsets, once, and then moves
+the positions. It also says as of when each partition was read to its end, to this process and to the others that share
 the state.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import lmdb
@@ -18,8 +19,7 @@ import lmdb
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.replay import PartitionRead
 from tiers.metadata.state.writer import TOO_OLD, RemoteLogMetadataStateWriter
-from tiers.metadata.topic.tombstone_age import Moment, TombstoneAge
-from tiers.metadata.topic.unreadable_partitions import UnreadablePartitions
+from tiers.metadata.topic.followed_partition import FollowedPartition, Moment
 from tiers.model.log_start import OffsetAndEpoch
 
 logger = logging.getLogger(__name__)
@@ -29,36 +29,33 @@ _READ_TO_END_MARK_MS = 60_000
 
 
 class FollowedState:
-    """`is_stopped` tells whether the follower reads a metadata partition no more until an operator decides.
-    `on_forgotten` is called before the position of a metadata partition is set back."""
-
     def __init__(
         self,
         state: RemoteLogMetadataStateWriter,
-        numbers: Iterable[int],
-        unreadable: UnreadablePartitions,
+        partition_count: int,
         *,
         clock_ms: Callable[[], int],
         wall_clock_ms: Callable[[], int],
-        is_stopped: Callable[[int], bool],
-        on_forgotten: Callable[[int], None],
     ) -> None:
         self._state = state
-        self._unreadable = unreadable
         self._clock_ms = clock_ms
-        self._is_stopped = is_stopped
-        self._on_forgotten = on_forgotten
-        self._positions = {number: state.consumed(number) for number in numbers}
-        self.age = TombstoneAge(state.read_at_ms(), clock_ms, wall_clock_ms)
-        self.fresh_at_ms: dict[int, int] = {}
-        """As of when (monotonic) each metadata partition was read to its high watermark."""
+        self._wall_clock_ms = wall_clock_ms
+        now, read_at_ms, diverged = self.now(), state.read_at_ms(), state.diverged()
+        self.partitions = [
+            FollowedPartition(
+                number, state.consumed(number), state.reached(number), diverged.get(number), number in diverged
+            )
+            for number in range(partition_count)
+        ]
+        for number, at_ms in read_at_ms.items():
+            self.partitions[number].complete_as_of = Moment(now.monotonic_ms - (now.wall_ms - at_ms), at_ms)
+        self.misplaced: str | None = None
+        """Why no metadata partition is believed: a record is in another one than that of its user partition."""
         self.events_read = 0
         self._troubles: dict[int, str] = {}
         """Why what a leader answered could not be written, by its node id."""
         self._unfinished = state.unfinished_rebuilds()
         """The metadata partitions that lack records which `rebuild` has still to write."""
-        self._to_clear: dict[int, str] = {}
-        """The metadata partitions that the state must forget before anything is replayed, each with the reason."""
         self._marked_at_ms: int | None = None
         self._progress = asyncio.Condition()
         # Held from the check of the positions until they are moved, so that no record is replayed twice.
@@ -77,20 +74,21 @@ class FollowedState:
                 extra={"error": str(error)},
             )
 
-    def position(self, number: int) -> OffsetAndEpoch:
-        """Returns the next offset to read, and the leader epoch of the last batch before it."""
-        return self._positions[number]
+    def now(self) -> Moment:
+        return Moment(self._clock_ms(), self._wall_clock_ms())
 
-    def read_in_epoch(self, number: int, leader_epoch: int) -> None:
-        """Replaces the leader epoch of the position by one that the leader knows, and that means the same records."""
-        self._positions[number] = OffsetAndEpoch(self._positions[number].offset, leader_epoch)
+    def stopped(self, partition: FollowedPartition) -> str | None:
+        """Returns why the follower does not read the metadata partition any more; None while it reads it.
 
-    def is_incomplete(self, number: int) -> bool:
+        The follower reads on only after an operator decides, or upgrades this process."""
+        return self.misplaced or partition.diverged or partition.unknown
+
+    def is_incomplete(self, partition: FollowedPartition) -> bool:
         """Returns whether the state lacks records that lie before the position, or that `rebuild` has still to write.
 
         The metadata partition is not fresh then, wherever the position is. A rebuild that was killed may have marked
         only some metadata partitions, so a mark of one of them concerns all."""
-        return number in self._to_clear or bool(self._unfinished)
+        return partition.to_clear is not None or bool(self._unfinished)
 
     @property
     def unfinished_rebuild(self) -> str | None:
@@ -103,13 +101,13 @@ class FollowedState:
             " docs/recovery.md"
         )
 
-    def doubt(self, number: int) -> None:
-        """Ends the freshness of a metadata partition, until it is read to its end again."""
-        self.fresh_at_ms.pop(number, None)
+    def doubt_all(self) -> None:
+        for partition in self.partitions:
+            partition.fresh_at_ms = None
 
-    async def wait_for_position(self, metadata_partition: int, position: int) -> None:
+    async def wait_for_position(self, partition: FollowedPartition, offset: int) -> None:
         async with self._progress:
-            await self._progress.wait_for(lambda: self._positions[metadata_partition].offset >= position)
+            await self._progress.wait_for(lambda: partition.position.offset >= offset)
 
     async def replay(
         self,
@@ -117,46 +115,44 @@ class FollowedState:
         asked: Mapping[int, OffsetAndEpoch],
         reached: dict[int, int],
         asked_at: Moment,
-        too_old: Iterable[int],
+        too_old: Collection[int],
     ) -> bool:
         """Replays the reads that still continue the positions: another answer or a new start may have moved them.
 
         It first forgets the partitions that are `too_old`. Returns whether no read failed."""
         async with self._replaying:
-            reads = [
-                read
-                for read in reads
-                if self._positions[read.metadata_partition].offset == asked[read.metadata_partition].offset
-                and not self._is_stopped(read.metadata_partition)
-            ]
-            for number in set(too_old) & {read.metadata_partition for read in reads}:
-                self._forget(number, TOO_OLD)
-            reads = [read for read in reads if read.metadata_partition not in self._to_clear]
+            continuing: list[PartitionRead] = []
+            for read in reads:
+                partition = self.partitions[read.metadata_partition]
+                if partition.position.offset != asked[partition.number].offset or self.stopped(partition) is not None:
+                    continue
+                if partition.number in too_old:
+                    partition.forget(TOO_OLD)
+                if partition.to_clear is None:
+                    continuing.append(read)
             await self._clear()
-            with_events = applied = [read for read in reads if read.events]
+            with_events = [read for read in continuing if read.events]
+            applied = await self._apply(with_events) if with_events else []
             if with_events:
-                applied = await self._apply(with_events)
                 self.events_read += sum(len(read.events) for read in applied)
                 self._see_unfinished(self._state.unfinished_rebuilds())
-                reads = [read for read in reads if not read.events or read in applied]
+            replayed = [read for read in continuing if not read.events or read in applied]
             async with self._progress:
-                for read in reads:
-                    known = self._positions[read.metadata_partition]
-                    leader_epoch = read.leader_epoch if read.leader_epoch >= 0 else known.leader_epoch
-                    self._positions[read.metadata_partition] = OffsetAndEpoch(read.next_offset, leader_epoch)
+                for read in replayed:
+                    partition = self.partitions[read.metadata_partition]
+                    leader_epoch = read.leader_epoch if read.leader_epoch >= 0 else partition.position.leader_epoch
+                    partition.position = OffsetAndEpoch(read.next_offset, leader_epoch)
                 self._progress.notify_all()
-            for read in reads:
-                self._unreadable.read(read.metadata_partition, read.unknown)
-                if read.unknown is not None:
-                    self.fresh_at_ms.pop(read.metadata_partition, None)
-            still_read = {read.metadata_partition for read in reads}
-            self.mark_fresh({number: at_ms for number, at_ms in reached.items() if number in still_read}, asked_at)
+            for read in replayed:
+                self.partitions[read.metadata_partition].was_read(read.unknown)
+            numbers = {read.metadata_partition for read in replayed}
+            self.mark_fresh({number: at_ms for number, at_ms in reached.items() if number in numbers}, asked_at)
             return len(applied) == len(with_events)
 
     def _see_unfinished(self, numbers: frozenset[int]) -> None:
         was_unfinished, self._unfinished = bool(self._unfinished), numbers
         if numbers:
-            self.fresh_at_ms.clear()
+            self.doubt_all()
         if numbers and not was_unfinished:
             logger.error("the remote log metadata is not followed", extra={"reason": self.unfinished_rebuild})
         elif was_unfinished and not numbers:
@@ -175,35 +171,36 @@ class FollowedState:
         except Exception as error:  # any error becomes an alarm, and must not stop the other metadata partitions
             if len(reads) > 1:
                 return [read for each in reads for read in await self._apply([each])]
-            number = reads[0].metadata_partition
+            partition = self.partitions[reads[0].metadata_partition]
             if isinstance(error, RemoteLogMetadataError):
-                self._forget(number, f"the saved state contradicts itself: {error}")
-            self.doubt(number)
-            self._unreadable.failed(number, error)
+                partition.forget(f"the saved state contradicts itself: {error}")
+            partition.fail(error)
             return []
         return reads
 
-    def _forget(self, number: int, reason: str) -> None:
-        """Forgets the position of a metadata partition, before the state is cleared.
-
-        Otherwise records that the state does not have any more would look as if they were never written."""
-        self._to_clear[number] = reason
-        self._on_forgotten(number)
-        self._positions[number] = OffsetAndEpoch(0, -1)
-        self._unreadable.forget(number)
-        self.fresh_at_ms.pop(number, None)
-
     async def _clear(self) -> None:
-        for reason in sorted(set(self._to_clear.values())):
-            numbers = [number for number, why in self._to_clear.items() if why == reason]
-            begins_at_ms = max(self.age.begins_again(number) for number in numbers)
+        for reason in sorted({each.to_clear for each in self.partitions if each.to_clear is not None}):
+            partitions = [each for each in self.partitions if each.to_clear == reason]
+            now = self.now()
+            for each in partitions:
+                each.complete_as_of = now
+            numbers = [each.number for each in partitions]
+            await self.in_state_thread(partial(self._state.start_over_partitions, numbers, reason, now.wall_ms))
+            for each in partitions:
+                each.to_clear = None
 
-            def clear(numbers: list[int] = numbers, reason: str = reason, begins_at_ms: int = begins_at_ms) -> None:
-                self._state.start_over_partitions(numbers, reason, begins_at_ms)
-
-            await self.in_state_thread(clear)
-            for number in numbers:
-                del self._to_clear[number]
+    async def save_divergences(self) -> None:
+        for partition in self.partitions:
+            reason = partition.diverged
+            if reason is None or partition.is_divergence_saved:
+                continue
+            try:
+                await self.in_state_thread(partial(self._state.mark_diverged, partition.number, reason))
+            except (lmdb.Error, OSError) as error:
+                # This process remembers the divergence and tries again. A restarted process has to find it again.
+                logger.warning("the divergence of a metadata partition cannot be saved", extra={"error": str(error)})
+            else:
+                partition.is_divergence_saved = True
 
     @property
     def trouble(self) -> str | None:
@@ -221,18 +218,15 @@ class FollowedState:
         if self._troubles.pop(node_id, None) is not None and not self._troubles:
             logger.warning("the remote log metadata is followed again")
 
-    def mark_fresh(self, fresh_at_ms: dict[int, int], asked_at: Moment) -> None:
-        later = {
-            number: at_ms
-            for number, at_ms in fresh_at_ms.items()
-            if at_ms > self.fresh_at_ms.get(number, -1)
-            and not self._is_stopped(number)
-            and not self.is_incomplete(number)
-        }
+    def mark_fresh(self, fresh_at_ms: Mapping[int, int], asked_at: Moment) -> None:
+        later: dict[int, int] = {}
+        for number, at_ms in fresh_at_ms.items():
+            partition = self.partitions[number]
+            known_ms = -1 if partition.fresh_at_ms is None else partition.fresh_at_ms
+            if at_ms > known_ms and self.stopped(partition) is None and not self.is_incomplete(partition):
+                partition.read_to_end(at_ms, asked_at)
+                later[number] = at_ms
         if later:
-            self.fresh_at_ms |= later
-            for number, at_ms in later.items():
-                self.age.read_to_end(number, at_ms, asked_at)
             try:
                 self._state.mark_fresh(later)
             except lmdb.Error as error:
@@ -247,13 +241,16 @@ class FollowedState:
         is_marked = self._marked_at_ms is not None and now_ms - self._marked_at_ms < _READ_TO_END_MARK_MS
         if is_marked and self.trouble is None:
             return
-        read_at_ms = self._read_at_ms()
-        await self.in_state_thread(lambda: self._state.mark_read_to_end(read_at_ms))
+        await self.in_state_thread(partial(self._state.mark_read_to_end, self._read_at_ms()))
         self._marked_at_ms = now_ms
 
     def _read_at_ms(self) -> dict[int, int]:
         """Returns the times to save. The saved records of a partition that is to be cleared are as old as before."""
-        return {number: at_ms for number, at_ms in self.age.read_at_ms().items() if number not in self._to_clear}
+        return {
+            each.number: each.complete_as_of.wall_ms
+            for each in self.partitions
+            if each.complete_as_of is not None and each.to_clear is None
+        }
 
     def in_state_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         return asyncio.get_running_loop().run_in_executor(self._state_thread, work)

@@ -10,7 +10,7 @@
 * A state that cannot be written (disk or map full) is not fresh. `trouble` says why, and reading goes on.
 * Trouble with the records of one metadata partition concerns that partition alone: corrupt, unknown or lost records.
 * If compaction may have removed tombstones that the follower has not read, it forgets what it has of that metadata
-  partition, and reads it from its start (`TombstoneAge`). Until then that partition is not fresh.
+  partition, and reads it from its start (`FollowedPartition`). Until then that partition is not fresh.
 * A record in another metadata partition than that of its user partition shows that the number of partitions was
   changed. Then no metadata partition is fresh.
 * The follower reads a metadata partition with records of a later release up to the first of them. The partition is then
@@ -39,13 +39,12 @@ from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.state.replay import PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.committed_records import read_committed
+from tiers.metadata.topic.followed_partition import ASK_AFTER_MS, FollowedPartition
 from tiers.metadata.topic.followed_state import FollowedState
 from tiers.metadata.topic.leadership import LATEST_TIMESTAMP, MetadataLeadership
 from tiers.metadata.topic.lineage import MetadataLineage
 from tiers.metadata.topic.metadata_topic import REBUILD_AFTER_GROWTH, MetadataTopic, delete_retention_ms
 from tiers.metadata.topic.settings import MAX_AGE_MS
-from tiers.metadata.topic.tombstone_age import ASK_AFTER_MS
-from tiers.metadata.topic.unreadable_partitions import UnreadablePartitions
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
 
@@ -91,7 +90,6 @@ class MetadataFollower:
         self._client = client
         self._topic = topic
         self._home_of = home_of
-        self._misplaced: str | None = None
         self._interval_ms = interval_ms(max_age_ms)
         self._clock_ms = clock_ms
         self._jitter = jitter
@@ -106,25 +104,17 @@ class MetadataFollower:
             "the metadata topic's leaders are known again",
             clock_ms=clock_ms,
         )
-        self._unreadable = UnreadablePartitions(clock_ms)
-        self._followed = FollowedState(
-            state,
-            range(topic.partition_count),
-            self._unreadable,
+        # With the level INFO, because the leaders of a new topic need a moment.
+        self._unreadable = LastingTrouble(
+            logger,
+            "some metadata partitions cannot be read yet",
+            "all metadata partitions can be read",
             clock_ms=clock_ms,
-            wall_clock_ms=wall_clock_ms,
-            is_stopped=lambda number: self._stopped(number) is not None,
-            on_forgotten=lambda number: self._lineage.remember(number),
+            level=logging.INFO,
         )
-        self._age = self._followed.age
-        self._lineage: MetadataLineage = MetadataLineage(
-            self._leadership,
-            state,
-            topic.partition_count,
-            self._followed.position,
-            self._followed.in_state_thread,
-            on_loss=self._followed.doubt,
-        )
+        self._followed = FollowedState(state, topic.partition_count, clock_ms=clock_ms, wall_clock_ms=wall_clock_ms)
+        self._partitions = self._followed.partitions
+        self._lineage = MetadataLineage(self._leadership, self._followed)
 
     def close(self) -> None:
         """Waits for a commit in progress. `run` must have ended."""
@@ -138,47 +128,46 @@ class MetadataFollower:
     @property
     def trouble(self) -> str | None:
         """Returns why the state does not follow the topic, as a text for an operator; None when it does."""
-        lost = self._lineage.reason or self._unreadable.reason or self._followed.unfinished_rebuild
-        return self.trouble_of_all or lost
+        of_one = next((each.trouble for each in self._partitions if each.trouble is not None), None)
+        return self.trouble_of_all or of_one or self._followed.unfinished_rebuild
 
     @property
     def trouble_of_all(self) -> str | None:
         """Returns why the state cannot be written, or must not be believed, in every metadata partition."""
-        return self._followed.trouble or self._misplaced
+        return self._followed.trouble or self._followed.misplaced
 
     def position(self, metadata_partition: int) -> int:
-        return self._followed.position(metadata_partition).offset
+        return self._partitions[metadata_partition].position.offset
 
     def read_to(self, metadata_partition: int) -> OffsetAndEpoch:
         """Returns the next offset to read, and the leader epoch of the last batch before it."""
-        return self._followed.position(metadata_partition)
+        return self._partitions[metadata_partition].position
 
     def known(self, metadata_partition: int) -> OffsetAndEpoch:
         """Returns the next offset to read, and the leader epoch that is known now; -1: none is."""
         return OffsetAndEpoch(self.position(metadata_partition), self._leadership.epoch(metadata_partition))
 
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
-        return self._followed.fresh_at_ms.get(metadata_partition)
+        return self._partitions[metadata_partition].fresh_at_ms
 
     def is_fresh(self, metadata_partition: int, max_age_ms: int) -> bool:
-        fresh_at_ms = self._followed.fresh_at_ms.get(metadata_partition)
+        fresh_at_ms = self.fresh_at_ms(metadata_partition)
         return fresh_at_ms is not None and fresh_at_ms >= self._clock_ms() - max_age_ms
 
     def oldest_age_ms(self) -> int | None:
         """Returns the age of the last read to the end of the partition that is furthest behind.
 
         None: at least one partition was never read to its end."""
-        fresh_at_ms = self._followed.fresh_at_ms
-        if len(fresh_at_ms) < self._topic.partition_count:
-            return None
-        return max(0, self._clock_ms() - min(fresh_at_ms.values()))
+        known = [each.fresh_at_ms for each in self._partitions if each.fresh_at_ms is not None]
+        return max(0, self._clock_ms() - min(known)) if len(known) == len(self._partitions) else None
 
     async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
         not_before_ms = self._clock_ms() - max_age_ms
+        partition = self._partitions[metadata_partition]
 
         def is_fresh() -> bool:
             # The time must be later, not equal: two events in the same millisecond have no order.
-            return self._followed.fresh_at_ms.get(metadata_partition, not_before_ms) > not_before_ms
+            return partition.fresh_at_ms is not None and partition.fresh_at_ms > not_before_ms
 
         if is_fresh():
             return
@@ -187,42 +176,43 @@ class MetadataFollower:
                 failures = 0
                 while not is_fresh():
                     try:
-                        await self._read_to_end(metadata_partition, not_before_ms, timeout_ms)
+                        await self._read_to_end(partition, not_before_ms, timeout_ms)
                         return
                     except BrokerError:
                         self._leaders_changed.set()
                         await self._back_off(failures)
                         failures += 1
         except TimeoutError as error:
-            stopped = self._stopped(metadata_partition) or self._followed.unfinished_rebuild
+            stopped = self._followed.stopped(partition) or self._followed.unfinished_rebuild
             raise RemoteLogMetadataNotReadyError(
                 f"metadata partition {metadata_partition} was not read to its end in {timeout_ms} ms"
                 f"{'' if stopped is None else f': {stopped}'}"
             ) from error
 
-    async def _read_to_end(self, metadata_partition: int, not_before_ms: int, timeout_ms: int) -> None:
-        stopped = self._stopped(metadata_partition)
+    async def _read_to_end(self, partition: FollowedPartition, not_before_ms: int, timeout_ms: int) -> None:
+        number = partition.number
+        stopped = self._followed.stopped(partition)
         if stopped is not None:
             raise BrokerError(stopped, retriable=True)
-        await self._leadership.confirm(min(timeout_ms, _LEADERS_TIMEOUT_MS), metadata_partition)
-        leader = self._leadership.leader(metadata_partition)
-        await self._lineage.ask({metadata_partition: leader}, timeout_ms)
-        if not self._lineage.is_believed(metadata_partition, leader):
+        await self._leadership.confirm(min(timeout_ms, _LEADERS_TIMEOUT_MS), number)
+        leader = self._leadership.leader(number)
+        await self._lineage.ask({number: leader}, timeout_ms)
+        if partition.believed != leader:
             raise BrokerError("the leader of the metadata partition may lack records that were read", retriable=True)
-        asked_at = self._age.now()
+        asked_at = self._followed.now()
         # Read first: the follower may read beyond the answer meanwhile.
-        position = self._followed.position(metadata_partition).offset
-        high_watermark = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, timeout_ms)
-        if not self._lineage.is_within(metadata_partition, position, high_watermark):
+        position = partition.position.offset
+        high_watermark = await self._list_offset(number, LATEST_TIMESTAMP, timeout_ms)
+        if not self._lineage.is_within(partition, position, high_watermark):
             raise BrokerError("the metadata topic lost records", retriable=True)
-        await self._followed.wait_for_position(metadata_partition, high_watermark)
-        as_of_ms = self._leadership.holds_as_of(metadata_partition, leader, asked_at.monotonic_ms)
-        if self._followed.is_incomplete(metadata_partition) or as_of_ms is None or as_of_ms < not_before_ms:
+        await self._followed.wait_for_position(partition, high_watermark)
+        as_of_ms = self._leadership.holds_as_of(number, leader, asked_at.monotonic_ms)
+        if self._followed.is_incomplete(partition) or as_of_ms is None or as_of_ms < not_before_ms:
             raise BrokerError(
                 "the leader of the metadata partition is not confirmed, or the state is being read or written again",
                 retriable=True,
             )
-        self._followed.mark_fresh({metadata_partition: as_of_ms}, asked_at)
+        self._followed.mark_fresh({number: as_of_ms}, asked_at)
 
     async def read_past(self, metadata_partition: int, offset: int, before: OffsetAndEpoch, timeout_ms: int) -> None:
         """Waits until the record at `offset` is replayed. `before` was `known` before the record was written.
@@ -231,21 +221,22 @@ class MetadataFollower:
         log lost the records there, so this process has read other records, and does not read the written one. An
         unclean election may also have put another record at the offset. So the error comes, too, if the leader epoch
         that was known before the write is not the one that is known now. -1: none was known, so it cannot tell."""
+        partition = self._partitions[metadata_partition]
         if offset < before.offset:
-            self._followed.doubt(metadata_partition)
+            partition.fresh_at_ms = None
             raise RemoteLogMetadataNotReadyError(
                 f"a record was written at offset {offset} of metadata partition {metadata_partition}, which was read to"
                 f" {before.offset}: the topic lost records"
             )
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._followed.wait_for_position(metadata_partition, offset + 1)
+                await self._followed.wait_for_position(partition, offset + 1)
         except TimeoutError as error:
             raise RemoteLogMetadataNotReadyError(
                 f"offset {offset} of metadata partition {metadata_partition} was not read in {timeout_ms} ms"
             ) from error
         if before.leader_epoch >= 0 and self._leadership.epoch(metadata_partition) != before.leader_epoch:
-            self._followed.doubt(metadata_partition)
+            partition.fresh_at_ms = None
             raise RemoteLogMetadataNotReadyError(
                 f"the leader of metadata partition {metadata_partition} changed during a write at offset {offset}: the"
                 " record may be lost"
@@ -282,14 +273,12 @@ class MetadataFollower:
             logger, "a read of remote log metadata failed", "remote log metadata is read again", clock_ms=self._clock_ms
         )
         try:
-            while numbers := [each for each in self._leadership.led_by(node_id) if self._stopped(each) is None]:
+            while partitions := self._read_from_leader(node_id):
                 # The broker fills the partitions in the order of the request until the bytes are used up.
-                numbers.sort(
-                    key=lambda number: (self._unreadable.is_failing(number), self._followed.fresh_at_ms.get(number, 0))
-                )
+                partitions.sort(key=lambda each: (each.failure is not None, each.fresh_at_ms or 0))
                 is_whole = False
                 try:
-                    is_whole = await self._poll(node_id, numbers)
+                    is_whole = await self._poll(node_id, partitions)
                     failing.ended()
                 except (BrokerError, ProtocolError) as error:
                     failing.found(node_id=node_id, error=str(error))
@@ -308,16 +297,20 @@ class MetadataFollower:
             self._followed.end_trouble(node_id)  # it leads nothing now: those that do will tell
             self._readers.discard(node_id)
 
-    async def _poll(self, node_id: int, numbers: list[int]) -> bool:
+    def _read_from_leader(self, node_id: int) -> list[FollowedPartition]:
+        """Returns the metadata partitions that the broker leads, and that the follower reads."""
+        led = [self._partitions[number] for number in self._leadership.led_by(node_id)]
+        return [each for each in led if self._followed.stopped(each) is None]
+
+    async def _poll(self, node_id: int, partitions: list[FollowedPartition]) -> bool:
         """Sends one Fetch, and replays its records. Returns whether every partition was answered without an error."""
-        leaders = {number: self._leadership.leader(number) for number in numbers}
+        leaders = {each.number: self._leadership.leader(each.number) for each in partitions}
         await self._lineage.ask(leaders, _FETCH_TIMEOUT_MS)
-        leaders = {number: leader for number, leader in leaders.items() if self._stopped(number) is None}
-        asked_at = self._age.now()
-        asked = {number: self._followed.position(number) for number in leaders}
+        asked_at = self._followed.now()
+        asked = {each.number: each.position for each in partitions if self._followed.stopped(each) is None}
         for number, position in asked.items():
             if position.offset == 0:
-                self._age.begins_again(number)
+                self._partitions[number].complete_as_of = asked_at
         if not asked:
             return True
         answers = await fetch_raw(
@@ -341,81 +334,83 @@ class MetadataFollower:
         is_whole = True
         reads: list[PartitionRead] = []
         reached: dict[int, int] = {}
-        behind: list[int] = []
+        behind: list[FollowedPartition] = []
         for fetched in answers:
             # After a change of leader, the reader of the new leader may have moved the position meanwhile.
-            position = asked[fetched.partition]
-            if position.offset != self._followed.position(fetched.partition).offset:
+            partition, position = self._partitions[fetched.partition], asked[fetched.partition]
+            if position.offset != partition.position.offset:
                 continue
-            leader = leaders[fetched.partition]
-            is_known = self._lineage.is_believed(fetched.partition, leader)
-            read = await self._read_or_none(fetched, position, is_known)
+            leader = leaders[partition.number]
+            read = await self._read_or_none(partition, fetched, position, partition.believed == leader)
             if read is None:
                 is_whole = False
                 continue
             reads.append(read)
             if fetched.high_watermark > position.offset:
-                behind.append(fetched.partition)
-            as_of_ms = self._leadership.holds_as_of(fetched.partition, leader, asked_at.monotonic_ms)
+                behind.append(partition)
+            as_of_ms = self._leadership.holds_as_of(partition.number, leader, asked_at.monotonic_ms)
             if as_of_ms is not None and read.next_offset >= fetched.high_watermark:
-                reached[fetched.partition] = as_of_ms
-        self._unreadable.log(lambda number: self._stopped(number) is None)
+                reached[partition.number] = as_of_ms
+        self._log_unreadable()
         too_old = await self._too_old(behind)
         is_whole &= await self._followed.replay(reads, asked, reached, asked_at, too_old)
         await self._followed.mark_read_to_end()
         self._followed.end_trouble(node_id)
         return is_whole and not too_old
 
-    async def _too_old(self, behind: Sequence[int]) -> list[int]:
+    def _log_unreadable(self) -> None:
+        codes = [each.error_code for each in self._partitions if self._followed.stopped(each) is None]
+        if any(codes):
+            refused = [code for code in codes if code]
+            self._unreadable.found(metadata_partitions=len(refused), error_codes=sorted(set(refused)))
+        else:
+            self._unreadable.ended()
+
+    async def _too_old(self, behind: Sequence[FollowedPartition]) -> list[int]:
         """Returns which of the metadata partitions may lack tombstones that the follower has not read.
 
         `behind` has those with an offset behind the position that the follower asked for. An answer without any such
         offset proves that nothing was written since the position was reached, whatever its age."""
-        old = [number for number in behind if self._age.is_too_old(number, ASK_AFTER_MS)]
+        old = [each for each in behind if each.is_too_old(self._followed.now(), ASK_AFTER_MS)]
         if not old:
             return []
         kept_ms = await delete_retention_ms(self._client, self._topic.name, _FETCH_TIMEOUT_MS)
-        return [number for number in old if self._age.is_too_old(number, kept_ms // 2)]
-
-    def _stopped(self, metadata_partition: int) -> str | None:
-        """Returns why the follower does not read the metadata partition any more; None while it reads it.
-
-        The follower reads on only after an operator decides, or upgrades this process."""
-        diverged = self._lineage.divergence(metadata_partition)
-        return self._misplaced or diverged or self._unreadable.unknown_record(metadata_partition)
+        return [each.number for each in old if each.is_too_old(self._followed.now(), kept_ms // 2)]
 
     async def _read_or_none(
-        self, fetched: FetchedPartition, position: OffsetAndEpoch, is_known: bool
+        self, partition: FollowedPartition, fetched: FetchedPartition, position: OffsetAndEpoch, is_known: bool
     ) -> PartitionRead | None:
         """Returns what `_read` returns, or None after an error, which concerns this metadata partition alone."""
         try:
-            return await self._read(fetched, position, is_known)
+            return await self._read(partition, fetched, position, is_known)
         except BrokerError as error:
-            self._unreadable.refused(fetched.partition, error.code or ErrorCode.UNKNOWN_SERVER_ERROR)
+            partition.error_code = error.code or ErrorCode.UNKNOWN_SERVER_ERROR
         except (lmdb.Error, OSError):
             raise
         except Exception as error:  # any error becomes an alarm, and must not stop the other metadata partitions
-            self._followed.doubt(fetched.partition)
-            self._unreadable.failed(fetched.partition, error)
+            partition.fail(error)
         return None
 
-    async def _read(self, fetched: FetchedPartition, position: OffsetAndEpoch, is_known: bool) -> PartitionRead | None:
+    async def _read(
+        self, partition: FollowedPartition, fetched: FetchedPartition, position: OffsetAndEpoch, is_known: bool
+    ) -> PartitionRead | None:
         """Returns the committed records of `fetched`, or None when they must not be replayed.
 
         They are not replayed after an error, or when the leader is not known to continue the log that was read."""
-        self._unreadable.answered(fetched.partition)
+        partition.error_code = ErrorCode.NONE
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-            await self._look_for_lost_records(fetched.partition, position.offset)
+            earliest = await self._list_offset(partition.number, EARLIEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
+            latest = await self._list_offset(partition.number, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
+            self._lineage.out_of_range(partition, position.offset, earliest, latest)
             return None
-        if fetched.error != ErrorCode.NONE:
-            self._unreadable.refused(fetched.partition, fetched.error)
-            return None
-        if fetched.diverging is not None:
-            if await self._lineage.continues(fetched.partition, position, fetched.diverging, fetched.high_watermark):
+        if fetched.diverging is not None and fetched.error == ErrorCode.NONE:
+            if await self._lineage.continues(partition, position, fetched.diverging, fetched.high_watermark):
                 # A replica that copied the log after a compaction does not know an epoch without remaining records.
-                self._followed.read_in_epoch(fetched.partition, fetched.diverging.leader_epoch)
+                partition.position = OffsetAndEpoch(partition.position.offset, fetched.diverging.leader_epoch)
             return None
-        if not is_known or not self._lineage.is_within(fetched.partition, position.offset, fetched.high_watermark):
+        if fetched.error == ErrorCode.NONE and not (
+            is_known and self._lineage.is_within(partition, position.offset, fetched.high_watermark)
+        ):
             return None
         read = read_committed(fetched, position.offset)
         self.foreign_records_read += read.foreign_records
@@ -434,21 +429,15 @@ class MetadataFollower:
             home = partition.partition if is_own else self._home_of(partition)
             if home == number:
                 continue
-            self._misplaced = (
+            self._followed.misplaced = (
                 f"metadata partition {number} has records of partition {partition.partition} of topic"
                 f" {partition.topic_id}, which belong to metadata partition {home} of {self._topic.partition_count}:"
                 f" {REBUILD_AFTER_GROWTH}"
             )
-            logger.error("the remote log metadata is not followed", extra={"reason": self._misplaced})
-            for each in range(self._topic.partition_count):
-                self._followed.doubt(each)
+            logger.error("the remote log metadata is not followed", extra={"reason": self._followed.misplaced})
+            self._followed.doubt_all()
             return True
         return False
-
-    async def _look_for_lost_records(self, metadata_partition: int, position: int) -> None:
-        earliest = await self._list_offset(metadata_partition, EARLIEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
-        latest = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
-        self._lineage.out_of_range(metadata_partition, position, earliest, latest)
 
     async def _list_offset(self, metadata_partition: int, timestamp: int, timeout_ms: int) -> int:
         asked = {metadata_partition: self._leadership.leader(metadata_partition)}

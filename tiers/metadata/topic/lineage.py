@@ -21,12 +21,11 @@ again, since a log that lacks records may grow past their offsets.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-
-import lmdb
+from collections.abc import Mapping
 
 from tiers.broker.client import Leader
-from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic.followed_partition import FollowedPartition
+from tiers.metadata.topic.followed_state import FollowedState
 from tiers.metadata.topic.leadership import LATEST_TIMESTAMP, MetadataLeadership
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import OffsetAndEpoch
@@ -37,154 +36,107 @@ _WHAT_TO_DO = "see `tidegate tier rebuild` and 'The metadata topic is lost' in d
 
 
 class MetadataLineage:
-    """Asks the leaders of all metadata partitions, and remembers which leaders are believed.
-
-    `in_state_thread` runs a function that writes to the state. `on_loss` is called with the number of a metadata
-    partition at every sign that the partition lacks records."""
-
-    def __init__(
-        self,
-        leadership: MetadataLeadership,
-        state: RemoteLogMetadataStateWriter,
-        partition_count: int,
-        position: Callable[[int], OffsetAndEpoch],
-        in_state_thread: Callable[[Callable[[], None]], Awaitable[None]],
-        on_loss: Callable[[int], object],
-    ) -> None:
+    def __init__(self, leadership: MetadataLeadership, followed: FollowedState) -> None:
         self._leadership = leadership
-        self._state = state
-        self._position = position
-        self._in_state_thread = in_state_thread
-        self._on_loss = on_loss
-        self._believed: dict[int, Leader] = {}
-        self._reached = {number: state.reached(number) for number in range(partition_count)}
-        """Behind the last record that was ever read."""
-        self._diverged = state.diverged()
-        self._kept = set(self._diverged)
-        self._lost: dict[int, str] = {}
-        """Why a log lacks records that it may have again."""
-
-    @property
-    def reason(self) -> str | None:
-        """Returns a text for an operator about the lost records; None when no record is known to be lost."""
-        return next(iter([*self._diverged.values(), *self._lost.values()]), None)
-
-    def divergence(self, number: int) -> str | None:
-        """Returns why the follower does not read the partition until an operator decides; None when it reads it."""
-        return self._diverged.get(number)
-
-    def remember(self, number: int) -> None:
-        """Remembers the position of the partition as the highest one. The caller is about to set the position back."""
-        self._reached[number] = self._furthest(number)
-
-    def _furthest(self, number: int) -> OffsetAndEpoch:
-        return max(self._position(number), self._reached[number])
-
-    def is_believed(self, number: int, leader: Leader) -> bool:
-        return self._believed.get(number) == leader
+        self._followed = followed
 
     async def ask(self, leaders: Mapping[int, Leader], timeout_ms: int) -> None:
         """Asks the leaders that are not believed yet. All partitions in `leaders` have the same leader node.
 
         Raises `BrokerError`."""
-        await self._keep_divergences()
-        new = {number: leader for number, leader in leaders.items() if not self.is_believed(number, leader)}
+        await self._followed.save_divergences()
+        partitions = self._followed.partitions
+        new = {number: leader for number, leader in leaders.items() if partitions[number].believed != leader}
         if not new:
             return
         ends = await self._leadership.offsets(new, LATEST_TIMESTAMP, timeout_ms)
         # A partition without a leader epoch was never read.
-        read = {number: at for number in ends if (at := self._furthest(number)).leader_epoch >= 0}
+        read = {number: at for number in ends if (at := partitions[number].furthest).leader_epoch >= 0}
         asked = {number: (new[number], at.leader_epoch) for number, at in read.items()}
         answered = await self._leadership.epoch_ends(asked, timeout_ms) if asked else {}
         for number, end in ends.items():
             if number in read:
                 answer = answered.get(number)
-                if answer is None or not await self.continues(number, read[number], answer, end):
+                if answer is None or not await self.continues(partitions[number], read[number], answer, end):
                     continue
-            self._believed[number] = new[number]
+            partitions[number].believed = new[number]
 
-    async def continues(self, number: int, read: OffsetAndEpoch, answered: EpochEndOffset, high_watermark: int) -> bool:
+    async def continues(
+        self, partition: FollowedPartition, read: OffsetAndEpoch, answered: EpochEndOffset, high_watermark: int
+    ) -> bool:
         """Returns whether the leader's log continues the log that was read up to `read`.
 
         `answered` is the end of the leader epoch of `read` in the leader's log. The log has diverged when it has
         committed another record at the offset of a missing one."""
         is_known = answered.leader_epoch >= 0
-        if number not in self._diverged:
+        if partition.diverged is None:
             # The epoch may be lower: compaction may leave no record of the later epochs on this replica.
             if is_known and answered.leader_epoch <= read.leader_epoch and answered.end_offset >= read.offset:
                 return True
             ends_at = answered.end_offset if is_known and answered.end_offset < read.offset else read.offset - 1
             if high_watermark <= ends_at:
-                self._lacks_end(number, high_watermark, read.offset)
+                _lacks_end(partition, high_watermark, read.offset)
             else:
-                self._diverge(number, read, ends_at)
-        self._doubt(number)
-        await self._keep_divergences()
+                _diverge(partition, read, ends_at)
+        _doubt(partition)
+        await self._followed.save_divergences()
         return False
 
-    def _diverge(self, number: int, read: OffsetAndEpoch, ends_at: int) -> None:
-        reason = (
-            f"metadata partition {number} was read to {read.offset} in leader epoch {read.leader_epoch}, and now has"
-            f" other records from {ends_at} on, or already below: it lost records and was written to since;"
-            f" the follower does not read it until an operator decides: {_WHAT_TO_DO}"
-        )
-        logger.error("the remote log metadata is not followed", extra={"reason": reason})
-        self._diverged[number] = reason
-        self._lost.pop(number, None)
-
-    def is_within(self, number: int, position: int, end: int) -> bool:
+    def is_within(self, partition: FollowedPartition, position: int, end: int) -> bool:
         """Returns whether the log of a believed leader still reaches all records that were read, by its offsets.
 
         `end` (exclusive) is the offset up to which the leader has surely committed."""
-        reached = max(position, self._reached[number].offset)
-        if number not in self._diverged and end >= reached:
-            if self._lost.pop(number, None) is not None:
-                logger.warning("a metadata partition has all records again", extra={"metadata_partition": number})
+        reached = max(position, partition.reached.offset)
+        if partition.diverged is None and end >= reached:
+            if partition.lost is not None:
+                partition.lost = None
+                logger.warning(
+                    "a metadata partition has all records again", extra={"metadata_partition": partition.number}
+                )
             return True
-        self._lacks_end(number, end, reached)
-        self._doubt(number)
+        _lacks_end(partition, end, reached)
+        _doubt(partition)
         return False
 
-    def out_of_range(self, number: int, position: int, log_start: int, end: int) -> None:
+    def out_of_range(self, partition: FollowedPartition, position: int, log_start: int, end: int) -> None:
         """Handles an OFFSET_OUT_OF_RANGE of the leader: the follower asks the leader again.
 
         A leader also gives this answer when it does not know the leader epoch of the position."""
-        reached = max(position, self._reached[number].offset)
+        reached = max(position, partition.reached.offset)
         if position < log_start:
-            self._lacks(
-                number, f"records {position} to {log_start - 1} of metadata partition {number} were deleted unread"
+            _lacks(
+                partition,
+                f"records {position} to {log_start - 1} of metadata partition {partition.number} were deleted unread",
             )
         elif end < reached:
-            self._lacks_end(number, end, reached)
-        self._doubt(number)
+            _lacks_end(partition, end, reached)
+        _doubt(partition)
 
-    def _lacks_end(self, number: int, end: int, reached: int) -> None:
-        self._lacks(
-            number, f"metadata partition {number} ends at {end} and was read to {reached}: the topic lost records"
-        )
 
-    def _lacks(self, number: int, reason: str) -> None:
-        if number in self._diverged:
-            return
-        if number not in self._lost:
-            logger.error("the remote log metadata is not followed", extra={"reason": reason})
-        self._lost[number] = reason
+def _diverge(partition: FollowedPartition, read: OffsetAndEpoch, ends_at: int) -> None:
+    partition.diverged = (
+        f"metadata partition {partition.number} was read to {read.offset} in leader epoch {read.leader_epoch}, and now"
+        f" has other records from {ends_at} on, or already below: it lost records and was written to since;"
+        f" the follower does not read it until an operator decides: {_WHAT_TO_DO}"
+    )
+    partition.lost = None
+    logger.error("the remote log metadata is not followed", extra={"reason": partition.diverged})
 
-    def _doubt(self, number: int) -> None:
-        self._believed.pop(number, None)
-        self._on_loss(number)
 
-    async def _keep_divergences(self) -> None:
-        for number in self._diverged.keys() - self._kept:
-            reason = self._diverged[number]
+def _lacks_end(partition: FollowedPartition, end: int, reached: int) -> None:
+    _lacks(
+        partition,
+        f"metadata partition {partition.number} ends at {end} and was read to {reached}: the topic lost records",
+    )
 
-            def keep(number: int = number, reason: str = reason) -> None:
-                self._state.mark_diverged(number, reason)
 
-            try:
-                await self._in_state_thread(keep)
-            except (lmdb.Error, OSError) as error:
-                # This process remembers the divergence and tries again. A restarted process has to find it again.
-                logger.warning("the divergence of a metadata partition cannot be saved", extra={"error": str(error)})
-            else:
-                self._kept.add(number)
+def _lacks(partition: FollowedPartition, reason: str) -> None:
+    if partition.diverged is not None:
+        return
+    if partition.lost is None:
+        logger.error("the remote log metadata is not followed", extra={"reason": reason})
+    partition.lost = reason
+
+
+def _doubt(partition: FollowedPartition) -> None:
+    partition.believed = partition.fresh_at_ms = None

@@ -233,18 +233,39 @@ async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, fo
         to(segment(1, 0, 9), State.DELETE_SEGMENT_STARTED),
         to(segment(1, 0, 9), State.DELETE_SEGMENT_FINISHED),
     ]
-    reads = [await following.follower._read(each, OffsetAndEpoch(0, -1), True) for each in late]
+    partition = following.follower._partitions[0]
+    reads = [await following.follower._read(partition, each, OffsetAndEpoch(0, -1), True) for each in late]
     assert await following.poll()
     await following.follower._followed.replay(
         [each for each in reads if each is not None],
         {0: OffsetAndEpoch(0, -1)},
         {0: 1_000_000},
-        following.follower._age.now(),
+        following.follower._followed.now(),
         [],
     )
     assert following.follower.position(0) == 4
     assert list(following.state.list_remote_log_segments(segment(1, 0, 9).topic_id_partition)) == []
     assert following.follower.is_fresh(0, 60_000)
+
+
+async def test_partitions_that_no_broker_serves_give_one_line(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    fetched, codes = cluster._fetched, {0: 6, 1: 75}
+    monkeypatch.setattr(
+        cluster, "_fetched", lambda number, *asked: replace(fetched(number, *asked), error=codes[number])
+    )
+    assert not await following.poll()
+    (line,) = caplog.records
+    assert line.message == "some metadata partitions cannot be read yet"
+    assert (line.__dict__["metadata_partitions"], line.__dict__["error_codes"]) == (2, [6, 75])
+    codes[0] = 0
+    assert not await following.poll()
+    assert len(caplog.records) == 1
+    codes[1] = 0
+    assert await following.poll()
+    assert [each.message for each in caplog.records[1:]] == ["all metadata partitions can be read"]
 
 
 @pytest.mark.parametrize("broken", ["the bytes", "the replay"])

@@ -61,8 +61,8 @@ async def test_a_write_that_has_room_ends_no_trouble_of_another_leader(
             raise lmdb.DiskError("No space left on device")
         return apply(reads)
 
-    async def poll_and_look(node_id: int, numbers: list[int]) -> bool:
-        is_whole = await poll(node_id, numbers)
+    async def poll_and_look(node_id: int, partitions: Any) -> bool:
+        is_whole = await poll(node_id, partitions)
         troubles.append(following.follower.trouble_of_all)
         return is_whole
 
@@ -86,10 +86,10 @@ async def test_an_unexpected_error_is_trouble_and_ends_nothing(
 ) -> None:
     poll, broken = following.follower._poll, True
 
-    async def breaks(node_id: int, numbers: list[int]) -> bool:
+    async def breaks(node_id: int, partitions: Any) -> bool:
         if broken:
             raise ZeroDivisionError
-        return await poll(node_id, numbers)
+        return await poll(node_id, partitions)
 
     monkeypatch.setattr(following.follower, "_poll", breaks)
     reading = asyncio.create_task(following.follower.run())
