@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,10 +16,20 @@ from tests.support.servers.kafka import KafkaCluster
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.metadata.topic.group import membership
-from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.group.membership import Assignment, GroupMembership
 from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.settings import TopicBasedSettings
 
 pytestmark = pytest.mark.integration
+
+
+class Fit:
+    def __init__(self, is_fit: Callable[[], bool]) -> None:
+        self._is_fit = is_fit
+
+    @property
+    def is_fit(self) -> bool:
+        return self._is_fit()
 
 
 @asynccontextmanager
@@ -28,22 +40,20 @@ async def member(
     client = BrokerClient([kafka.address()], client_id="test")
     topic = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 4, 86_400_000)
     assigned: list[Assignment] = []
-    membership = GroupMembership(
-        client,
-        topic,
-        MembershipSettings(group, session_timeout_ms=session_timeout_ms),
-        clock_ms=monotonic_ms,
-        on_assigned=assigned.append,
-        on_revoked=lambda: None,
-        is_fit=is_fit,
-    )
-    running = asyncio.create_task(membership.run())
-    try:
-        yield assigned
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
-        await client.close()
+    fitness: Any = Fit(is_fit)
+    settings = TopicBasedSettings(Path(), prefix=group, fitness=fitness)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membership, "_SESSION_TIMEOUT_MS", session_timeout_ms)
+        one = GroupMembership(
+            client, topic, settings, clock_ms=monotonic_ms, on_assigned=assigned.append, on_revoked=lambda: None
+        )
+        running = asyncio.create_task(one.run())
+        try:
+            yield assigned
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            await client.close()
 
 
 async def test_a_member_that_is_not_fit_is_given_nothing_until_it_is_fit_again(

@@ -24,8 +24,7 @@ from tiers.metadata.topic import follower, lineage
 from tiers.metadata.topic.followed_partition import FollowedPartition
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.group.membership import GroupMembership
-from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
-from tiers.metadata.topic.group.tenures import Tenures
+from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership, Tenures
 from tiers.metadata.topic.lineage import MetadataLineage
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.model.log_start import LogStart, LogStartReason
@@ -261,7 +260,7 @@ def _writes_unfenced(stack: ExitStack) -> None:
         try:
             await original(self, number, records, timeout_ms)
         except OwnershipLostError:
-            made = self._producer(number, f"{self._transactional_id_prefix}-{number}")
+            made = self._producer(number, f"{self._group_id}-{number}")
             await made.initialize(15_000)
             await made.commit(records(), None, timeout_ms)
 

@@ -178,7 +178,6 @@ class Following:
             clock_ms=self._tick,
             wall_clock_ms=lambda: self.wall_ms,
             home_of=home_of,
-            jitter=lambda: 0.01,
         )
 
     def _tick(self) -> int:

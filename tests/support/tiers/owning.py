@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -14,10 +15,11 @@ from tests.support.tiers.waiting import until
 from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import KeyAndValue, RecordType, known_record_types
 from tiers.metadata.topic.group import ownership as ownership_module
-from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.group.membership import Assignment, GroupMembership
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.metadata_producer import GroupMember
 from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.log_start import OffsetAndEpoch
 
 TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20, 86_400_000)
@@ -127,10 +129,9 @@ async def group_of_one(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
         nothing,
         TOPIC,
         follower,
-        MembershipSettings("group"),
-        transactional_id_prefix="tidegate",
+        TopicBasedSettings(Path()),
         clock_ms=lambda: group.now_ms,
-        jitter=lambda: 0.0,
+        clock_skew=nothing,
     )
     running = asyncio.create_task(group.owner.run())
     await until(lambda: group.owning._tasks is not None)

@@ -83,7 +83,6 @@ class MetadataFollower:
         clock_ms: Callable[[], int],
         wall_clock_ms: Callable[[], int],
         home_of: Callable[[TopicIdPartition], int] | None = None,
-        jitter: Callable[[], float] = random.random,
         max_age_ms: int = MAX_AGE_MS,
     ) -> None:
         """`home_of` returns the metadata partition of a user partition. None: every record is in its place."""
@@ -92,7 +91,6 @@ class MetadataFollower:
         self._home_of = home_of
         self._interval_ms = interval_ms(max_age_ms)
         self._clock_ms = clock_ms
-        self._jitter = jitter
         self._readers: set[int] = set()
         self._leadership = MetadataLeadership(client, topic, clock_ms=clock_ms)
         self._leaders_changed = asyncio.Event()
@@ -450,4 +448,4 @@ class MetadataFollower:
 
     async def _back_off(self, failures: int) -> None:
         cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
-        await asyncio.sleep(cap_ms * self._jitter() / 1000)
+        await asyncio.sleep(cap_ms * random.random() / 1000)

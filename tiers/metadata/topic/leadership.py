@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
@@ -42,18 +42,10 @@ _FENCES_BY_LEADER_EPOCH = 2
 
 
 class MetadataLeadership:
-    def __init__(
-        self,
-        client: BrokerClient,
-        topic: MetadataTopic,
-        *,
-        clock_ms: Callable[[], int],
-        choose: Callable[[Sequence[int], int], list[int]] = random.sample,
-    ) -> None:
+    def __init__(self, client: BrokerClient, topic: MetadataTopic, *, clock_ms: Callable[[], int]) -> None:
         self._client = client
         self._topic = topic
         self._clock_ms = clock_ms
-        self._choose = choose
         self._leaders: dict[int, Leader] = {}
         self._confirmed_at_ms: dict[int, int] = {}
 
@@ -93,7 +85,7 @@ class MetadataLeadership:
         Once the leader of that partition is confirmed, the other brokers get a moment to name a newer leader."""
         metadata = self._client.cached_metadata
         nodes = [] if metadata is None else sorted(metadata.brokers)
-        chosen = self._choose(nodes, min(WITNESSES, len(nodes)))
+        chosen = random.sample(nodes, min(WITNESSES, len(nodes)))
         began_at_ms = self._clock_ms()
         async with asyncio.TaskGroup() as asking:
             asked = [asking.create_task(self._ask(node_id, timeout_ms)) for node_id in chosen]

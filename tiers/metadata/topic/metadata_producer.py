@@ -36,7 +36,7 @@ from kafka.protocol.producer import (
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from protocol.errors import ErrorCode
-from tiers.broker.client import BrokerClient
+from tiers.broker.client import BrokerClient, wall_clock_ms
 from tiers.broker.metadata_reads import DEFAULT_METADATA_MAX_AGE_MS
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError
 from tiers.metadata.records.serde import KeyAndValue
@@ -126,14 +126,12 @@ class MetadataProducer:
         topic: MetadataTopic,
         *,
         clock_ms: Callable[[], int],
-        jitter: Callable[[], float] = random.random,
         clock_skew: ClockSkew | None = None,
     ) -> None:
         self._client = client
         self._topic = topic
         self._clock_ms = clock_ms
-        self._jitter = jitter
-        self._clock_skew = clock_skew
+        self._clock_skew = clock_skew or ClockSkew(clock_ms, wall_clock_ms)
 
     async def send(self, metadata_partition: int, records: Sequence[KeyAndValue], timeout_ms: int) -> int:
         """Writes the records, and returns the offset of the last one.
@@ -147,7 +145,7 @@ class MetadataProducer:
     ) -> int:
         partition = TopicIdPartition(self._topic.topic_id, metadata_partition, self._topic.name)
         failed = False
-        sent = None if self._clock_skew is None else self._clock_skew.now()
+        sent = self._clock_skew.now()
 
         async def ask(remaining_ms: int) -> tuple[int, Any]:
             nonlocal failed
@@ -167,7 +165,7 @@ class MetadataProducer:
                 leader.node_id, message, remaining_ms, min_version=7, max_version=11, lane=_LANE
             )
             answer = response.responses[0].partition_responses[0]
-            if sent is not None and self._clock_skew is not None and answer.error_code == ErrorCode.NONE:
+            if answer.error_code == ErrorCode.NONE:
                 self._clock_skew.observe(sent, answer.log_append_time_ms)
             return answer.error_code, answer.base_offset
 
@@ -199,7 +197,7 @@ class MetadataProducer:
                     if code not in _RETRIABLE:
                         raise RemoteLogMetadataError(f"{what}: {trouble}")
             cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
-            wait_ms = int(cap_ms * (0.5 + self._jitter() / 2))
+            wait_ms = int(cap_ms * (0.5 + random.random() / 2))
             failures += 1
             if self._clock_ms() + wait_ms >= deadline_ms:
                 raise RemoteLogMetadataError(f"{what} did not succeed in time: {trouble}")
@@ -217,10 +215,9 @@ class TransactionalProducer(MetadataProducer):
         transactional_id: str,
         *,
         clock_ms: Callable[[], int],
-        jitter: Callable[[], float] = random.random,
         clock_skew: ClockSkew | None = None,
     ) -> None:
-        super().__init__(client, topic, clock_ms=clock_ms, jitter=jitter, clock_skew=clock_skew)
+        super().__init__(client, topic, clock_ms=clock_ms, clock_skew=clock_skew)
         self._metadata_partition = metadata_partition
         self._transactional_id = transactional_id
         self._coordinators: dict[int, int] = {}

@@ -23,7 +23,6 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, saved_identity
 from tiers.metadata.tenure import Tenure
 from tiers.metadata.topic.follower import MetadataFollower
-from tiers.metadata.topic.group.membership import MembershipSettings
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.metadata_topic import (
     STEPS,
@@ -126,18 +125,15 @@ class TopicBasedMetadataLog(TopicLog):
             self._start("topic-check", self._check_topic),
         ]
         if settings.is_member:
-            fitness = settings.fitness
-            if fitness is not None:
-                fitness.add(Probe("saved state of the metadata", self._check_state))
+            if settings.fitness is not None:
+                settings.fitness.add(Probe("saved state of the metadata", self._check_state))
             self._ownership = MetadataPartitionOwnership(
                 self._client,
                 topic,
                 self._follower,
-                MembershipSettings(settings.group_id, claims=settings.claims, declares=settings.declares),
-                transactional_id_prefix=settings.group_id,
+                settings,
                 clock_ms=self._clock_ms,
                 clock_skew=self._clock_skew,
-                is_fit=lambda: fitness is None or fitness.is_fit,
             )
             self._running.append(self._start("owner", self._ownership.run))
 

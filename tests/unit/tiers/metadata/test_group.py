@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
@@ -17,6 +18,7 @@ from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.metadata.records.serde import RecordType
+from tiers.metadata.topic.group import membership
 from tiers.metadata.topic.group.assignor import (
     Assigned,
     Subscription,
@@ -29,9 +31,10 @@ from tiers.metadata.topic.group.assignor import (
     encode_subscription,
 )
 from tiers.metadata.topic.group.group_members import group_members
-from tiers.metadata.topic.group.membership import GroupMembership, MembershipSettings
+from tiers.metadata.topic.group.membership import GroupMembership
 from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, find_coordinator
 from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.settings import TopicBasedSettings
 
 COUNT = 12
 numbers = st.frozensets(st.integers(0, COUNT - 1))
@@ -223,12 +226,13 @@ class Coordinator:
         )
 
 
-async def test_a_member_joins_again_when_its_settings_change() -> None:
+async def test_a_member_joins_again_when_its_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "_HEARTBEAT_INTERVAL_MS", 1)
     coordinator, settings = Coordinator(), {"now": "[[topics]]=1"}
     member = GroupMembership(
         cast(Any, coordinator),
         MetadataTopic("cluster", "topic", UUID(int=9), 1, 86_400_000),
-        MembershipSettings("group", heartbeat_interval_ms=1, declares=lambda: settings["now"]),
+        TopicBasedSettings(Path(), declares=lambda: settings["now"]),
         clock_ms=monotonic_ms,
         on_assigned=lambda assignment: None,
         on_revoked=lambda: None,

@@ -14,11 +14,10 @@ from tests.support.tiers.waiting import until
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError
 from tiers.metadata.records.serde import LOG_GAP_API_KEY, KeyAndValue, RecordType, key_and_value, known_record_types
 from tiers.metadata.tenure import Tenure, begin_in
-from tiers.metadata.topic.group.ownership import _TAKEOVERS_AT_ONCE, CONFIRMATION_MAX_AGE_MS
-from tiers.metadata.topic.group.tenures import AWAIT_MS
+from tiers.metadata.topic.group.ownership import _TAKEOVERS_AT_ONCE, AWAIT_MS, CONFIRMATION_MAX_AGE_MS
 
 RECORD, GAP = key_and_value(segment(1, 0, 9)), key_and_value(gap(10, 20))
-OWN, TIER_CONFIGS = "tidegate-0", "tidegate-tier-configs-0"
+OWN, TIER_CONFIGS = (f"tidegate-__remote_log_metadata-{name}0" for name in ("", "tier-configs-"))
 
 
 def write_in(group: Group, tenure: Tenure | None) -> asyncio.Task[None]:
@@ -45,8 +44,11 @@ async def test_a_member_that_waited_too_long_fences_no_owner(group: Group) -> No
     await asyncio.sleep(0)
     assert len(group.initialized) == _TAKEOVERS_AT_ONCE
     assert group.owning.owned() == frozenset()
+    writing = write_in(group, None)
+    await asyncio.sleep(0)
+    group.now_ms += CONFIRMATION_MAX_AGE_MS
     with pytest.raises(OwnershipLostError):
-        await group.owning.write(0, list, 20)
+        await writing
 
 
 @pytest.mark.parametrize(

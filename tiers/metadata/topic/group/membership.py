@@ -36,33 +36,25 @@ from tiers.metadata.topic.group.assignor import (
 )
 from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, GroupMember, find_coordinator
 from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.settings import TopicBasedSettings
 
 logger = logging.getLogger(__name__)
 
 _LANE = "remote-log-metadata-group"
 _JOIN_LANE = "remote-log-metadata-join"
+_SESSION_TIMEOUT_MS = 6_000
+"""The shortest timeout that brokers accept by default. A dead owner's partitions have no owner for that long.
+
+If the group waits for a second dead member, that takes twice as long, and ownership must be back within 15 s. If
+brokers demand longer sessions (`group.min.session.timeout.ms`), the member doubles the timeout until they accept it."""
+_REBALANCE_TIMEOUT_MS = 6_000
+_HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 1_500
 _REQUEST_TIMEOUT_MS = 5_000
 _LEAVE_TIMEOUT_MS = 3_000
 _BACKOFF_CAP_MS = 1_000
 _LONGEST_SESSION_TIMEOUT_MS = 384_000
 """Six doublings of the default. If the brokers demand longer sessions, the member reports an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class MembershipSettings:
-    group_id: str
-    session_timeout_ms: int = 6_000
-    """The shortest timeout that brokers accept by default. A dead owner's partitions have no owner for that long.
-
-    If the group waits for a second dead member, that takes twice as long, and ownership must be back within 15 s. If
-    brokers demand longer sessions (`group.min.session.timeout.ms`), the member doubles the timeout until they accept
-    it."""
-    rebalance_timeout_ms: int = 6_000
-    heartbeat_interval_ms: int = 1_000
-    claims: frozenset[int] | None = None
-    declares: Callable[[], str] = str
-    """Returns the `settings` of the subscription."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +76,11 @@ class GroupMembership:
         self,
         client: BrokerClient,
         topic: MetadataTopic,
-        settings: MembershipSettings,
+        settings: TopicBasedSettings,
         *,
         clock_ms: Callable[[], int],
         on_assigned: Callable[[Assignment], None],
         on_revoked: Callable[[], None],
-        is_fit: Callable[[], bool] = lambda: True,
-        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._client = client
         self._topic = topic
@@ -98,10 +88,8 @@ class GroupMembership:
         self._clock_ms = clock_ms
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
-        self._is_fit = is_fit
         self._declared: tuple[bool, str] = (True, "")
-        self._jitter = jitter
-        self._session_timeout_ms = settings.session_timeout_ms
+        self._session_timeout_ms = _SESSION_TIMEOUT_MS
         self._coordinator: int | None = None
         self._member_id = ""
         self._generation_id = -1
@@ -138,7 +126,7 @@ class GroupMembership:
                     self._coordinator = None
                     self._no_group.found(error=str(error))
                     cap_ms = min(_BACKOFF_CAP_MS, 50 << min(failures, 10))
-                    await asyncio.sleep(cap_ms * self._jitter() / 1000)
+                    await asyncio.sleep(cap_ms * random.random() / 1000)
                     failures += 1
         finally:
             await self._leave()
@@ -154,7 +142,7 @@ class GroupMembership:
                 if self._facts() != self._declared:
                     raise _RejoinError("the fitness or the settings of this process changed")
                 try:
-                    async with asyncio.timeout(self._settings.heartbeat_interval_ms / 1000):
+                    async with asyncio.timeout(_HEARTBEAT_INTERVAL_MS / 1000):
                         await self._rejoin.wait()
                     raise _RejoinError("this process asked for a new assignment")
                 except TimeoutError:
@@ -234,7 +222,7 @@ class GroupMembership:
             assignments=assignments,
         )
         # The followers wait here until the group's leader has assigned the partitions.
-        timeout_ms = self._settings.rebalance_timeout_ms + _REQUEST_TIMEOUT_MS
+        timeout_ms = _REBALANCE_TIMEOUT_MS + _REQUEST_TIMEOUT_MS
         sent_at_ms = self._clock_ms()
         sync = await self._client.request(await self._find_coordinator(), message, timeout_ms, lane=_JOIN_LANE)
         if sync.error_code != ErrorCode.NONE:
@@ -246,7 +234,8 @@ class GroupMembership:
         )
 
     def _facts(self) -> tuple[bool, str]:
-        return self._is_fit(), self._settings.declares()
+        fitness = self._settings.fitness
+        return fitness is None or fitness.is_fit, self._settings.declares()
 
     async def _join_group(self) -> Any:
         self._declared = self._facts()
@@ -254,7 +243,7 @@ class GroupMembership:
         message = JoinGroupRequest(
             group_id=self._settings.group_id,
             session_timeout_ms=self._session_timeout_ms,
-            rebalance_timeout_ms=self._settings.rebalance_timeout_ms,
+            rebalance_timeout_ms=_REBALANCE_TIMEOUT_MS,
             member_id=self._member_id,
             group_instance_id=None,
             protocol_type=PROTOCOL_TYPE,
@@ -265,7 +254,7 @@ class GroupMembership:
             ],
             reason=None,
         )
-        timeout_ms = self._settings.rebalance_timeout_ms + _REQUEST_TIMEOUT_MS
+        timeout_ms = _REBALANCE_TIMEOUT_MS + _REQUEST_TIMEOUT_MS
         # From version 4 on, the coordinator names a member before the member counts (KIP-394). So a lost response
         # leaves no orphaned member behind.
         return await self._client.request(
@@ -278,7 +267,7 @@ class GroupMembership:
         A longer session is safe: each heartbeat confirms the ownership, and nothing relies on the session alone."""
         refused_ms, self._session_timeout_ms = self._session_timeout_ms, self._session_timeout_ms * 2
         if self._session_timeout_ms > _LONGEST_SESSION_TIMEOUT_MS:
-            self._session_timeout_ms = self._settings.session_timeout_ms
+            self._session_timeout_ms = _SESSION_TIMEOUT_MS
             raise BrokerError(
                 f"the brokers accept no session timeout from {self._session_timeout_ms} to {refused_ms} ms: lower their"
                 " group.min.session.timeout.ms, or raise their group.max.session.timeout.ms",

@@ -6,8 +6,8 @@ it owns the partition. After an `OwnershipLostError` a newer owner exists, so th
 assignment and does nothing else. A stale member must not fence the true owner, so a process initializes a producer only
 if the group confirmed its membership a moment ago.
 
-A rebalance ends the ownership of everything, and the new generation may assign a partition to this process again. What
-work may go on then, `Tenures` says. A write of such work waits for the ownership.
+A rebalance ends the ownership of everything, and the new generation may assign a partition to this process again. Work
+goes on then if its tenure does (`Tenures`). A write of such work waits for the ownership.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
@@ -25,15 +25,17 @@ from tiers.metadata.records.record_types import check_writable
 from tiers.metadata.records.serde import KeyAndValue
 from tiers.metadata.tenure import Tenure, begun_in
 from tiers.metadata.topic.follower import MetadataFollower
-from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
-from tiers.metadata.topic.group.tenures import AWAIT_MS, Tenures
-from tiers.metadata.topic.metadata_producer import ClockSkew, TransactionalProducer
+from tiers.metadata.topic.group.membership import Assignment, GroupMembership
+from tiers.metadata.topic.metadata_producer import ClockSkew, GroupMember, TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.metadata.topic.topic_log import in_turn_transactional_id
 
 logger = logging.getLogger(__name__)
 
 CONFIRMATION_MAX_AGE_MS = 2_000
+AWAIT_MS = 30_000
+"""How long work waits for the ownership. A rebalance with a dead member takes about 12 s, and a takeover some more."""
 _INITIALIZE_TIMEOUT_MS = 15_000
 _READ_TIMEOUT_MS = 15_000
 _HELD_BACK_AFTER_MS = 2_000
@@ -41,6 +43,54 @@ _HELD_BACK_AFTER_MS = 2_000
 _TAKEOVERS_AT_ONCE = 8
 _CONFIRMED_AGAIN_MS = 20
 _BACKOFF_CAP_MS = 2_000
+
+
+@dataclass(slots=True)
+class _Held:
+    tenure: Tenure
+    member: GroupMember
+    owned_at_ms: int
+
+
+class Tenures:
+    """The tenure of each metadata partition that this process owns, or waits to own again.
+
+    A tenure goes on when the group assigns the partition to the same member in the same generation or in the next one:
+    no other member had an assignment in between. If this member has missed a generation, another one may have owned the
+    partition in it, so the tenure ends. It also ends when the process has not owned the partition for `AWAIT_MS`."""
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._clock_ms = clock_ms
+        self._held: dict[int, _Held] = {}
+        self._numbers = count()
+
+    def assigned(self, assignment: Assignment) -> None:
+        """Ends the tenures of the partitions that others own now, or may have owned since."""
+        member = assignment.member
+        for number, held in list(self._held.items()):
+            is_next = 0 <= member.generation_id - held.member.generation_id <= 1
+            if number in assignment.metadata_partitions and is_next and member.member_id == held.member.member_id:
+                held.member = member
+            else:
+                del self._held[number]
+
+    def owned(self, number: int, member: GroupMember) -> Tenure:
+        """Returns the tenure of a partition that this process owns now. It begins if there is none.
+
+        The time of the last call does not matter: while this process owns the partition, no other one does."""
+        held = self._held.get(number)
+        if held is None:
+            held = self._held[number] = _Held(Tenure(number, next(self._numbers)), member, 0)
+        held.owned_at_ms = self._clock_ms()
+        return held.tenure
+
+    def awaited(self, number: int) -> Tenure | None:
+        """Returns the tenure of a partition that this process waits to own again; None: the tenure has ended."""
+        held = self._held.get(number)
+        if held is not None and self._clock_ms() - held.owned_at_ms > AWAIT_MS:
+            del self._held[number]
+            return None
+        return None if held is None else held.tenure
 
 
 @dataclass(slots=True, eq=False)
@@ -56,30 +106,19 @@ class MetadataPartitionOwnership:
         client: BrokerClient,
         topic: MetadataTopic,
         follower: MetadataFollower,
-        settings: MembershipSettings,
+        settings: TopicBasedSettings,
         *,
-        transactional_id_prefix: str,
         clock_ms: Callable[[], int],
-        jitter: Callable[[], float] = random.random,
-        clock_skew: ClockSkew | None = None,
-        is_fit: Callable[[], bool] = lambda: True,
+        clock_skew: ClockSkew,
     ) -> None:
         self._client = client
         self._topic = topic
         self._follower = follower
-        self._transactional_id_prefix = transactional_id_prefix
+        self._group_id = settings.group_id
         self._clock_ms = clock_ms
-        self._jitter = jitter
         self._clock_skew = clock_skew
         self._membership = GroupMembership(
-            client,
-            topic,
-            settings,
-            clock_ms=clock_ms,
-            on_assigned=self._on_assigned,
-            on_revoked=self._on_revoked,
-            is_fit=is_fit,
-            jitter=jitter,
+            client, topic, settings, clock_ms=clock_ms, on_assigned=self._on_assigned, on_revoked=self._on_revoked
         )
         self._assignment: Assignment | None = None
         self._owned: dict[int, _OwnedPartition] = {}
@@ -103,8 +142,11 @@ class MetadataPartitionOwnership:
             metadata_partition in self._owned
             and self.suspended_for is None
             and self._follower.fresh_at_ms(metadata_partition) is not None
-            and self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS)
+            and self._is_confirmed()
         )
+
+    def _is_confirmed(self) -> bool:
+        return self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS)
 
     def tenure(self, metadata_partition: int) -> Tenure | None:
         """Returns the tenure of a partition that this process owns, or may own again; None: it has ended."""
@@ -127,25 +169,32 @@ class MetadataPartitionOwnership:
         deadline_ms = self._clock_ms() + AWAIT_MS
         while True:
             owned = await self._until_owned(metadata_partition, tenure, deadline_ms)
-            try:
-                await self._write(metadata_partition, owned, records, timeout_ms)
-                return
-            except OwnershipLostError:
-                # Nothing was committed, or the state shows it when `records` is called again.
-                if tenure is None or self.tenure(metadata_partition) != tenure or self._clock_ms() >= deadline_ms:
-                    raise
+            async with owned.lock:
+                if self._owned.get(metadata_partition) is not owned or not self.owns(metadata_partition):
+                    continue
+                try:
+                    await self._write(metadata_partition, owned, records, timeout_ms)
+                    return
+                except OwnershipLostError:
+                    # Nothing was committed, or the state shows it when `records` is called again.
+                    if tenure is None or self.tenure(metadata_partition) != tenure or self._clock_ms() >= deadline_ms:
+                        raise
 
     async def _until_owned(self, metadata_partition: int, tenure: Tenure | None, deadline_ms: int) -> _OwnedPartition:
-        """Waits until this process owns the partition in the tenure. Without a tenure, it does not wait.
+        """Waits until this process owns the partition in the tenure. Raises `OwnershipLostError`.
 
-        Raises `OwnershipLostError`."""
+        Without a tenure, it only waits for a late heartbeat. A heartbeat is late when this process or a broker paused.
+        Ownership is not lost by that, and the next heartbeat shows whether the generation has ended."""
+        if tenure is None:
+            deadline_ms = self._clock_ms() + CONFIRMATION_MAX_AGE_MS
         while True:
             owned = self._owned.get(metadata_partition)
             if tenure is not None and self.tenure(metadata_partition) != tenure:
                 raise OwnershipLostError(f"another member may have owned metadata partition {metadata_partition} since")
-            if owned is not None and (tenure is None or self.owns(metadata_partition)):
+            if owned is not None and self.owns(metadata_partition):
                 return owned
-            if tenure is None or self._clock_ms() >= deadline_ms:
+            is_late = owned is not None and not self.suspended_for and not self._is_confirmed()
+            if not (is_late or tenure is not None) or self._clock_ms() >= deadline_ms:
                 raise OwnershipLostError(f"this process does not own metadata partition {metadata_partition}")
             await asyncio.sleep(_CONFIRMED_AGAIN_MS / 1000)
 
@@ -156,41 +205,26 @@ class MetadataPartitionOwnership:
         records: Callable[[], Sequence[KeyAndValue]],
         timeout_ms: int,
     ) -> None:
-        async with owned.lock:
-            await self._until_confirmed(metadata_partition, owned, timeout_ms)
-            if self._owned.get(metadata_partition) is not owned or not self.owns(metadata_partition):
-                raise OwnershipLostError(f"this process does not own metadata partition {metadata_partition} any more")
-            to_write = records()
-            check_writable(to_write, owned.assignment.record_types)
-            before = self._follower.known(metadata_partition)
-            try:
-                offset = await owned.producer.commit(to_write, owned.assignment.member, timeout_ms)
-                await self._follower.read_past(metadata_partition, offset, before, timeout_ms)
-            except OwnershipLostError as error:
-                logger.warning(
-                    "this process lost the ownership of a metadata partition",
-                    extra={"metadata_partition": metadata_partition, "error": str(error)},
-                )
-                self._give_up(metadata_partition, owned)
-                if self._assignment is owned.assignment:
-                    self._membership.rejoin()
-                raise
-            except BaseException:
-                # Also after a cancellation: the end of the transaction is unknown until the producer is initialized.
-                self._give_up(metadata_partition, owned)
-                self._start_takeover(owned.assignment, metadata_partition)
-                raise
-
-    async def _until_confirmed(self, metadata_partition: int, owned: _OwnedPartition, timeout_ms: int) -> None:
-        """Waits a moment for the next heartbeat, if the last one is too old.
-
-        A heartbeat is late when this process or a broker paused. Ownership is not lost by that, and the next heartbeat
-        shows whether the generation has ended."""
-        deadline_s = time.monotonic() + min(timeout_ms, CONFIRMATION_MAX_AGE_MS) / 1000
-        while self._owned.get(metadata_partition) is owned and self.suspended_for is None:
-            if self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS) or time.monotonic() >= deadline_s:
-                return
-            await asyncio.sleep(_CONFIRMED_AGAIN_MS / 1000)
+        to_write = records()
+        check_writable(to_write, owned.assignment.record_types)
+        before = self._follower.known(metadata_partition)
+        try:
+            offset = await owned.producer.commit(to_write, owned.assignment.member, timeout_ms)
+            await self._follower.read_past(metadata_partition, offset, before, timeout_ms)
+        except OwnershipLostError as error:
+            logger.warning(
+                "this process lost the ownership of a metadata partition",
+                extra={"metadata_partition": metadata_partition, "error": str(error)},
+            )
+            self._give_up(metadata_partition, owned)
+            if self._assignment is owned.assignment:
+                self._membership.rejoin()
+            raise
+        except BaseException:
+            # Also after a cancellation: the end of the transaction is unknown until the producer is initialized.
+            self._give_up(metadata_partition, owned)
+            self._start_takeover(owned.assignment, metadata_partition)
+            raise
 
     def _give_up(self, metadata_partition: int, owned: _OwnedPartition) -> None:
         if self._owned.get(metadata_partition) is owned:
@@ -244,21 +278,21 @@ class MetadataPartitionOwnership:
                     self._tenures.owned(metadata_partition, assignment.member)
                 return
             cap_ms = min(_BACKOFF_CAP_MS, 100 << min(failures, 10))
-            await asyncio.sleep(cap_ms * (0.5 + self._jitter() / 2) / 1000)
+            await asyncio.sleep(cap_ms * (0.5 + random.random() / 2) / 1000)
             failures += 1
 
     async def _caught_up_producer(self, metadata_partition: int) -> TransactionalProducer:
         # Checked when the takeover's turn has come, since the membership may have ended during a long wait.
-        if not self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS):
+        if not self._is_confirmed():
             raise RemoteLogMetadataNotReadyError("the group has not confirmed this member's generation recently")
-        producer = self._producer(metadata_partition, f"{self._transactional_id_prefix}-{metadata_partition}")
+        producer = self._producer(metadata_partition, f"{self._group_id}-{metadata_partition}")
         await producer.initialize(_INITIALIZE_TIMEOUT_MS)
         try:
             await self._follower.ensure_fresh(metadata_partition, 0, _HELD_BACK_AFTER_MS)
         except RemoteLogMetadataNotReadyError:
             # A process that died while it wrote tier settings left an open transaction. Readers wait behind it until
             # its timeout, and until the coordinator looks for timeouts. This fences a live writer, which tries again.
-            name = in_turn_transactional_id(self._transactional_id_prefix, metadata_partition)
+            name = in_turn_transactional_id(self._group_id, metadata_partition)
             tier_configs = self._producer(metadata_partition, name)
             await tier_configs.initialize(_INITIALIZE_TIMEOUT_MS)
             for one in (producer, tier_configs):
@@ -273,6 +307,5 @@ class MetadataPartitionOwnership:
             metadata_partition,
             transactional_id,
             clock_ms=self._clock_ms,
-            jitter=self._jitter,
             clock_skew=self._clock_skew,
         )
