@@ -38,7 +38,7 @@ async def member(
 ) -> AsyncIterator[list[Assignment]]:
     """Yields the list of assignments of a member, which grows."""
     client = BrokerClient([kafka.address()], client_id="test")
-    topic = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 4, 86_400_000)
+    topic = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 4)
     assigned: list[Assignment] = []
     fitness: Any = Fit(is_fit)
     settings = TopicBasedSettings(Path(), prefix=group, fitness=fitness)

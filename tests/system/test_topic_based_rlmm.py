@@ -33,7 +33,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.layout import STATE_FILE
 from tiers.metadata.topic import shared_log
 from tiers.metadata.topic.metadata_producer import GroupMember, TransactionalProducer, _batch
-from tiers.metadata.topic.metadata_topic import MetadataTopicUnfitError, check_metadata_topic
+from tiers.metadata.topic.metadata_topic import MetadataTopicUnfitError, check_metadata_topic, delete_retention_ms
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.metadata.topic.shared_log import SharedMetadataLog
@@ -347,7 +347,7 @@ async def test_the_brokers_clock_is_measured_by_a_write_and_is_a_metric(cluster:
 async def test_the_topic_is_made_as_it_must_be(cluster: Cluster) -> None:
     async with cluster.manager("one") as manager:
         assert manager.log.topic.partition_count == PARTITIONS
-        assert manager.log.topic.delete_retention_ms == 86_400_000
+        assert await delete_retention_ms(manager.log._client, cluster.topic.name, TIMEOUT_MS) == 86_400_000
         admin = KafkaAdminClient(bootstrap_servers=cluster.kafka.bootstrap_servers)
         try:
             [described] = admin.describe_topics([cluster.topic.name])

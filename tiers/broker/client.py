@@ -14,9 +14,9 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from kafka.protocol.api_header import ResponseClassRegistry
 
@@ -50,34 +50,19 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+class Moment(NamedTuple):
+    """One moment by both clocks."""
+
+    monotonic_ms: int
+    wall_ms: int
+
+
 class Leader(NamedTuple):
     node_id: int
     leader_epoch: int
 
 
-class Connection(Protocol):
-    """The part of `BrokerConnection` that the client uses."""
-
-    address: str
-
-    @property
-    def api_versions(self) -> Mapping[int, tuple[int, int]]: ...
-
-    @property
-    def is_closed(self) -> bool: ...
-
-    async def request(
-        self, message: Any, version: int, timeout_ms: int, before_sending: Callable[[], None] = ...
-    ) -> memoryview: ...
-
-    def abort(self, reason: str) -> None: ...
-
-    def retire(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-Connect = Callable[..., Awaitable[Connection]]
+Connect = Callable[..., Awaitable[BrokerConnection]]
 """Opens a connection to a broker, as `BrokerConnection.connect` does. Raises `BrokerError`."""
 
 
@@ -86,7 +71,7 @@ class _Link:
     """The slot of a connection, which may be closed and opened again, and its backoff."""
 
     lock: asyncio.Lock
-    connection: Connection | None = None
+    connection: BrokerConnection | None = None
     ssl_context: ssl.SSLContext | None = None
     """The context with which `connection` was opened."""
     failures: int = 0
@@ -120,7 +105,7 @@ class BrokerClient(MetadataClient):
         self._jitter = jitter
         self._open_connection = connect
         self._links: dict[tuple[Address, str], _Link] = {}
-        self._retired: list[Connection] = []
+        self._retired: list[BrokerConnection] = []
         self._is_closed = False
 
     async def open(self) -> None:
@@ -205,7 +190,7 @@ class BrokerClient(MetadataClient):
             connection.abort("the broker sent bytes that are no Kafka response")
             raise BrokerError(f"{connection.address} sent bytes that are no Kafka response: {error}") from error
 
-    async def _connection(self, node_id: int | None, lane: str, deadline: Deadline) -> Connection:
+    async def _connection(self, node_id: int | None, lane: str, deadline: Deadline) -> BrokerConnection:
         if node_id is not None:
             return await self._connect(await self._address_of(node_id, deadline), lane, deadline)
         candidates = self._candidates(lane)
@@ -242,7 +227,7 @@ class BrokerClient(MetadataClient):
             raise BrokerError(f"the cluster names no broker {node_id}", retriable=True)
         return broker.host, broker.port
 
-    async def _connect(self, address: Address, lane: str, deadline: Deadline) -> Connection:
+    async def _connect(self, address: Address, lane: str, deadline: Deadline) -> BrokerConnection:
         if self._is_closed:
             raise BrokerError("the client is closed")
         link = self._links.get((address, lane))
@@ -258,7 +243,7 @@ class BrokerClient(MetadataClient):
         except TimeoutError as error:
             raise BrokerError(f"no connection to {address[0]}:{address[1]} in time", retriable=True) from error
 
-    def _usable(self, link: _Link) -> Connection | None:
+    def _usable(self, link: _Link) -> BrokerConnection | None:
         """Returns the open connection; None when there is none or the certificates have changed since.
 
         A connection would keep the old certificate for as long as it lasts, so it is retired.
@@ -272,7 +257,7 @@ class BrokerClient(MetadataClient):
             self._retired = [each for each in (*self._retired, connection) if not each.is_closed]
         return link.connection
 
-    async def _connect_now(self, link: _Link, address: Address, deadline: Deadline) -> Connection:
+    async def _connect_now(self, link: _Link, address: Address, deadline: Deadline) -> BrokerConnection:
         ssl_context = None if self.tls is None else self.tls.current()
         try:
             connection = await self._open_connection(

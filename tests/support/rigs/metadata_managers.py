@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,9 +14,8 @@ from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import TRANSACTION_TIMEOUT_MS
 from tiers.broker.client import BrokerClient
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.topic import metadata_producer, topic_based
-from tiers.metadata.topic.group import ownership
-from tiers.metadata.topic.group.membership import MembershipSettings
+from tiers.metadata.topic import metadata_producer
+from tiers.metadata.topic.group import membership, ownership
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
@@ -30,7 +28,7 @@ PARTITIONS = 4
 def bear_standstills(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes tests tolerate pauses of the machine: neither members nor transactions time out."""
     monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", TIMEOUT_MS)
-    monkeypatch.setattr(topic_based, "MembershipSettings", partial(MembershipSettings, session_timeout_ms=TIMEOUT_MS))
+    monkeypatch.setattr(membership, "_SESSION_TIMEOUT_MS", TIMEOUT_MS)
     monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", TRANSACTION_TIMEOUT_MS)
 
 

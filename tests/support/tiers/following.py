@@ -28,7 +28,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
-TOPIC = MetadataTopic("cluster", "__remote_log_metadata", IDENTITY.topic_id, 2, 86_400_000)
+TOPIC = MetadataTopic("cluster", "__remote_log_metadata", IDENTITY.topic_id, 2)
 NODE = 1
 FINISHED = State.COPY_SEGMENT_FINISHED
 
@@ -50,7 +50,7 @@ class Cluster:
         """Of every answer to a Fetch; None: the log's end."""
         self.epochs_fetched: list[int] = []
         self.hanging: dict[int, asyncio.Event] = {}
-        self.delete_retention_ms = TOPIC.delete_retention_ms
+        self.delete_retention_ms = 86_400_000
 
     async def brokers(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
         return self.cached_metadata

@@ -22,7 +22,7 @@ from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.log_start import OffsetAndEpoch
 
-TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20, 86_400_000)
+TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20)
 
 
 class Group:

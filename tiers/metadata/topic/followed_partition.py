@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from tiers.broker.client import Leader
+from tiers.broker.client import Leader, Moment
 from tiers.metadata.state.replay import UnknownRecord
 from tiers.metadata.state.writer import age_since, is_too_old
 from tiers.model.log_start import OffsetAndEpoch
@@ -25,11 +24,6 @@ logger = logging.getLogger(__name__)
 ASK_AFTER_MS = 10_000
 """A position that was the end of its partition within this time is not too old, since the topic keeps tombstones longer
 (`MIN_DELETE_RETENTION_MS`). For an older one, the follower asks how long the topic keeps them now."""
-
-
-class Moment(NamedTuple):
-    monotonic_ms: int
-    wall_ms: int
 
 
 @dataclass(slots=True, eq=False)

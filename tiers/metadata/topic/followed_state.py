@@ -16,10 +16,11 @@ from typing import TypeVar
 
 import lmdb
 
+from tiers.broker.client import Moment
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.replay import PartitionRead
 from tiers.metadata.state.writer import TOO_OLD, RemoteLogMetadataStateWriter
-from tiers.metadata.topic.followed_partition import FollowedPartition, Moment
+from tiers.metadata.topic.followed_partition import FollowedPartition
 from tiers.model.log_start import OffsetAndEpoch
 
 logger = logging.getLogger(__name__)

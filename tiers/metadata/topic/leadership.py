@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
@@ -149,17 +149,9 @@ class MetadataLeadership:
                 for number, leader in asked.items()
             ],
         )
-        message = ListOffsetsRequest(replica_id=-1, isolation_level=READ_UNCOMMITTED, topics=[topic])
-        (node_id,) = {leader.node_id for leader in asked.values()}
-        response = await self._client.request(
-            node_id, message, timeout_ms, min_version=_TELLS_OF_A_LAGGING_HIGH_WATERMARK
-        )
-        return {
-            one.partition_index: int(one.offset)
-            for answered in response.topics
-            for one in answered.partitions
-            if one.error_code == ErrorCode.NONE
-        }
+        message = ListOffsetsRequest(replica_id=_CONSUMER_REPLICA_ID, isolation_level=READ_UNCOMMITTED, topics=[topic])
+        answers = await self._answers(asked.values(), message, timeout_ms, _TELLS_OF_A_LAGGING_HIGH_WATERMARK)
+        return {one.partition_index: int(one.offset) for one in answers}
 
     async def epoch_ends(self, asked: Mapping[int, tuple[Leader, int]], timeout_ms: int) -> dict[int, EpochEndOffset]:
         """Asks a leader for the end offsets of leader epochs, by metadata partition (docs/semantics.md 6.1).
@@ -176,11 +168,12 @@ class MetadataLeadership:
             ],
         )
         message = request(replica_id=_CONSUMER_REPLICA_ID, topics=[topic])
-        (node_id,) = {leader.node_id for leader, _ in asked.values()}
-        response = await self._client.request(node_id, message, timeout_ms, min_version=_FENCES_BY_LEADER_EPOCH)
-        return {
-            one.partition: EpochEndOffset(one.leader_epoch, int(one.end_offset))
-            for answered in response.topics
-            for one in answered.partitions
-            if one.error_code == ErrorCode.NONE
-        }
+        leaders = [leader for leader, _ in asked.values()]
+        answers = await self._answers(leaders, message, timeout_ms, _FENCES_BY_LEADER_EPOCH)
+        return {one.partition: EpochEndOffset(one.leader_epoch, int(one.end_offset)) for one in answers}
+
+    async def _answers(self, leaders: Iterable[Leader], message: Any, timeout_ms: int, min_version: int) -> list[Any]:
+        """Returns what the common leader node answers about the partitions for which it names no error."""
+        (node_id,) = {leader.node_id for leader in leaders}
+        response = await self._client.request(node_id, message, timeout_ms, min_version=min_version)
+        return [one for topic in response.topics for one in topic.partitions if one.error_code == ErrorCode.NONE]

@@ -22,7 +22,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import (
@@ -36,7 +36,7 @@ from kafka.protocol.producer import (
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from protocol.errors import ErrorCode
-from tiers.broker.client import BrokerClient, wall_clock_ms
+from tiers.broker.client import BrokerClient, Moment, wall_clock_ms
 from tiers.broker.metadata_reads import DEFAULT_METADATA_MAX_AGE_MS
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError
 from tiers.metadata.records.serde import KeyAndValue
@@ -394,11 +394,6 @@ def _batch(records: Sequence[KeyAndValue], producer_id: int, producer_epoch: int
     return bytes(builder.build())
 
 
-class Instant(NamedTuple):
-    wall_ms: int
-    monotonic_ms: int
-
-
 class ClockSkew:
     """Measures how far the brokers' clock is ahead of this machine's clock.
 
@@ -417,10 +412,10 @@ class ClockSkew:
         self._ahead_ms: int | None = None
         self._our_offset_ms = 0
 
-    def now(self) -> Instant:
-        return Instant(self._wall_clock_ms(), self._clock_ms())
+    def now(self) -> Moment:
+        return Moment(self._clock_ms(), self._wall_clock_ms())
 
-    def observe(self, sent: Instant, append_time_ms: int) -> None:
+    def observe(self, sent: Moment, append_time_ms: int) -> None:
         """Measures with a record that was sent at `sent` or later. The response arrived just now.
 
         `append_time_ms` is the broker's LogAppendTime; a negative one is ignored."""

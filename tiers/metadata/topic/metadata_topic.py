@@ -73,7 +73,6 @@ class MetadataTopic:
     name: str
     topic_id: UUID
     partition_count: int
-    delete_retention_ms: int
 
 
 async def open_metadata_topic(
@@ -207,7 +206,7 @@ async def check_metadata_topic(client: BrokerClient, settings: MetadataTopicSett
             f"topic {settings.name} has {_DELETE_RETENTION}={kept_ms}; it must be at least {MIN_DELETE_RETENTION_MS}:"
             " a deletion might be removed from the topic before every process has read it"
         )
-    return MetadataTopic(metadata.cluster_id, settings.name, topic.topic_id, settings.partition_count, kept_ms)
+    return MetadataTopic(metadata.cluster_id, settings.name, topic.topic_id, settings.partition_count)
 
 
 def _whose(name: str) -> str:

@@ -31,7 +31,6 @@ class TopicBasedSettings:
     topic: MetadataTopicSettings = field(default_factory=MetadataTopicSettings)
     is_member: bool = True
     claims: frozenset[int] | None = None
-    writer: str | None = None
     open_timeout_ms: int = 30_000
     write_timeout_ms: int = 8_000
     """The timeout of a write. It is below the transaction timeout, after which the coordinator would fence us."""

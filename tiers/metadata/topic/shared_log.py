@@ -95,7 +95,7 @@ class SharedMetadataLog(TopicLog):
         identity = self.state.reopen_if_replaced()
         if identity is None:
             raise RemoteLogMetadataNotReadyError("the saved state of the remote log metadata is not open yet")
-        return MetadataTopic(identity.cluster_id, self._topic_name, identity.topic_id, identity.partition_count, 0)
+        return MetadataTopic(identity.cluster_id, self._topic_name, identity.topic_id, identity.partition_count)
 
     @property
     def writer(self) -> str:

@@ -58,7 +58,7 @@ class TopicBasedMetadataLog(TopicLog):
         super().__init__(client, settings.group_id, settings.write_timeout_ms, clock_ms, wall_clock_ms)
         self._settings = settings
         self._wall_clock_ms = wall_clock_ms
-        self._writer = settings.writer or ""
+        self._writer = ""
         self._state: RemoteLogMetadataStateWriter | None = None
         self._follower: MetadataFollower | None = None
         self._ownership: MetadataPartitionOwnership | None = None
@@ -91,7 +91,7 @@ class TopicBasedMetadataLog(TopicLog):
             )
         except MetadataTopicLostError as error:
             assert saved is not None
-            topic = MetadataTopic(saved.cluster_id, settings.topic.name, saved.topic_id, saved.partition_count, 0)
+            topic = MetadataTopic(saved.cluster_id, settings.topic.name, saved.topic_id, saved.partition_count)
             lost = f"{error}, and remove the saved state in {settings.state_folder} after that"
         state = await asyncio.to_thread(
             RemoteLogMetadataStateWriter.open,
@@ -103,8 +103,7 @@ class TopicBasedMetadataLog(TopicLog):
         self._topic, self._state = topic, state
         self._topic_alarm = self._ended = None
         # A record names its writer for operators. The name stays the same over restarts.
-        if not self._writer:
-            self._writer = await asyncio.to_thread(state.writer_name, socket.gethostname())
+        self._writer = await asyncio.to_thread(state.writer_name, socket.gethostname())
         self._follower = MetadataFollower(
             self._client,
             topic,

@@ -231,7 +231,7 @@ async def test_a_member_joins_again_when_its_settings_change(monkeypatch: pytest
     coordinator, settings = Coordinator(), {"now": "[[topics]]=1"}
     member = GroupMembership(
         cast(Any, coordinator),
-        MetadataTopic("cluster", "topic", UUID(int=9), 1, 86_400_000),
+        MetadataTopic("cluster", "topic", UUID(int=9), 1),
         TopicBasedSettings(Path(), declares=lambda: settings["now"]),
         clock_ms=monotonic_ms,
         on_assigned=lambda assignment: None,

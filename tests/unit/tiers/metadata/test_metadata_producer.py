@@ -28,7 +28,7 @@ async def test_a_missing_leader_is_asked_for_again() -> None:
         broker.topics = led_by(-1, 1)
         await client.open()
         broker.topics = led_by(1, 2)
-        topic = MetadataTopic("cluster", "metadata", TOPIC_ID, 1, 0)
+        topic = MetadataTopic("cluster", "metadata", TOPIC_ID, 1)
         producer = MetadataProducer(client, topic, clock_ms=monotonic_ms)
         assert await producer.send(0, [(b"key", b"value")], 5_000) == 0
         await client.close()
