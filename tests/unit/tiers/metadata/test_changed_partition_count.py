@@ -11,15 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.tiers.following import TOPIC, Cluster, Following, finished, opened
 from tests.support.tiers.metadata_state import NOW_MS, PARTITION, cut
-from tiers.broker.client import BrokerClient
-from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import key_and_value
-from tiers.metadata.state.layout import StateIdentity
-from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import UnfinishedRebuildUpdate
 
@@ -54,13 +49,3 @@ async def test_after_a_record_in_another_place_nothing_is_believed(cluster: Clus
                 await settled.follower.ensure_fresh(number, 60_000, 5)
         assert "Rebuild the metadata into a new topic" in str(settled.follower.trouble_of_all)
         assert list(settled.state.list_remote_log_segments(PARTITION)) == []
-
-
-async def test_a_saved_state_of_another_count_is_not_replaced() -> None:
-    async with ScriptedBroker() as broker:
-        broker.topics = [TopicMetadata("segments", TOPIC.topic_id, {})]
-        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
-        saved = StateIdentity((await client.brokers()).cluster_id, TOPIC.topic_id, 50)
-        with pytest.raises(MetadataTopicUnfitError, match="when it had 50 partitions, and 60 are configured"):
-            await open_metadata_topic(client, MetadataTopicSettings("segments", 60), 5_000, saved)
-        await client.close()

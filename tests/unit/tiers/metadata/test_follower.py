@@ -33,6 +33,7 @@ async def test_after_a_loss_of_records_the_state_is_kept_and_is_not_fresh(
 ) -> None:
     cluster.logs = {0: finished(1, 0), 1: finished(2, 100)}
     assert await following.poll()
+    assert following.follower.events_read == 4
     lost, records = segment(2, 100, 109).topic_id_partition, cluster.logs[1]
     for left in ([], records[:1]):
         # Partition 1 lost records; partition 0 goes on.
@@ -51,6 +52,7 @@ async def test_after_a_loss_of_records_the_state_is_kept_and_is_not_fresh(
     assert await following.poll()
     assert following.follower.trouble is None
     assert following.follower.is_fresh(1, 60_000)
+    assert following.state.diverged() == {}
 
 
 async def test_records_read_while_the_end_is_asked_for_are_no_loss(
@@ -72,15 +74,19 @@ async def test_records_read_while_the_end_is_asked_for_are_no_loss(
     assert following.follower.trouble is None
 
 
-async def test_a_new_leaders_first_answers_are_no_loss_of_records(cluster: Cluster, following: Following) -> None:
+async def test_a_new_leaders_first_answers_are_neither_loss_nor_fresh(cluster: Cluster, following: Following) -> None:
     """Its high watermark may lie below what was committed before it."""
     cluster.logs[0] = finished(1, 0)
     assert await following.poll()
+    known_ms = following.follower.fresh_at_ms(0)
     cluster.leaders[NODE] = Leader(NODE, 5)
     cluster.error_of_latest = ErrorCode.OFFSET_NOT_AVAILABLE
     cluster.high_watermark = 1
     assert not await following.poll()
-    assert following.follower.trouble is None
+    assert (following.follower.trouble, following.follower.fresh_at_ms(0)) == (None, known_ms)
+    cluster.error_of_latest, cluster.high_watermark = ErrorCode.NONE, None
+    assert await following.poll()
+    assert following.follower.fresh_at_ms(0) != known_ms
 
 
 async def test_records_that_were_deleted_unread_are_never_taken_for_read(
@@ -214,18 +220,6 @@ async def test_an_answer_counts_no_more_once_another_leader_is_known(cluster: Cl
     assert following.follower.fresh_at_ms(0) is None
 
 
-async def test_a_new_leader_whose_high_watermark_lags_makes_nothing_fresh(
-    cluster: Cluster, following: Following
-) -> None:
-    """It has all that was committed before it, and may not show it yet."""
-    cluster.error_of_latest = ErrorCode.OFFSET_NOT_AVAILABLE
-    assert not await following.poll()
-    assert following.follower.fresh_at_ms(0) is None
-    cluster.error_of_latest = ErrorCode.NONE
-    assert await following.poll()
-    assert following.follower.fresh_at_ms(0) is not None
-
-
 async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, following: Following) -> None:
     cluster.logs[0] = finished(1, 0)
     late = [cluster._fetched(0, 0)]
@@ -306,39 +300,27 @@ async def test_unreadable_records_stop_their_metadata_partition_alone(
     assert following.follower.fresh_at_ms(1) is not None
 
 
-async def test_a_write_below_the_position_is_no_write_that_was_read_back(
-    cluster: Cluster, following: Following
+@pytest.mark.parametrize("why", ["lost records", "may be lost", None])
+async def test_a_write_is_read_back_at_its_place_in_its_epoch(
+    cluster: Cluster, following: Following, why: str | None
 ) -> None:
-    """The log lost records, and the follower has not noticed it yet."""
-    cluster.logs[0] = finished(1, 0)
-    assert await following.poll()
-    cluster.logs[0] = finished(2, 0)[:1]
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="lost records"):
-        await following.follower.read_past(0, 0, following.follower.known(0), 60_000)
-    assert following.follower.fresh_at_ms(0) is None
-
-
-async def test_a_write_during_an_election_is_no_write_that_was_read_back(
-    cluster: Cluster, following: Following
-) -> None:
-    """The new leader may have another record at the offset of the written one."""
-    cluster.logs[0] = finished(1, 0)
-    assert await following.poll()
-    leader_epoch = following.follower.known(0).leader_epoch
-    cluster.logs[0] = finished(2, 0)
-    cluster.leaders = {NODE: Leader(NODE, leader_epoch + 1)}
-    assert await following.poll()
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="may be lost"):
-        await following.follower.read_past(0, 0, OffsetAndEpoch(0, leader_epoch), 60_000)
-    assert following.follower.fresh_at_ms(0) is None
-
-
-async def test_a_write_without_a_known_leader_epoch_can_be_read_back(cluster: Cluster, following: Following) -> None:
+    """The log lost records unnoticed, or an election may have put another record at the offset of the written one."""
     cluster.logs[0] = finished(1, 0)
     before = following.follower.known(0)
-    assert before == (0, -1)
+    assert before == (0, -1), "without a known leader epoch, none can change"
     assert await following.poll()
-    await following.follower.read_past(0, 0, before, 60_000)
+    if why is None:
+        await following.follower.read_past(0, 0, before, 60_000)
+        return
+    before = following.follower.known(0)
+    cluster.logs[0] = finished(2, 0)
+    if why == "may be lost":
+        before = OffsetAndEpoch(0, before.leader_epoch)
+        cluster.leaders = {NODE: Leader(NODE, before.leader_epoch + 1)}
+        assert await following.poll()
+    with pytest.raises(RemoteLogMetadataNotReadyError, match=why):
+        await following.follower.read_past(0, 0, before, 60_000)
+    assert following.follower.fresh_at_ms(0) is None
 
 
 @pytest.mark.parametrize("max_age_ms", [200, 500, 5_000])

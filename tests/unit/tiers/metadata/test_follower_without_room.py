@@ -18,28 +18,37 @@ from tiers.metadata.state.layout import Databases
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 
 
-async def test_a_full_state_is_trouble_and_not_fresh_until_there_is_room(
-    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [("apply", lmdb.MapFullError("mdb_put: MDB_MAP_FULL")), ("unfinished_rebuilds", ZeroDivisionError("unexpected"))],
+    ids=["full", "broken"],
+)
+async def test_a_state_that_cannot_be_written_is_trouble_and_not_fresh(
+    cluster: Cluster,
+    following: Following,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fails: str,
+    error: Exception,
 ) -> None:
     cluster.logs[0] = finished(1, 0)
-    apply = following.state.apply
+    works = getattr(following.state, fails)
 
-    def full(reads: Any) -> Any:
-        raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
+    def raises(*arguments: Any) -> Any:
+        raise error
 
-    monkeypatch.setattr(following.state, "apply", full)
+    monkeypatch.setattr(following.state, fails, raises)
     reading = asyncio.create_task(following.follower.run())
     try:
         await until(lambda: following.follower.trouble is not None)
-        assert "MDB_MAP_FULL" in str(following.follower.trouble)
+        assert str(error) in str(following.follower.trouble)
         assert following.follower.oldest_age_ms() is None
         with pytest.raises(RemoteLogMetadataNotReadyError):
             await following.follower.ensure_fresh(0, 60_000, 50)
         assert [each.message for each in caplog.records].count("the remote log metadata is not followed") == 1
-        monkeypatch.setattr(following.state, "apply", apply)
+        monkeypatch.setattr(following.state, fails, works)
         await following.follower.ensure_fresh(0, 60_000, 20_000)
         await until(lambda: following.follower.trouble is None)
-        assert following.follower.events_read == 2
     finally:
         reading.cancel()
         await asyncio.wait([reading])
@@ -76,27 +85,6 @@ async def test_a_write_that_has_room_ends_no_trouble_of_another_leader(
         assert all(troubles)
         has_room = True
         await until(lambda: following.follower.trouble_of_all is None)
-    finally:
-        reading.cancel()
-        await asyncio.wait([reading])
-
-
-async def test_an_unexpected_error_is_trouble_and_ends_nothing(
-    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poll, broken = following.follower._poll, True
-
-    async def breaks(node_id: int, partitions: Any) -> bool:
-        if broken:
-            raise ZeroDivisionError
-        return await poll(node_id, partitions)
-
-    monkeypatch.setattr(following.follower, "_poll", breaks)
-    reading = asyncio.create_task(following.follower.run())
-    try:
-        await until(lambda: following.follower.trouble is not None)
-        broken = False
-        await until(lambda: following.follower.trouble is None)
     finally:
         reading.cancel()
         await asyncio.wait([reading])

@@ -48,14 +48,19 @@ async def is_never_believed(following: Following) -> None:
     assert known == [1, 2, 3], "what was read before is kept, and nothing is replayed"
 
 
-@pytest.mark.parametrize("is_elected", [True, False])
+@pytest.mark.parametrize("how", ["elected", "as the metadata says, nobody is elected", "seen before it grew"])
 async def test_a_topic_that_lost_records_and_grew_again_is_noticed(
-    cluster: Cluster, following: Following, is_elected: bool
+    cluster: Cluster, following: Following, how: str
 ) -> None:
     await read_four(cluster, following)
     leaders = cluster.leaders
-    grown_again(cluster)
-    if not is_elected:  # as far as the metadata says
+    if how == "seen before it grew":
+        cluster.cut(0, 3)
+        assert not await following.poll()
+        cluster.logs[0] += [*finished(8, 20), segment(9, 30, 39)]
+    else:
+        grown_again(cluster)
+    if how.startswith("as"):
         cluster.leaders = leaders
     cluster.logs[1] += [segment(3, 100, 109)]
     await is_never_believed(following)
@@ -106,33 +111,6 @@ async def test_a_saved_state_is_compared_with_the_topic(cluster: Cluster, tmp_pa
         assert after.follower.position(0) == (0 if starts_over else 4)
         if not starts_over:
             await is_never_believed(after)
-
-
-async def test_a_log_that_only_ends_early_may_be_whole_again(cluster: Cluster, following: Following) -> None:
-    """A later leader has all records. The one in between had written nothing."""
-    await read_four(cluster, following)
-    records = list(cluster.logs[0])
-    cluster.cut(0, 3)
-    assert not await following.poll()
-    assert "metadata partition 0 ends at 3 and was read to 4" in str(following.follower.trouble)
-    assert following.follower.fresh_at_ms(0) is None
-    cluster.logs[0], cluster.epoch_starts[0] = records, {0: 0}
-    cluster.lead(7)
-    assert await following.poll()
-    assert following.follower.trouble is None
-    assert following.follower.is_fresh(0, 60_000)
-    assert following.state.diverged() == {}
-
-
-async def test_a_log_that_ended_early_and_grows_past_it_is_not_whole_again(
-    cluster: Cluster, following: Following
-) -> None:
-    """Its leader stays, and its end reaches what was read."""
-    await read_four(cluster, following)
-    cluster.cut(0, 3)
-    assert not await following.poll()
-    cluster.logs[0] += finished(8, 20)
-    await is_never_believed(following)
 
 
 @pytest.mark.parametrize("is_emptied", [True, False])

@@ -1,7 +1,9 @@
-"""The metadata topic while some brokers do not know it yet."""
+"""The metadata topic is opened when it is fit, and refused with what to do when it is not."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -17,8 +19,10 @@ from tests.support.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
+from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.topic.metadata_topic import (
     DEFAULT_TOPIC_NAME,
+    MetadataTopic,
     MetadataTopicSettings,
     MetadataTopicUnfitError,
     open_metadata_topic,
@@ -31,121 +35,133 @@ SETTINGS = MetadataTopicSettings("segments", 1)
 FIT = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime", "delete.retention.ms": "60000"}
 
 
-async def fit(request: Any) -> DescribeConfigsResponse:
-    return said_of(request, FIT)
-
-
-async def as_kafkas_own(request: Any) -> DescribeConfigsResponse:
-    return said_of(request, {**FIT, "cleanup.policy": "delete", "message.timestamp.type": "CreateTime"})
-
-
-def said_of(request: Any, configs: dict[str, str]) -> DescribeConfigsResponse:
-    result = DescribeConfigsResponse.DescribeConfigsResult
-    entries = [
-        result.DescribeConfigsResourceResult(
-            name=name, value=value, read_only=False, config_source=1, is_sensitive=False, synonyms=[], config_type=0
-        )
-        for name, value in configs.items()
-    ]
-    resource = request.resources[0]
-    return DescribeConfigsResponse(
-        throttle_time_ms=0,
-        results=[
-            result(
-                error_code=0,
-                error_message=None,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-                configs=entries,
-            )
-        ],
-    )
-
-
-def without_topics(response: Any) -> None:
-    response.topics = []
-
-
-def not_heard_of(response: Any) -> None:
-    response.results[0].error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-async def test_a_topic_that_somebody_made_a_moment_ago_is_waited_for() -> None:
+@pytest.fixture
+async def broker() -> AsyncIterator[ScriptedBroker]:
     async with ScriptedBroker() as broker:
         broker.topics = [TOPIC]
-        broker.answers[ApiKey.DESCRIBE_CONFIGS] = fit
-        broker.script(ApiKey.METADATA)
-        broker.script(ApiKey.METADATA, without_topics)
-        broker.script(ApiKey.DESCRIBE_CONFIGS, not_heard_of)
-        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
-        opened = await open_metadata_topic(client, SETTINGS, 30_000)
+        has_configs(broker, FIT)
+        yield broker
+
+
+def has_configs(broker: ScriptedBroker, configs: Mapping[str, str], error_code: int = 0) -> None:
+    async def answer(request: Any) -> DescribeConfigsResponse:
+        result = DescribeConfigsResponse.DescribeConfigsResult
+        entries = [
+            result.DescribeConfigsResourceResult(
+                name=name, value=value, read_only=False, config_source=1, is_sensitive=False, synonyms=[], config_type=0
+            )
+            for name, value in configs.items()
+        ]
+        resource = request.resources[0]
+        described = result(
+            error_code=error_code,
+            error_message=None,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+            configs=entries,
+        )
+        return DescribeConfigsResponse(throttle_time_ms=0, results=[described])
+
+    broker.answers[ApiKey.DESCRIBE_CONFIGS] = answer
+
+
+async def opened(broker: ScriptedBroker, settings: MetadataTopicSettings = SETTINGS, *more: Any) -> MetadataTopic:
+    client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+    try:
+        return await open_metadata_topic(client, settings, 30_000, *more)
+    finally:
         await client.close()
-    assert (opened.topic_id, opened.partition_count) == (TOPIC.topic_id, 1)
+
+
+async def refusal_of(broker: ScriptedBroker, settings: MetadataTopicSettings) -> str:
+    with pytest.raises(MetadataTopicUnfitError) as raised:
+        await opened(broker, settings)
+    return str(raised.value)
+
+
+def shown_late(broker: ScriptedBroker) -> None:
+    """The first broker that is asked knows the topic, and the second one does not yet."""
+
+    def without_topics(response: Any) -> None:
+        response.topics = []
+
+    broker.script(ApiKey.METADATA)
+    broker.script(ApiKey.METADATA, without_topics)
+
+
+async def test_a_topic_that_somebody_made_a_moment_ago_is_waited_for(broker: ScriptedBroker) -> None:
+    def not_heard_of(response: Any) -> None:
+        response.results[0].error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    shown_late(broker)
+    broker.script(ApiKey.DESCRIBE_CONFIGS, not_heard_of)
+    assert await opened(broker) == MetadataTopic("cluster", "segments", TOPIC.topic_id, 1)
     assert len(broker.received(DescribeConfigsRequest)) == 2
 
 
-async def test_a_new_topic_that_no_broker_shows_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_topic_that_no_broker_shows_in_time_is_an_error(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In time for the answers of a busy machine, and not for a second look."""
     monkeypatch.setattr("tiers.metadata.topic.metadata_topic._FIRST_PAUSE_MS", 60_000)
-    async with ScriptedBroker() as broker:
-        broker.topics = [TOPIC]
-        broker.answers[ApiKey.DESCRIBE_CONFIGS] = fit
-        broker.script(ApiKey.METADATA)
-        broker.script(ApiKey.METADATA, without_topics)
-        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
-        with pytest.raises(BrokerError, match="does not show topic segments"):
-            await open_metadata_topic(client, SETTINGS, 30_000)
-        await client.close()
+    shown_late(broker)
+    with pytest.raises(BrokerError, match="does not show topic segments"):
+        await opened(broker)
 
 
-@pytest.mark.parametrize(("batches", "is_refused"), [([], True), ([batch_of(0, 1)], False)])
-async def test_a_topic_without_records_is_as_good_as_a_missing_one(batches: list[bytes], is_refused: bool) -> None:
+@pytest.mark.parametrize("batches", [[], [batch_of(0, 1)]])
+async def test_a_topic_without_records_is_as_good_as_a_missing_one(
+    broker: ScriptedBroker, batches: list[bytes]
+) -> None:
     """Another program may have created it in the place of a lost one."""
 
     async def refusal() -> str:
         return "the store holds segments"
 
-    async with ScriptedBroker() as broker:
-        broker.topics = [TOPIC]
-        broker.logs[TOPIC.name, 0] = LocalLog(batches)
-        broker.answers[ApiKey.DESCRIBE_CONFIGS] = fit
-        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
-        if is_refused:
-            with pytest.raises(MetadataTopicUnfitError, match="the store holds segments"):
-                await open_metadata_topic(client, SETTINGS, 30_000, None, refusal)
-        else:
-            assert (await open_metadata_topic(client, SETTINGS, 30_000, None, refusal)).topic_id == TOPIC.topic_id
-        await client.close()
+    broker.logs[TOPIC.name, 0] = LocalLog(batches)
+    if batches:
+        assert (await opened(broker, SETTINGS, None, refusal)).topic_id == TOPIC.topic_id
+    else:
+        with pytest.raises(MetadataTopicUnfitError, match="the store holds segments"):
+            await opened(broker, SETTINGS, None, refusal)
 
 
-@pytest.mark.parametrize(("name", "is_warned"), [(DEFAULT_TOPIC_NAME, True), ("segments", False)])
-async def test_the_topic_of_kafkas_own_tier_is_not_to_be_altered(name: str, is_warned: bool) -> None:
-    async with ScriptedBroker() as broker:
-        broker.topics = [TopicMetadata(name, UUID(int=7), {0: PartitionMetadata(0, 1, 5)})]
-        broker.answers[ApiKey.DESCRIBE_CONFIGS] = as_kafkas_own
-        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
-        with pytest.raises(MetadataTopicUnfitError) as raised:
-            await open_metadata_topic(client, MetadataTopicSettings(name, 1), 30_000)
-        await client.close()
-    said = str(raised.value)
-    assert said.startswith(f"topic {name} has cleanup.policy=delete; it must be compact")
-    assert ("If the topic is Kafka's, do not alter it: set remote.log.metadata.topic.name" in said) is is_warned
+async def test_a_saved_state_of_another_count_is_not_replaced(broker: ScriptedBroker) -> None:
+    saved = StateIdentity("cluster", TOPIC.topic_id, 50)
+    with pytest.raises(MetadataTopicUnfitError, match="when it had 50 partitions, and 60 are configured"):
+        await opened(broker, MetadataTopicSettings("segments", 60), saved)
 
 
-async def test_another_number_of_partitions_names_the_setting_and_what_to_do() -> None:
-    async with ScriptedBroker() as broker:
-        broker.topics = [TOPIC]
-        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
-        with pytest.raises(MetadataTopicUnfitError) as raised:
-            await open_metadata_topic(client, MetadataTopicSettings(TOPIC.name, 50), 30_000)
-        await client.close()
+@pytest.mark.parametrize(
+    ("configs", "said"),
+    [
+        ({"cleanup.policy": "delete"}, "cleanup.policy=delete; it must be compact"),
+        ({"message.timestamp.type": "CreateTime"}, "message.timestamp.type=CreateTime; it must be LogAppendTime"),
+        ({"delete.retention.ms": "59999"}, "delete.retention.ms=59999; it must be at least 60000"),
+    ],
+)
+@pytest.mark.parametrize("name", [DEFAULT_TOPIC_NAME, "segments"])
+async def test_a_topic_of_another_kind_is_refused(
+    broker: ScriptedBroker, name: str, configs: dict[str, str], said: str
+) -> None:
+    """The topic of Kafka's own tier has this name, and must not be altered."""
+    broker.topics = [replace(TOPIC, name=name)]
+    has_configs(broker, FIT | configs)
+    refused = await refusal_of(broker, MetadataTopicSettings(name, 1))
+    assert refused.startswith(f"topic {name} has {said}")
+    is_warned = name == DEFAULT_TOPIC_NAME and "at least" not in said
+    assert ("remote.log.metadata.topic.name to another name" in refused) is is_warned
+
+
+async def test_another_number_of_partitions_names_the_setting_and_what_to_do(broker: ScriptedBroker) -> None:
+    refused = await refusal_of(broker, MetadataTopicSettings(TOPIC.name, 50))
     for said in (
         "50 are configured (remote.log.metadata.topic.num.partitions)",
         "Set the number that the topic was created with",
         "rebuild the metadata into a new topic: see 'The metadata topic is lost' in docs/recovery.md",
         "delete it and the folder state.path",
     ):
-        assert said in str(raised.value)
+        assert said in refused
 
 
 @pytest.mark.parametrize(
@@ -164,17 +180,9 @@ async def test_another_number_of_partitions_names_the_setting_and_what_to_do() -
     ],
 )
 async def test_a_configuration_that_the_broker_refuses_names_the_missing_right(
-    name: str, code: ErrorCode, said: str
+    broker: ScriptedBroker, name: str, code: ErrorCode, said: str
 ) -> None:
-    async def refuse(request: Any) -> DescribeConfigsResponse:
-        response = said_of(request, {})
-        response.results[0].error_code = code
-        return response
-
-    async with ScriptedBroker() as broker:
-        broker.topics = [TopicMetadata(name, UUID(int=7), {0: PartitionMetadata(0, 1, 5)})]
-        broker.answers[ApiKey.DESCRIBE_CONFIGS] = refuse
-        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
-        with pytest.raises(BrokerError, match=said):
-            await open_metadata_topic(client, MetadataTopicSettings(name, 1), 30_000)
-        await client.close()
+    broker.topics = [replace(TOPIC, name=name)]
+    has_configs(broker, {}, code)
+    with pytest.raises(BrokerError, match=said):
+        await opened(broker, MetadataTopicSettings(name, 1))
