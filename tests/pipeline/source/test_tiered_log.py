@@ -20,7 +20,7 @@ from pipeline.source.tiered_log import DataLossError, LogBounds, TieredLog
 from protocol.api_keys import ApiKey
 from protocol.apis.metadata import PartitionMetadata
 from protocol.errors import ErrorCode
-from tests.support.fakes.broker import list_offsets
+from tests.support.fakes.broker import offset_apis
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.log_starts import user_log_start
@@ -123,7 +123,7 @@ async def test_a_new_leaders_high_watermark_is_waited_for(broker: ScriptedBroker
         topic.partitions[0].high_watermark = topic.partitions[0].last_stable_offset = 80
 
     broker.script(ApiKey.FETCH, lags)
-    broker.script(ApiKey.LIST_OFFSETS, list_offsets.with_error(ErrorCode.OFFSET_NOT_AVAILABLE))
+    broker.script(ApiKey.LIST_OFFSETS, offset_apis.with_error(ErrorCode.OFFSET_NOT_AVAILABLE))
     assert await bounds_of(broker, {}) == LogBounds(30, 30, 100)
     assert [one.isolation_level for one in broker.received(ListOffsetsRequest)] == [0, 0]
     await bounds_of(broker, {"kafka.isolation.level": "read_committed"})

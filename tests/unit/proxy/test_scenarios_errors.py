@@ -18,7 +18,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
-from tests.support.fakes.broker import delete_records, delivery, fetch, list_offsets, offset_for_leader_epoch, produce
+from tests.support.fakes.broker import delivery, fetch, offset_apis, produce
 from tests.support.fakes.broker.delivery import Deliver, Stall
 from tests.support.fakes.record_batches import batch_of
 from tests.support.proxy.scenario import (
@@ -112,7 +112,7 @@ async def test_an_error_of_the_session_is_the_clients_to_see(cast: Scenario, err
 async def test_errors_of_list_offsets_are_never_replaced_by_a_remote_offset(cast: Scenario, timestamp: int) -> None:
     async with cast.client() as client:
         for error_code in LIST_OFFSETS_ERRORS:
-            cast.broker.script(ApiKey.LIST_OFFSETS, list_offsets.with_error(error_code))
+            cast.broker.script(ApiKey.LIST_OFFSETS, offset_apis.with_error(error_code))
             refused = (await client.ask(list_offsets_request(timestamp), 9)).topics[0].partitions[0]
             assert (refused.error_code, refused.offset, refused.leader_epoch) == (error_code, -1, -1)
         found = (await client.ask(list_offsets_request(timestamp), 9)).topics[0].partitions[0]
@@ -123,7 +123,7 @@ async def test_errors_of_list_offsets_are_never_replaced_by_a_remote_offset(cast
 async def test_errors_of_offset_for_leader_epoch_are_never_replaced(cast: Scenario) -> None:
     async with cast.client() as client:
         for error_code in EPOCH_ERRORS:
-            cast.broker.script(ApiKey.OFFSET_FOR_LEADER_EPOCH, offset_for_leader_epoch.with_error(error_code))
+            cast.broker.script(ApiKey.OFFSET_FOR_LEADER_EPOCH, offset_apis.with_error(error_code))
             refused = (await client.ask(epoch_request(2), 4)).topics[0].partitions[0]
             assert (refused.error_code, refused.end_offset) == (error_code, -1)
         known = (await client.ask(epoch_request(2), 4)).topics[0].partitions[0]
@@ -135,7 +135,7 @@ async def test_records_that_the_broker_did_not_delete_stay_in_the_remote_tier(ca
     async with cast.client() as client:
         for error_code in DELETE_RECORDS_ERRORS:
             # The proxy lets the broker check the request first.
-            cast.broker.script(ApiKey.DELETE_RECORDS, delete_records.with_error(error_code), times=2)
+            cast.broker.script(ApiKey.DELETE_RECORDS, offset_apis.with_error(error_code), times=2)
             refused = (await client.ask(delete_request(50), 2)).topics[0].partitions[0]
             assert (refused.error_code, refused.low_watermark) == (error_code, -1)
             assert cast.tier.state.log_start_offset(P0) == 0
@@ -285,7 +285,7 @@ async def test_a_throttled_fetch_passes_with_its_time_and_brings_nothing(cast: S
 
 
 async def test_a_throttle_time_stays_beside_what_the_remote_tier_changes(cast: Scenario) -> None:
-    cast.broker.script(ApiKey.LIST_OFFSETS, list_offsets.throttled)
+    cast.broker.script(ApiKey.LIST_OFFSETS, offset_apis.throttled)
     cast.broker.script(ApiKey.PRODUCE, produce.throttled, produce.led_by(7, "broker-7.internal", 9_092))
     async with cast.client() as client:
         listed = await client.ask(list_offsets_request(-2), 9)

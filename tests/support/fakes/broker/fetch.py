@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kafka.protocol.consumer import FetchRequest, FetchResponse
+from kafka.protocol.consumer import FetchResponse
 
 if TYPE_CHECKING:
     from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 
-REQUEST = FetchRequest
 SESSION_ID = 77
 THROTTLE_MS = 1_234
 _Topic = FetchResponse.FetchableTopicResponse

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+from kafka.protocol.metadata import MetadataResponse
 
 from protocol.errors import ErrorCode
 from tiers.broker.cluster_metadata import TopicMetadata
@@ -14,7 +14,6 @@ from tiers.broker.cluster_metadata import TopicMetadata
 if TYPE_CHECKING:
     from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 
-REQUEST = MetadataRequest
 _Topic = MetadataResponse.MetadataResponseTopic
 _Broker = MetadataResponse.MetadataResponseBroker
 

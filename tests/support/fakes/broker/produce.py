@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kafka.protocol.producer import ProduceRequest, ProduceResponse
+from kafka.protocol.producer import ProduceResponse
 
 from tests.support.fakes.broker.fetch import THROTTLE_MS
 
 if TYPE_CHECKING:
     from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 
-REQUEST = ProduceRequest
 _Topic = ProduceResponse.TopicProduceResponse
 _Partition = _Topic.PartitionProduceResponse
 

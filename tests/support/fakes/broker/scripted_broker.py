@@ -1,6 +1,6 @@
 """A broker that answers from its `logs` and `topics`, except where a script changes its answers.
 
-Each API is a file of this package. kafka-python decodes requests and encodes responses. A script is for one API and has
+kafka-python decodes requests and encodes responses. A script is for one API and has
 one step per request: `broker.script(ApiKey.FETCH, fetch.with_error(6), deliver=delivery.truncated(10))`.
 """
 
@@ -10,49 +10,47 @@ import io
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from types import ModuleType
+from functools import partial
 from typing import Any
 
+from kafka.protocol.admin import (
+    DeleteRecordsRequest,
+    DescribeClusterRequest,
+    DescribeConfigsRequest,
+    DescribeLogDirsRequest,
+    ListGroupsRequest,
+)
 from kafka.protocol.api_header import RequestHeader
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+from kafka.protocol.producer import ProduceRequest
 
 from protocol.api_keys import ApiKey
-from tests.support.fakes.broker import (
-    api_versions,
-    delete_records,
-    describe_cluster,
-    describe_configs,
-    describe_log_dirs,
-    describe_share_group_offsets,
-    fetch,
-    list_groups,
-    list_offsets,
-    metadata,
-    offset_for_leader_epoch,
-    produce,
-)
+from tests.support.fakes.broker import cluster_apis, fetch, metadata, offset_apis, produce
 from tests.support.fakes.broker.cluster import LocalLog
+from tests.support.fakes.broker.cluster_apis import ShareGroup
 from tests.support.fakes.broker.delivery import Deliver, whole
-from tests.support.fakes.broker.describe_share_group_offsets import ShareGroup
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import Wire
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.broker.share_groups import DescribeShareGroupOffsetsRequest
 
-APIS: dict[int, ModuleType] = {
-    api.REQUEST.API_KEY: api
-    for api in (
-        api_versions,
-        metadata,
-        produce,
-        fetch,
-        list_offsets,
-        offset_for_leader_epoch,
-        delete_records,
-        describe_cluster,
-        describe_configs,
-        describe_log_dirs,
-        list_groups,
-        describe_share_group_offsets,
+APIS: dict[int, tuple[Any, Callable[[ScriptedBroker, Any], Awaitable[Any]]]] = {
+    request.API_KEY: (request, answer)
+    for request, answer in (
+        (ApiVersionsRequest, cluster_apis.api_versions),
+        (MetadataRequest, metadata.answer),
+        (ProduceRequest, produce.answer),
+        (FetchRequest, fetch.answer),
+        (ListOffsetsRequest, offset_apis.list_offsets),
+        (OffsetForLeaderEpochRequest, offset_apis.offset_for_leader_epoch),
+        (DeleteRecordsRequest, offset_apis.delete_records),
+        (DescribeClusterRequest, cluster_apis.describe_cluster),
+        (DescribeConfigsRequest, cluster_apis.describe_configs),
+        (DescribeLogDirsRequest, cluster_apis.describe_log_dirs),
+        (ListGroupsRequest, cluster_apis.list_groups),
+        (DescribeShareGroupOffsetsRequest, cluster_apis.describe_share_group_offsets),
     )
 }
 ALL_CLUSTER_OPERATIONS = frozenset(range(3, 13))
@@ -81,17 +79,9 @@ class ScriptedBroker(FakeBroker):
         self.share_groups: list[ShareGroup] = []
         self.cluster_operations = ALL_CLUSTER_OPERATIONS
         """Kafka's numbers of the operations on the cluster that the client may do."""
-        self.versions = {key: (0, api.REQUEST.max_version) for key, api in APIS.items()}
-        self.answers: dict[int, Answer] = {}
-        for key, api in APIS.items():
-            self.answers[key] = self._answer_of(api)
+        self.versions = {key: (0, request.max_version) for key, (request, _) in APIS.items()}
+        self.answers: dict[int, Answer] = {key: partial(answer, self) for key, (_, answer) in APIS.items()}
         self._scripts: defaultdict[int, deque[tuple[tuple[Edit, ...], Deliver]]] = defaultdict(deque)
-
-    def _answer_of(self, api: ModuleType) -> Answer:
-        async def answer(request: Any) -> Any:
-            return await api.answer(self, request)
-
-        return answer
 
     @property
     def connections(self) -> int:
@@ -120,12 +110,12 @@ class ScriptedBroker(FakeBroker):
 
     async def _respond(self, frame: bytes) -> tuple[Deliver, bytes]:
         key, version = int.from_bytes(frame[0:2], "big"), int.from_bytes(frame[2:4], "big")
-        request_class = APIS[key].REQUEST
+        request_class, _ = APIS[key]
         data = io.BytesIO(frame)
         header = RequestHeader.decode(data, flexible=request_class.flexible_version_q(version))
         deliver: Deliver = whole
         if key == ApiKey.API_VERSIONS and version > self.versions[key][1]:
-            response, version = api_versions.response_of(self, error=35), 0
+            response, version = cluster_apis.versions_of(self, error=35), 0
         else:
             request = request_class.decode(frame[data.tell() :], version=version)
             self.requests.append(request)

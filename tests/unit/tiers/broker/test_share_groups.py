@@ -12,13 +12,13 @@ import pytest
 
 from protocol.api_keys import ApiKey
 from protocol.apis.metadata import PartitionMetadata
-from tests.support.fakes.broker.describe_share_group_offsets import (
+from tests.support.fakes.broker.cluster_apis import (
     GROUP_ID_NOT_FOUND,
     ShareGroup,
+    no_groups,
     with_group_error,
     with_partition_error,
 )
-from tests.support.fakes.broker.list_groups import failing
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker, scripted_cluster
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.broker.share_groups import ClusterShareGroups, DescribeShareGroupOffsetsRequest
@@ -104,7 +104,7 @@ def hidden(cluster: Cluster) -> None:
 
 
 def unlisted(cluster: Cluster) -> None:
-    cluster.brokers[1].script(ApiKey.LIST_GROUPS, failing(COORDINATOR_LOAD_IN_PROGRESS))
+    cluster.brokers[1].script(ApiKey.LIST_GROUPS, no_groups(COORDINATOR_LOAD_IN_PROGRESS))
 
 
 def without_coordinator(cluster: Cluster) -> None:

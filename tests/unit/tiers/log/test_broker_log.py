@@ -18,7 +18,7 @@ from protocol.apis.metadata import PartitionMetadata
 from protocol.errors import ErrorCode
 from tests.support.fakes.broker import fetch
 from tests.support.fakes.broker.cluster import LocalLog
-from tests.support.fakes.broker.describe_log_dirs import response
+from tests.support.fakes.broker.cluster_apis import log_dirs
 from tests.support.fakes.broker.scripted_broker import ALL_CLUSTER_OPERATIONS, ScriptedBroker, scripted_cluster
 from tests.support.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient, Leader
@@ -338,7 +338,7 @@ async def test_one_request_asks_a_broker_for_all_its_logs(brokers: Brokers) -> N
 async def test_a_slow_answer_is_valid_for_longer(brokers: Brokers, took_ms: int, valid_ms: int) -> None:
     async def answers_late(request: Any) -> Any:
         brokers.now_ms += took_ms
-        return response({("orders", 0): 9})
+        return log_dirs({("orders", 0): 9})
 
     brokers.brokers[0].answers[DescribeLogDirsRequest.API_KEY] = answers_late
     assert await brokers.ask((ORDERS, 0)) == [9]
@@ -353,9 +353,9 @@ async def test_a_slow_answer_is_valid_for_longer(brokers: Brokers, took_ms: int,
 @pytest.mark.parametrize(
     "answer",
     [
-        response({("clicks", 0): 9}),
-        response({("orders", 0): 9}, is_future=True),
-        response({("orders", 0): 9}, ErrorCode.KAFKA_STORAGE_ERROR),
+        log_dirs({("clicks", 0): 9}),
+        log_dirs({("orders", 0): 9}, is_future=True),
+        log_dirs({("orders", 0): 9}, ErrorCode.KAFKA_STORAGE_ERROR),
     ],
     ids=["not there", "moves there", "a folder that failed"],
 )
