@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -27,6 +28,19 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _READ_TO_END_MARK_MS = 60_000
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What a leader answered about a metadata partition that was asked for from `position` on."""
+
+    partition: FollowedPartition
+    position: OffsetAndEpoch
+    read: PartitionRead
+    as_of_ms: int | None
+    """As of when (monotonic) the read ends at the high watermark; None: it does not."""
+    is_too_old: bool = False
+    """Whether the records may lack tombstones."""
 
 
 class FollowedState:
@@ -110,44 +124,37 @@ class FollowedState:
         async with self._progress:
             await self._progress.wait_for(lambda: partition.position.offset >= offset)
 
-    async def replay(
-        self,
-        reads: list[PartitionRead],
-        asked: Mapping[int, OffsetAndEpoch],
-        reached: dict[int, int],
-        asked_at: Moment,
-        too_old: Collection[int],
-    ) -> bool:
+    async def replay(self, answers: Sequence[Answer], asked_at: Moment) -> bool:
         """Replays the reads that still continue the positions: another answer or a new start may have moved them.
 
-        It first forgets the partitions that are `too_old`. Returns whether no read failed."""
+        It first forgets the partitions that are too old. Returns whether no read failed."""
         async with self._replaying:
-            continuing: list[PartitionRead] = []
-            for read in reads:
-                partition = self.partitions[read.metadata_partition]
-                if partition.position.offset != asked[partition.number].offset or self.stopped(partition) is not None:
+            continuing: list[Answer] = []
+            for answer in answers:
+                partition = answer.partition
+                if partition.position.offset != answer.position.offset or self.stopped(partition) is not None:
                     continue
-                if partition.number in too_old:
+                if answer.is_too_old:
                     partition.forget(TOO_OLD)
                 if partition.to_clear is None:
-                    continuing.append(read)
+                    continuing.append(answer)
             await self._clear()
-            with_events = [read for read in continuing if read.events]
+            with_events = [each.read for each in continuing if each.read.events]
             applied = await self._apply(with_events) if with_events else []
             if with_events:
                 self.events_read += sum(len(read.events) for read in applied)
                 self._see_unfinished(self._state.unfinished_rebuilds())
-            replayed = [read for read in continuing if not read.events or read in applied]
+            replayed = [each for each in continuing if not each.read.events or each.read in applied]
             async with self._progress:
-                for read in replayed:
-                    partition = self.partitions[read.metadata_partition]
-                    leader_epoch = read.leader_epoch if read.leader_epoch >= 0 else partition.position.leader_epoch
-                    partition.position = OffsetAndEpoch(read.next_offset, leader_epoch)
+                for answer in replayed:
+                    read, known = answer.read, answer.partition.position
+                    leader_epoch = read.leader_epoch if read.leader_epoch >= 0 else known.leader_epoch
+                    answer.partition.position = OffsetAndEpoch(read.next_offset, leader_epoch)
                 self._progress.notify_all()
-            for read in replayed:
-                self.partitions[read.metadata_partition].was_read(read.unknown)
-            numbers = {read.metadata_partition for read in replayed}
-            self.mark_fresh({number: at_ms for number, at_ms in reached.items() if number in numbers}, asked_at)
+            for answer in replayed:
+                answer.partition.was_read(answer.read.unknown)
+            reached = [(each.partition, each.as_of_ms) for each in replayed if each.as_of_ms is not None]
+            self.mark_fresh(reached, asked_at)
             return len(applied) == len(with_events)
 
     def _see_unfinished(self, numbers: frozenset[int]) -> None:
@@ -219,14 +226,13 @@ class FollowedState:
         if self._troubles.pop(node_id, None) is not None and not self._troubles:
             logger.warning("the remote log metadata is followed again")
 
-    def mark_fresh(self, fresh_at_ms: Mapping[int, int], asked_at: Moment) -> None:
+    def mark_fresh(self, fresh: Iterable[tuple[FollowedPartition, int]], asked_at: Moment) -> None:
         later: dict[int, int] = {}
-        for number, at_ms in fresh_at_ms.items():
-            partition = self.partitions[number]
+        for partition, at_ms in fresh:
             known_ms = -1 if partition.fresh_at_ms is None else partition.fresh_at_ms
             if at_ms > known_ms and self.stopped(partition) is None and not self.is_incomplete(partition):
                 partition.read_to_end(at_ms, asked_at)
-                later[number] = at_ms
+                later[partition.number] = at_ms
         if later:
             try:
                 self._state.mark_fresh(later)

@@ -27,7 +27,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import lmdb
 
@@ -40,7 +40,7 @@ from tiers.metadata.state.replay import PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.committed_records import read_committed
 from tiers.metadata.topic.followed_partition import ASK_AFTER_MS, FollowedPartition
-from tiers.metadata.topic.followed_state import FollowedState
+from tiers.metadata.topic.followed_state import Answer, FollowedState
 from tiers.metadata.topic.leadership import LATEST_TIMESTAMP, MetadataLeadership
 from tiers.metadata.topic.lineage import MetadataLineage
 from tiers.metadata.topic.metadata_topic import REBUILD_AFTER_GROWTH, MetadataTopic, delete_retention_ms
@@ -210,7 +210,7 @@ class MetadataFollower:
                 "the leader of the metadata partition is not confirmed, or the state is being read or written again",
                 retriable=True,
             )
-        self._followed.mark_fresh({number: as_of_ms}, asked_at)
+        self._followed.mark_fresh([(partition, as_of_ms)], asked_at)
 
     async def read_past(self, metadata_partition: int, offset: int, before: OffsetAndEpoch, timeout_ms: int) -> None:
         """Waits until the record at `offset` is replayed. `before` was `known` before the record was written.
@@ -311,7 +311,7 @@ class MetadataFollower:
                 self._partitions[number].complete_as_of = asked_at
         if not asked:
             return True
-        answers = await fetch_raw(
+        fetches = await fetch_raw(
             self._client,
             node_id,
             [
@@ -330,10 +330,8 @@ class MetadataFollower:
             lane=FETCH_LANE,
         )
         is_whole = True
-        reads: list[PartitionRead] = []
-        reached: dict[int, int] = {}
-        behind: list[FollowedPartition] = []
-        for fetched in answers:
+        answers: list[Answer] = []
+        for fetched in fetches:
             # After a change of leader, the reader of the new leader may have moved the position meanwhile.
             partition, position = self._partitions[fetched.partition], asked[fetched.partition]
             if position.offset != partition.position.offset:
@@ -343,18 +341,25 @@ class MetadataFollower:
             if read is None:
                 is_whole = False
                 continue
-            reads.append(read)
-            if fetched.high_watermark > position.offset:
-                behind.append(partition)
             as_of_ms = self._leadership.holds_as_of(partition.number, leader, asked_at.monotonic_ms)
-            if as_of_ms is not None and read.next_offset >= fetched.high_watermark:
-                reached[partition.number] = as_of_ms
+            reaches_end = read.next_offset >= fetched.high_watermark
+            answer = Answer(partition, position, read, as_of_ms if reaches_end else None)
+            # An answer without an offset behind the position proves that nothing was written since it was reached,
+            # whatever its age.
+            answer.is_too_old = fetched.high_watermark > position.offset and self._is_too_old(partition, ASK_AFTER_MS)
+            answers.append(answer)
         self._log_unreadable()
-        too_old = await self._too_old(behind)
-        is_whole &= await self._followed.replay(reads, asked, reached, asked_at, too_old)
+        if any(each.is_too_old for each in answers):
+            kept_ms = await delete_retention_ms(self._client, self._topic.name, _FETCH_TIMEOUT_MS)
+            for answer in answers:
+                answer.is_too_old &= self._is_too_old(answer.partition, kept_ms // 2)
+        is_whole &= await self._followed.replay(answers, asked_at)
         await self._followed.mark_read_to_end()
         self._followed.end_trouble(node_id)
-        return is_whole and not too_old
+        return is_whole and not any(each.is_too_old for each in answers)
+
+    def _is_too_old(self, partition: FollowedPartition, max_age_ms: int) -> bool:
+        return partition.is_too_old(self._followed.now(), max_age_ms)
 
     def _log_unreadable(self) -> None:
         codes = [each.error_code for each in self._partitions if self._followed.stopped(each) is None]
@@ -363,17 +368,6 @@ class MetadataFollower:
             self._unreadable.found(metadata_partitions=len(refused), error_codes=sorted(set(refused)))
         else:
             self._unreadable.ended()
-
-    async def _too_old(self, behind: Sequence[FollowedPartition]) -> list[int]:
-        """Returns which of the metadata partitions may lack tombstones that the follower has not read.
-
-        `behind` has those with an offset behind the position that the follower asked for. An answer without any such
-        offset proves that nothing was written since the position was reached, whatever its age."""
-        old = [each for each in behind if each.is_too_old(self._followed.now(), ASK_AFTER_MS)]
-        if not old:
-            return []
-        kept_ms = await delete_retention_ms(self._client, self._topic.name, _FETCH_TIMEOUT_MS)
-        return [each.number for each in old if each.is_too_old(self._followed.now(), kept_ms // 2)]
 
     async def _read_or_none(
         self, partition: FollowedPartition, fetched: FetchedPartition, position: OffsetAndEpoch, is_known: bool

@@ -22,6 +22,7 @@ from tiers.metadata.state import writer as writer_module
 from tiers.metadata.state.layout import delete_prefix
 from tiers.metadata.state.replay import PartitionRead
 from tiers.metadata.topic import follower as follower_module
+from tiers.metadata.topic.followed_state import Answer
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import OffsetAndEpoch
@@ -230,13 +231,8 @@ async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, fo
     partition = following.follower._partitions[0]
     reads = [await following.follower._read(partition, each, OffsetAndEpoch(0, -1), True) for each in late]
     assert await following.poll()
-    await following.follower._followed.replay(
-        [each for each in reads if each is not None],
-        {0: OffsetAndEpoch(0, -1)},
-        {0: 1_000_000},
-        following.follower._followed.now(),
-        [],
-    )
+    answers = [Answer(partition, OffsetAndEpoch(0, -1), each, 1_000_000) for each in reads if each is not None]
+    await following.follower._followed.replay(answers, following.follower._followed.now())
     assert following.follower.position(0) == 4
     assert list(following.state.list_remote_log_segments(segment(1, 0, 9).topic_id_partition)) == []
     assert following.follower.is_fresh(0, 60_000)
