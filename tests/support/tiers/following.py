@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,37 +80,28 @@ class Cluster:
                 partition_index=number,
                 leader_id=leader.node_id,
                 leader_epoch=leader.leader_epoch,
-                replica_nodes=self.isr,
                 isr_nodes=self.isr,
-                error_code=0,
             )
             for number in self.logs
         ]
-        topic = SimpleNamespace(
-            name=TOPIC.name, topic_id=TOPIC.topic_id, partitions=partitions, is_internal=False, error_code=0
-        )
-        return SimpleNamespace(cluster_id="cluster", controller_id=NODE, brokers=[], topics=[topic])
+        topic = SimpleNamespace(topic_id=TOPIC.topic_id, partitions=partitions)
+        return SimpleNamespace(cluster_id="cluster", topics=[topic])
 
     def _listed(self, message: Any) -> Any:
-        partitions = [
-            SimpleNamespace(
-                partition_index=asked.partition_index,
-                error_code=ErrorCode.NONE if asked.timestamp == -2 else self.error_of_latest,
-                offset=self.log_start if asked.timestamp == -2 else len(self.logs[asked.partition_index]),
-            )
-            for asked in message.topics[0].partitions
-        ]
+        partitions = []
+        for asked in message.topics[0].partitions:
+            number = asked.partition_index
+            error, offset = self.error_of_latest, len(self.logs[number])
+            if asked.timestamp == -2:
+                error, offset = ErrorCode.NONE, self.log_start
+            partitions.append(SimpleNamespace(partition_index=number, error_code=error, offset=offset))
         return SimpleNamespace(topics=[SimpleNamespace(partitions=partitions)])
 
     def _epoch_ends(self, message: Any) -> Any:
         partitions = []
         for asked in message.topics[0].partitions:
-            end = self.epoch_end(asked.partition, asked.leader_epoch)
-            partitions.append(
-                SimpleNamespace(
-                    partition=asked.partition, error_code=0, leader_epoch=end.leader_epoch, end_offset=end.end_offset
-                )
-            )
+            ends = asdict(self.epoch_end(asked.partition, asked.leader_epoch))
+            partitions.append(SimpleNamespace(partition=asked.partition, error_code=0, **ends))
         return SimpleNamespace(topics=[SimpleNamespace(partitions=partitions)])
 
     def epoch_end(self, number: int, leader_epoch: int) -> EpochEndOffset:

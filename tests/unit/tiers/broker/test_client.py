@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,10 +21,8 @@ from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, Leader
 from tiers.broker.cluster_metadata import (
     SLICE_BYTES,
-    ClusterMetadata,
     TopicMetadata,
     read_cluster_metadata,
-    without_unknown,
 )
 from tiers.broker.connection import BrokerConnection
 from tiers.errors import BrokerError
@@ -129,8 +127,19 @@ async def test_a_leader_is_asked_for_by_the_id_of_its_topic(broker: ScriptedBrok
     assert (await opened.metadata(0)).topics == {"orders": ORDERS, "payments": PAYMENTS}
     no_leader = await failure_of(opened.leader_of(TopicIdPartition(TOPIC_ID, 1)))
     assert (no_leader.code, no_leader.retriable) == (ErrorCode.LEADER_NOT_AVAILABLE, True)
-    recreated = await failure_of(opened.leader_of(TopicIdPartition(UUID(int=8), 0, "orders")))
-    assert recreated.code == ErrorCode.UNKNOWN_TOPIC_ID
+    anew = TopicIdPartition(UUID(int=8), 0, "orders")
+    assert (await failure_of(opened.leader_of(anew))).code == ErrorCode.UNKNOWN_TOPIC_ID
+    for topics, asked, known in (
+        ([PAYMENTS, replace(ORDERS, topic_id=anew.topic_id)], anew, {8, 9}),
+        ([ORDERS, PAYMENTS], P0, {7, 9}),
+        ([ORDERS], TopicIdPartition(PAYMENTS.topic_id, 0), {7}),
+    ):
+        broker.topics = topics
+        with suppress(BrokerError):
+            await opened.leader_of(asked, max_age_ms=0)
+        assert opened.cached_metadata is not None
+        assert {each.int for each in opened.cached_metadata.topics_by_id} == known
+        assert {each.topic_id.int for each in opened.cached_metadata.topics.values()} == known
 
 
 async def test_a_request_is_checked_when_its_connection_is_usable(broker: ScriptedBroker, opened: BrokerClient) -> None:
@@ -343,53 +352,23 @@ async def test_the_next_request_shows_changed_certificates(
         assert not made[1].is_closed
 
 
-def answer_of(topic_id: int, leader_epochs: Mapping[int, int], name: str = "orders") -> bytes:
-    described = MetadataResponse.MetadataResponseTopic
-    topic = described(
-        error_code=0,
-        name=name,
-        topic_id=UUID(int=topic_id),
-        is_internal=False,
-        partitions=[
-            described.MetadataResponsePartition(
-                error_code=0,
-                partition_index=index,
-                leader_id=1,
-                leader_epoch=epoch,
-                replica_nodes=[1, 2, 3],
-                isr_nodes=[1, 2],
-                offline_replicas=[],
-            )
-            for index, epoch in leader_epochs.items()
-        ],
-    )
-    broker = MetadataResponse.MetadataResponseBroker(node_id=1, host="a", port=9092, rack=None)
-    response = MetadataResponse(throttle_time_ms=0, brokers=[broker], cluster_id="c", controller_id=1, topics=[topic])
-    return bytes(response.encode(version=12))
-
-
-async def read(body: bytes) -> ClusterMetadata:
-    return await read_cluster_metadata(body, 12, 0, lambda topic_id: None)
-
-
-async def test_an_answer_about_some_topics_leaves_the_others() -> None:
-    known = await read(answer_of(7, {0: 1}))
-    payments, made_again = await read(answer_of(9, {0: 1}, "payments")), await read(answer_of(8, {0: 1}))
-    both, replaced = payments.with_topics_of(known, [UUID(int=9)])
-    assert (sorted(both.topics), replaced) == (["orders", "payments"], [])
-    nothing = without_unknown(replace(known, topics={}, topics_by_id={}))
-    for answer, asked, left, gone in (
-        (nothing, 7, {9}, known.topics["orders"]),
-        (nothing, 9, {7}, payments.topics["payments"]),
-        (made_again, 8, {8, 9}, known.topics["orders"]),
-    ):
-        rest, replaced = answer.with_topics_of(both, [UUID(int=asked)])
-        assert ({one.int for one in rest.topics_by_id}, replaced) == (left, [gone])
-        assert {topic.topic_id for topic in rest.topics.values()} == set(rest.topics_by_id)
-
-
 async def test_a_large_answer_gives_way_after_each_slice() -> None:
-    body = answer_of(7, dict.fromkeys(range(4_000), 1))
+    described = MetadataResponse.MetadataResponseTopic
+    partitions = [
+        described.MetadataResponsePartition(
+            error_code=0,
+            partition_index=index,
+            leader_id=1,
+            leader_epoch=1,
+            replica_nodes=[1, 2, 3],
+            isr_nodes=[1, 2],
+            offline_replicas=[],
+        )
+        for index in range(4_000)
+    ]
+    topic = described(error_code=0, name="orders", topic_id=TOPIC_ID, is_internal=False, partitions=partitions)
+    response = MetadataResponse(throttle_time_ms=0, brokers=[], cluster_id="c", controller_id=1, topics=[topic])
+    body = bytes(response.encode(version=12))
     turns = 0
 
     async def other_work() -> None:
@@ -399,6 +378,6 @@ async def test_a_large_answer_gives_way_after_each_slice() -> None:
             turns += 1
 
     other = asyncio.create_task(other_work())
-    await read(body)
+    await read_cluster_metadata(body, 12, 0, lambda topic_id: None)
     other.cancel()
     assert turns >= len(body) // (SLICE_BYTES + 100) - 1  # the first slice ends before the other task begins

@@ -8,8 +8,9 @@ from typing import Any
 
 import lmdb
 import pytest
-from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 
+from protocol.errors import ErrorCode
 from tests.support.tiers.following import Cluster, Following, finished, opened
 from tests.support.tiers.metadata_state import PARTITION, segment
 from tests.support.tiers.waiting import until
@@ -161,11 +162,9 @@ async def test_no_record_is_replayed_before_its_leader_confirmed_the_epochs(
 
     async def silent(node_id: int, message: Any, timeout_ms: int, *, min_version: int) -> Any:
         answer = await answered(node_id, message, timeout_ms, min_version=min_version)
-        if isinstance(message, ListOffsetsRequest):
-            return answer
-        for topic in answer.topics:
-            for partition in topic.partitions:
-                partition.error_code = 74 if hasattr(partition, "end_offset") else partition.error_code
+        if isinstance(message, OffsetForLeaderEpochRequest):
+            for partition in answer.topics[0].partitions:
+                partition.error_code = ErrorCode.FENCED_LEADER_EPOCH
         return answer
 
     cluster.lead(1)

@@ -1,20 +1,33 @@
-"""Records of a later release: a member that cannot read them is not fresh, says so, and resumes after its upgrade."""
+"""Records that end the freshness of a follower: of a later release, in another place, or of an unfinished rebuild."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.tiers.following import Cluster, Following, finished, opened
-from tests.support.tiers.metadata_state import NOW_MS, PARTITION, Topic, gap, log_start, open_state, segment, user
+from tests.support.tiers.following import TOPIC, Cluster, Following, finished, opened
+from tests.support.tiers.metadata_state import (
+    NEIGHBOUR,
+    NOW_MS,
+    PARTITION,
+    Topic,
+    cut,
+    gap,
+    log_start,
+    open_state,
+    segment,
+    to,
+    user,
+)
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records import serde
 from tiers.metadata.records.record_types import check_writable
 from tiers.metadata.records.serde import (
     LOG_GAP_API_KEY,
+    KeyAndValue,
     RecordType,
     key_and_value,
     key_of,
@@ -25,7 +38,9 @@ from tiers.metadata.records.serde import (
 )
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import TopicDeletionUpdate
+from tiers.model.segment_metadata import TopicDeletionUpdate, UnfinishedRebuildUpdate
+from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.upkeep.importing import as_a_whole
 
 LATER = "metadata partition 0 has records of a later release from offset 2 on: upgrade this process"
 
@@ -142,3 +157,82 @@ def test_records_that_not_all_members_read_are_not_written() -> None:
     for refused, api_key in ((written, 1006), (raised, 1000), (tombstone(log_gap_key(PARTITION, 10)), 1006)):
         with pytest.raises(RemoteLogMetadataError, match=f"api key {api_key} yet: upgrade all proxies"):
             check_writable([deleted, refused], others)
+
+
+HOME = 1
+
+
+@pytest.fixture
+def settled(cluster: Cluster, tmp_path: Path) -> Iterator[Following]:
+    """Every user partition belongs to the second metadata partition."""
+    with opened(cluster, tmp_path, lambda partition: HOME) as following:
+        yield following
+
+
+async def test_records_in_their_places_are_believed(cluster: Cluster, settled: Following) -> None:
+    own = TopicIdPartition(TOPIC.topic_id, 0, TOPIC.name)
+    cluster.logs = {0: [], HOME: finished(1, 0)}
+    assert await settled.poll()
+    assert settled.follower.is_fresh(0, 60_000)
+    cluster.logs[0] += [key_and_value(UnfinishedRebuildUpdate(own, "a", NOW_MS))]
+    assert await settled.poll(), "a record about a metadata partition is in that partition"
+    assert settled.follower.trouble_of_all is None
+
+
+async def test_after_a_record_in_another_place_nothing_is_believed(cluster: Cluster, settled: Following) -> None:
+    """The order of the records decides which segment answers."""
+    cluster.logs = {0: finished(1, 0), HOME: [cut(1, 5)]}
+    for _ in range(2):
+        await settled.poll()
+        for number in (0, HOME):
+            assert settled.follower.fresh_at_ms(number) is None
+            with pytest.raises(RemoteLogMetadataNotReadyError, match="belong to metadata partition 1 of 2"):
+                await settled.follower.ensure_fresh(number, 60_000, 5)
+        assert "Rebuild the metadata into a new topic" in str(settled.follower.trouble_of_all)
+        assert list(settled.state.list_remote_log_segments(PARTITION)) == []
+
+
+OTHER = segment(7, 0, 9, partition=NEIGHBOUR)
+REBUILT: dict[int, Sequence[KeyAndValue]] = {
+    0: [each if isinstance(each, tuple) else key_and_value(each) for each in [*finished(1, 0), *finished(2, 10)]],
+    1: [key_and_value(OTHER), key_and_value(to(OTHER, State.COPY_SEGMENT_FINISHED))],
+}
+
+
+def writes() -> list[tuple[int, KeyAndValue]]:
+    """The records in the order in which `rebuild` writes them, each with its metadata partition."""
+    announced, whole = as_a_whole(TOPIC, REBUILT, NOW_MS)
+    return [(number, pair) for records in (announced, whole) for number, each in records.items() for pair in each]
+
+
+async def waits_for_the_rebuild(following: Following) -> None:
+    for number in (0, 1):
+        assert following.follower.fresh_at_ms(number) is None, "and so the process owns nothing there"
+        assert following.state.fresh_at_ms(number) is None
+        with pytest.raises(RemoteLogMetadataNotReadyError, match="has not written all records"):
+            await following.follower.ensure_fresh(number, 60_000, 5)
+    assert "delete the topic and rebuild it again" in str(following.follower.trouble)
+
+
+@pytest.mark.parametrize("count", range(1, len(writes())))
+async def test_a_rebuild_that_ended_early_is_believed_by_no_process(
+    cluster: Cluster, tmp_path: Path, count: int
+) -> None:
+    for number, pair in writes()[:count]:
+        cluster.logs[number].append(pair)
+    for _ in range(2):
+        with opened(cluster, tmp_path) as following:
+            assert await following.poll()
+            await waits_for_the_rebuild(following)
+
+
+async def test_a_rebuild_is_believed_from_its_end_on(cluster: Cluster, following: Following) -> None:
+    for number, pair in writes():
+        cluster.logs[number].append(pair)
+        assert await following.poll()
+        assert following.follower.is_fresh(0, 60_000) is ((number, pair) == writes()[-1])
+    assert following.follower.trouble is None
+    assert following.follower.is_fresh(1, 60_000)
+    assert [each.start_offset for each in following.state.list_remote_log_segments(PARTITION)] == [0, 10]
+    assert following.state.remote_end_offset(NEIGHBOUR) == 9
+    assert set(following.state.partitions()) == {PARTITION, NEIGHBOUR}
