@@ -169,8 +169,8 @@ async def measure(port: int, whole: bytes, topics: int, partitions: int) -> None
     for name, work in (
         ("refresh of the brokers and of one topic in use", topology.refresh),
         ("leader of a partition", lambda: client.leader_of(partition, max_age_ms=0)),
-        ("survey of all topics", lambda: client.metadata(0)),
-        ("survey of all topics, while all leaders change", lambda: changing.metadata(0)),
+        ("survey of all topics", lambda: client.metadata()),
+        ("survey of all topics, while all leaders change", lambda: changing.metadata()),
         ("answer to a client that asks for all topics", rewrite),
         ("all topics decoded into objects, as before", as_objects),
     ):

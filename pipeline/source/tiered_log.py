@@ -119,11 +119,11 @@ class TieredLog:
         new topic one after the other, and a reader treats an unknown topic as lost."""
         deadline_ms = monotonic_ms() + TIMEOUT_MS
         while True:
-            metadata = await self._client.metadata(0, TIMEOUT_MS)
+            metadata = await self._client.metadata(TIMEOUT_MS)
             missing = next((name for name in self._topics if name not in metadata.topics), None)
             if missing is None or monotonic_ms() >= deadline_ms:
                 return metadata
-            if missing not in (await self._client.metadata_naming(missing, TIMEOUT_MS)).topics:
+            if missing not in (await self._client.topic_named(missing, TIMEOUT_MS)).topics:
                 return metadata
             await asyncio.sleep(_PAUSE_MS / 1000)
 
@@ -164,7 +164,7 @@ class TieredLog:
 
     async def _check_cluster(self, of_tier: str) -> None:
         """Raises `OptionError` if the brokers are of another cluster. A proxy answers with its cluster's own id."""
-        of_brokers = (await self._client.metadata(timeout_ms=TIMEOUT_MS)).cluster_id
+        of_brokers = (await self._client.brokers(timeout_ms=TIMEOUT_MS)).cluster_id
         if of_brokers != of_tier:
             raise OptionError(
                 f"kafka.bootstrap.servers is the cluster {of_brokers}, and the tier in config is of the cluster "

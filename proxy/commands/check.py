@@ -201,7 +201,7 @@ def _nearest(path: Path) -> Path:
 async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: Report) -> bool:
     """Returns whether each broker can be reached."""
     try:
-        metadata = await client.metadata(0, TIMEOUT_MS)
+        metadata = await client.metadata(TIMEOUT_MS)
     except BrokerError as error:
         servers = ", ".join(map(_text, config.upstream.bootstrap_servers))
         report.problems.append(f"[upstream] no broker answers at {servers}: {error}")

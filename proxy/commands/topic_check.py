@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from proxy.config import TidegateConfig
 from proxy.process.member_settings import other_settings
 from tiers.access.open_tier import RemoteTierError, metadata_to_now
 from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.broker.fetch import READ_UNCOMMITTED, FetchPosition, fetch_raw
 from tiers.config.topic_policy import TopicPolicy, exclusion, resume_command, tiering_of
 from tiers.errors import BrokerError, RemoteLogError
@@ -57,13 +58,13 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient, *, has_st
     Returns the rules alone with another metadata manager than the topic-based one: only the running proxy can read the
     recorded totals then, and raises the alarms."""
     try:
-        known = (await client.metadata(TIMEOUT_MS, TIMEOUT_MS)).topics.values()
-        names = [each.name for each in known if not each.is_internal]
+        known = (await client.metadata(TIMEOUT_MS)).topics
+        names = [each.name for each in known.values() if not each.is_internal]
         rules = list(rule_lines(config.topics, names))
         if not config.remote_log.is_topic_based:
             return TopicFindings(tiering_of(config.topics, names), rules)
         async with AsyncExitStack() as stack:
-            cluster = await client.metadata_naming(config.remote_log.metadata_topic, TIMEOUT_MS)
+            cluster = await client.topic_named(config.remote_log.metadata_topic, TIMEOUT_MS)
             log = None
             if config.remote_log.metadata_topic in cluster.topics:  # opening the metadata would create the topic
                 log = await stack.enter_async_context(metadata_to_now(config, client))
@@ -79,7 +80,7 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient, *, has_st
             for topic, reason in sorted(topics.refused.items()):
                 lines = found.problems if topics.is_expected(topic) else found.remarks
                 lines.append(f"{topic} is not tiered: {reason}")
-            found.remarks += await _excluded(config, client, None if log is None else log.state)
+            found.remarks += _excluded(config, known, None if log is None else log.state)
             found.remarks += [
                 f"{policy.topic}: an operator paused {', '.join(sorted(policy.paused))}:"
                 f" `{resume_command(policy.topic, policy.paused)}`"
@@ -108,9 +109,10 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient, *, has_st
         return TopicFindings(problems=[f"the tiered topics cannot be checked: {error}"])
 
 
-async def _excluded(config: TidegateConfig, client: BrokerClient, metadata: RemoteLogMetadataState | None) -> list[str]:
+def _excluded(
+    config: TidegateConfig, topics: Mapping[str, TopicMetadata], metadata: RemoteLogMetadataState | None
+) -> list[str]:
     """Returns the topics that a setting excludes, with the setting."""
-    topics = (await client.metadata(TIMEOUT_MS, TIMEOUT_MS)).topics
     lines = []
     for name, topic in sorted(topics.items()):
         own = {} if metadata is None else metadata.topic_tier_config(topic.topic_id)

@@ -92,7 +92,7 @@ class MetadataAudit:
         Other groups may have written earlier offsets. Call it before the first metadata is written, since it would miss
         earlier proofs. Raises `BrokerError` while a topic does not exist. The first member of any group creates the
         topic of the offsets."""
-        metadata = await self._client.metadata(0, _TIMEOUT_MS)
+        metadata = await self._client.metadata(_TIMEOUT_MS)
         for topic in (self._topic, OFFSETS_TOPIC):
             if topic not in metadata.topics:
                 raise BrokerError(f"there is no {topic} yet", retriable=True)
@@ -125,7 +125,7 @@ class MetadataAudit:
     async def _read(self, topic: str) -> list[MetadataEvent]:
         events: list[MetadataEvent] = []
         behind = {number for name, number in self._positions if name == topic}
-        metadata = await self._client.metadata(5_000, _TIMEOUT_MS)
+        metadata = await self._client.metadata(_TIMEOUT_MS)
         leaders = {
             number: said.leader_id for number, said in metadata.topics[topic].partitions.items() if number in behind
         }

@@ -38,7 +38,7 @@ async def create(tiers: TwoTiers, topic: str, partitions: int = 1) -> UUID:
     await asyncio.to_thread(partial(create_topic, tiers.kafka.bootstrap_servers, topic, partitions=partitions))
     async with asyncio.timeout(120), raw_client(tiers.kafka.bootstrap_servers) as direct:
         while True:
-            known = (await tiers.client.metadata(0)).topics.get(topic)
+            known = (await tiers.client.metadata()).topics.get(topic)
             if known is not None and len(known.partitions) == partitions:
                 asked = asks(known.topic_id, [0] * partitions)
                 response = await direct.fetch(VERSION, asked, max_wait_ms=0)

@@ -36,7 +36,7 @@ async def new_topic(client: BrokerClient, name: str) -> ClusterMetadata:
         name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]
     )
     await client.request(None, CreateTopicsRequest(topics=[topic], timeout_ms=20_000, validate_only=False))
-    while name not in (metadata := await client.metadata(0)).topics or not metadata.topics[name].partitions:
+    while name not in (metadata := await client.metadata()).topics or not metadata.topics[name].partitions:
         continue
     return metadata
 

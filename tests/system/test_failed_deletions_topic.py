@@ -62,7 +62,7 @@ async def test_a_published_failure_is_listed_until_it_is_taken_back(
         await another.open()
         first, second = failed(1), replace(failed(2), topic="payments")
         await topic.retract(UUID(first.segment))
-        assert FAILED_DELETIONS_TOPIC not in (await client.metadata(0)).topics
+        assert FAILED_DELETIONS_TOPIC not in (await client.metadata()).topics
         assert json.loads(await listed(config, "--json")) == []
 
         await topic.publish(first)

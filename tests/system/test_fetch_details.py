@@ -267,7 +267,7 @@ async def test_a_consumer_of_a_followers_rack_reads_both_tiers(
         values = random_values(100)
         remote = await fill(tiers, topic, values, replicas=3)
         local = await fill(tiers, f"local-{topic}", values[:5], 6, is_tiered=False, replicas=3)
-        topics = (await tiers.client.metadata(0)).topics
+        topics = (await tiers.client.metadata()).topics
         leader = topics[topic].partitions[0].leader_id
         follower = next(node for node in (1, 2, 3) if node != leader)
         led = next(n for n, one in topics[f"local-{topic}"].partitions.items() if one.leader_id == leader)

@@ -29,7 +29,7 @@ async def in_sync(client: BrokerClient, topic_name: str) -> TopicMetadata | None
 
     A leader that is the only in-sync replica, as after a pause of the others, would be trusted. Any broker may get the
     question, and a broker may learn of the topic late."""
-    known = (await client.metadata(0)).topics.get(topic_name)
+    known = (await client.metadata()).topics.get(topic_name)
     if known is None or (leader := known.partitions[0].leader_id) < 0:
         return None
     said = await as_known_by(client, leader, topic_name)

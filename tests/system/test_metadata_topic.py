@@ -128,7 +128,7 @@ async def test_a_dead_broker_is_outlived(
         number = manager.log.metadata_partition(partition)
         await until(lambda: manager.log.owns(partition))
         await copied(manager, segment(partition, 0, 9))
-        led = (await client.metadata(0)).topics[topic_name].partitions[number]
+        led = (await client.metadata()).topics[topic_name].partitions[number]
         assert await replicas(client, topic_name) == 3
         kafka_of_three.kill_broker(led.leader_id)
         try:
@@ -182,7 +182,7 @@ async def delete(client: BrokerClient, topic_name: str) -> None:
 
 async def until_gone(client: BrokerClient, topic_name: str) -> None:
     async with asyncio.timeout(TIMEOUT_MS / 1000):
-        while topic_name in (await client.metadata(0, TIMEOUT_MS)).topics:  # noqa: ASYNC110  # no event tells it
+        while topic_name in (await client.metadata(TIMEOUT_MS)).topics:  # noqa: ASYNC110  # no event tells it
             await asyncio.sleep(0.05)
 
 
@@ -241,7 +241,7 @@ async def test_a_deleted_topic_is_an_alarm_and_its_replacement_is_foreign(
             if what_is_there == "is not the one":
                 await delete(client, topic_name)
                 await until_gone(client, topic_name)
-        assert topic_name not in (await client.metadata(0, TIMEOUT_MS)).topics
+        assert topic_name not in (await client.metadata(TIMEOUT_MS)).topics
 
         # An operator accepts that the topic is lost for good.
         await manager.log.close()

@@ -107,7 +107,7 @@ async def tiered_cluster(
     metadata_topic = config.remote_log.metadata_topic
     try:
         try:
-            cluster = await client.metadata_naming(metadata_topic, TIMEOUT_MS)
+            cluster = await client.topic_named(metadata_topic, TIMEOUT_MS, with_others=True)
         except BrokerError as error:
             servers = ", ".join(f"{host}:{port}" for host, port in config.upstream.bootstrap_servers)
             raise RemoteTierError(f"no broker answers at {servers}: {error}") from error

@@ -115,44 +115,38 @@ class MetadataClient:
         except TimeoutError as error:
             raise BrokerError("the cluster's metadata was not read in time", retriable=True) from error
 
-    async def metadata(
-        self, max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS, timeout_ms: int | None = None
-    ) -> ClusterMetadata:
-        """Returns the metadata of all topics, read at most `max_age_ms` before this call.
+    async def metadata(self, timeout_ms: int | None = None) -> ClusterMetadata:
+        """Returns the metadata of all topics, read after this call.
 
-        With 0, the request to the broker begins after this call. Concurrent callers share one refresh. The answer of a
-        large cluster is expensive for the broker: ask for `brokers`, or for the topics that are needed (`named`,
-        `leader_of`), where that is enough."""
-        return await self._at_most_as_old(max_age_ms, timeout_ms, is_whole=True)
+        The answer of a large cluster is expensive for the broker: ask for `brokers`, or for the topics that are needed
+        (`named`, `leader_of`), where that is enough."""
+        deadline = self._deadline(timeout_ms)
+        async with self._turn(deadline):
+            metadata = await self._read(None, deadline)
+            self._whole_read = self._last_read
+            self._topic_reads.clear()
+            return metadata
 
     async def brokers(
         self, max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS, timeout_ms: int | None = None
     ) -> ClusterMetadata:
-        """Returns the brokers, read at most `max_age_ms` before this call, and the topics that are known already."""
-        return await self._at_most_as_old(max_age_ms, timeout_ms, is_whole=False)
+        """Returns the brokers, read at most `max_age_ms` before this call, and the topics that are known already.
 
-    async def _at_most_as_old(self, max_age_ms: int, timeout_ms: int | None, *, is_whole: bool) -> ClusterMetadata:
+        With 0, the request to the broker begins after this call. Concurrent callers share one refresh."""
         not_before_ms = self._clock_ms() - max_age_ms
         reads_before = self._reads_begun
 
         def known() -> ClusterMetadata | None:
-            metadata, read = self.cached_metadata, self._whole_read if is_whole else self._last_read
-            if metadata is None or read.number > reads_before:
+            metadata = self.cached_metadata
+            if metadata is None or self._last_read.number > reads_before:
                 return metadata
-            read_at_ms = read.asked_at_ms if is_whole else metadata.fetched_at_ms
-            return metadata if max_age_ms > 0 and read_at_ms >= max(not_before_ms, 0) else None
+            return metadata if max_age_ms > 0 and metadata.fetched_at_ms >= max(not_before_ms, 0) else None
 
         if (metadata := known()) is not None:
             return metadata
         deadline = self._deadline(timeout_ms)
         async with self._turn(deadline):
-            if (metadata := known()) is not None:
-                return metadata
-            metadata = await self._read(None if is_whole else [], deadline)
-            if is_whole:
-                self._whole_read = self._last_read
-                self._topic_reads.clear()
-            return metadata
+            return known() or await self._read([], deadline)
 
     def _known_topic(self, topic_id: UUID, not_before_ms: int) -> TopicMetadata | None:
         """Returns the topic if it is known from a request that began at `not_before_ms` or later."""
@@ -210,24 +204,18 @@ class MetadataClient:
         topics_by_id = {each: topic for answer in answers for each, topic in answer.topics_by_id.items()}
         return replace(answers[-1], topics=topics, topics_by_id=topics_by_id)
 
-    async def topic_named(self, topic: str, timeout_ms: int | None = None) -> ClusterMetadata:
+    async def topic_named(
+        self, topic: str, timeout_ms: int | None = None, *, with_others: bool = False
+    ) -> ClusterMetadata:
         """Returns the brokers and `topic`, as a broker that knows it says now, if any broker does.
 
-        A new topic exists before all brokers know it. Only if no broker knows the topic, there is no such topic."""
-        return await self._naming(topic, self._deadline(timeout_ms), is_whole=False)
-
-    async def metadata_naming(self, topic: str, timeout_ms: int | None = None) -> ClusterMetadata:
-        """Does the same as `topic_named`, and returns all other topics too."""
-        return await self._naming(topic, self._deadline(timeout_ms), is_whole=True)
-
-    async def _naming(self, topic: str, deadline: Deadline, *, is_whole: bool) -> ClusterMetadata:
-        if is_whole:
-            metadata = await self.metadata(0, deadline.remaining_ms())
-        else:
-            metadata = await self.named([topic], (), deadline.remaining_ms())
+        A new topic exists before all brokers know it. Only if no broker knows the topic, there is no such topic. The
+        answer has all other topics, too, if it is `with_others`."""
+        deadline = self._deadline(timeout_ms)
+        metadata = await (self.metadata(timeout_ms) if with_others else self.named([topic], (), timeout_ms))
         if topic in metadata.topics:
             return metadata
-        asked = None if is_whole else [(topic, _NO_ID)]
+        asked = None if with_others else [(topic, _NO_ID)]
 
         async def said_by(node_id: int) -> ClusterMetadata:
             try:

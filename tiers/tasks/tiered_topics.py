@@ -161,7 +161,7 @@ class TieredTopics:
 
     async def _read(self, timeout_ms: int) -> list[_Known]:
         """Asks the cluster about the topics that the rules name. What is not answered is as before, and doubtful."""
-        metadata = await self._client.metadata(0, timeout_ms)
+        metadata = await self._client.metadata(timeout_ms)
         topics = [topic for topic in metadata.topics.values() if not topic.is_internal]
         await self._read_settings(topics)
         unread, wanted = await self._without_answer(topics, timeout_ms), dict[str, tuple[TopicMetadata, _Settings]]()

@@ -242,6 +242,6 @@ def _flush(producer: Producer, topic: str) -> None:
 
 async def topic_id_partition(client: BrokerClient, topic: str, partition: int = 0) -> TopicIdPartition:
     """Returns a partition with its topic id. Does not wait: the broker that answers must know the topic."""
-    metadata = await client.metadata(0)
+    metadata = await client.metadata()
     topic_id: UUID = metadata.topics[topic].topic_id
     return TopicIdPartition(topic_id, partition, topic)

@@ -1,16 +1,14 @@
 """Decodes a read_committed Fetch of a metadata partition into the `MetadataEvent`s of its committed records.
 
-The broker also sends the records of aborted transactions, and names those transactions (docs/semantics.md 7). The
-records of such a producer are dropped from the first offset of its aborted transaction up to the marker that ended it.
+The broker also sends the records of aborted transactions, and names those transactions (docs/semantics.md 7). Their
+records are dropped, from the first offset of the aborted transaction up to the marker that ended it.
 
-A record of another writer must neither stop the reader nor count as an owner's record. A record is foreign if it cannot
-be read, or if only owners write its type and it was written outside of a transaction. Brokers with their own tier write
-such records. The reader skips and counts foreign records, and logs one line per read.
+A record is foreign if it cannot be read, or if only owners write its type and it was written outside of a transaction.
+Brokers with their own tier write such records. The reader skips and counts them, and logs one line per read.
 
-A record of a later release that no reader may ignore (`UnknownRecordError`) ends the read in front of it. The position
-never passes that record, so the state need not store its offset. After an upgrade the process continues there, and
-replays every record once and in order. If compaction removes the record, a process without the upgrade continues too.
-Until then this process does not replay the records behind it, since the unknown record may change their meaning.
+A record of a later release that no reader may ignore (`UnknownRecordError`) ends the read in front of it, since it may
+change the meaning of those behind it. The position never passes that record. After an upgrade, or when compaction has
+removed it, the process continues there.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """`FollowedPartition`: how far one metadata partition was read, as of when, and why it may not be believed.
 
-The topic keeps a tombstone for `delete.retention.ms`. So the records behind the position are complete if the position
-was the end of the partition less than that time ago; half of it counts. A follower that was cut off for longer must
-read the partition again from its start (docs/design.md, "Metadata").
-
-The time is measured by two clocks, and the longer measure counts. The monotonic clock also counts the time in which the
-process or the machine was suspended, but not the time in which a hypervisor stopped it. Its wall clock jumps ahead
-after that. A wall clock that was set back says nothing, so the age is then unknown.
+The topic keeps a tombstone for `delete.retention.ms`. The records behind the position are complete if it was the end of
+the partition less than half of that time ago. Otherwise the follower reads the partition again from its start. Two
+clocks measure the time, and the longer measure counts: the monotonic clock counts a suspended process, and the wall
+clock one that a hypervisor stopped. If the wall clock was set back, the age is unknown.
 """
 
 from __future__ import annotations

@@ -1,24 +1,16 @@
 """`MetadataFollower` reads every metadata partition, read_committed, and keeps the materialised state up to date.
 
 * It has one long poll at a time per leader, over all partitions that the leader leads. All records of one response are
-  one transaction of the state.
+  one transaction of the state. Without a record to replay, only the positions in memory move.
 * A partition is fresh as of the time at which a request was sent, if the follower has read up to the high watermark of
   its response and the leader was still the leader then (`MetadataLeadership`). The LSO is not enough: a look-up may
   depend on records behind an open transaction (docs/design.md, safety rule 1).
-* If a response has no record to replay, only the positions in memory move. Transaction markers alone are not worth a
-  transaction of the state.
-* A state that cannot be written (disk or map full) is not fresh. `trouble` says why, and reading goes on.
-* Trouble with the records of one metadata partition concerns that partition alone: corrupt, unknown or lost records.
-* If compaction may have removed tombstones that the follower has not read, it forgets what it has of that metadata
-  partition, and reads it from its start (`FollowedPartition`). Until then that partition is not fresh.
-* A record in another metadata partition than that of its user partition shows that the number of partitions was
-  changed. Then no metadata partition is fresh.
-* The follower reads a metadata partition with records of a later release up to the first of them. The partition is then
-  not fresh (`committed_records`).
-* While `rebuild` has not written a metadata partition to its end, the follower reads all of them, and none is fresh.
-* If the topic lacks records that were read before, the follower keeps the state and does not read the topic from its
-  start. The state is then not fresh (`MetadataLineage`). Every Fetch names the leader epoch of the last batch that was
-  read, so that a leader with another history answers with the offset at which the histories diverge.
+* While the state cannot be written (disk or map full), it is not fresh, and reading goes on.
+* Corrupt, lost or unknown records concern their metadata partition alone: `FollowedPartition` says why it is not fresh.
+  After a record in another metadata partition than that of its user partition, or while `rebuild` has not written all
+  of them, no metadata partition is fresh.
+* If the topic lacks records that were read before, the state keeps them (`MetadataLineage`). Every Fetch names the
+  leader epoch of the last batch that was read, so that a leader with another history answers where they diverge.
 """
 
 from __future__ import annotations
@@ -65,9 +57,8 @@ _BACKOFF_CAP_MS = 1_000
 def interval_ms(max_age_ms: int) -> int:
     """Returns how long a poll may take, and how often the leaders are confirmed.
 
-    A poll tells of the time at which it began, or of an earlier confirmation of the leader. So just before the answer
-    to a poll, the metadata is as old as that poll, the one before it, and an interval between confirmations. With a
-    quarter of `max_age_ms`, it stays fresh."""
+    An answer counts as of the beginning of its poll, or of an earlier confirmation of the leader. So just before it,
+    the metadata is as old as two polls and an interval between confirmations: a quarter of `max_age_ms` each."""
     return min(_MAX_INTERVAL_MS, max(_MIN_INTERVAL_MS, max_age_ms // 4))
 
 
@@ -215,10 +206,9 @@ class MetadataFollower:
     async def read_past(self, metadata_partition: int, offset: int, before: OffsetAndEpoch, timeout_ms: int) -> None:
         """Waits until the record at `offset` is replayed. `before` was `known` before the record was written.
 
-        Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`, and at once when the offset lies below `before`: the
-        log lost the records there, so this process has read other records, and does not read the written one. An
-        unclean election may also have put another record at the offset. So the error comes, too, if the leader epoch
-        that was known before the write is not the one that is known now. -1: none was known, so it cannot tell."""
+        Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`, and when the record may be lost: its offset lies
+        below `before`, so the log lost records, or the leader epoch has changed since, so an unclean election may have
+        put another record there. -1: no leader epoch was known."""
         partition = self._partitions[metadata_partition]
         if offset < before.offset:
             partition.fresh_at_ms = None

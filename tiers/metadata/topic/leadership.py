@@ -1,9 +1,8 @@
 """`MetadataLeadership` knows which brokers lead the metadata partitions, and as of when another broker confirmed it.
 
-A leader that is cut off from the controllers keeps answering. Its high watermark stands still, and it lacks the records
-that its successor commits. So a leader's answer is complete only as of the time at which another broker (a witness)
-named the same leader epoch. A leader that is the only in-sync replica needs no witness, since no other replica can have
-been elected.
+A leader that is cut off from the controllers keeps answering, and lacks the records that its successor commits. So its
+answer is complete only as of the time at which another broker named the same leader epoch. A leader that is the only
+in-sync replica needs none, since no other replica can have been elected.
 
 The high watermark of a new leader may lie below the committed end until its followers have fetched. Brokers refuse
 ListOffsets until then (OFFSET_NOT_AVAILABLE), so the first successful ListOffsets ends this doubt.

@@ -1,21 +1,18 @@
 """`MetadataLineage` checks whether the leaders' logs continue the logs that were read of the metadata partitions.
 
-A log that ends below the last read position has lost records: it was emptied, restored from an older copy, or cut by an
-unclean election. A log that begins above the position has deleted records that the follower never read. In both cases
-no answer about those records may count as the truth. The state that was built from the lost records is the last place
-that has them, so it is kept. The partition is not fresh until the log has the records again, or until an operator
+A log that ends below the last read position was emptied, restored from an older copy, or cut by an unclean election. A
+log that begins above it has deleted records unread. No answer about those records counts then. The state is the last
+place that has them, so it is kept, and is not fresh until the log has the records again, or until an operator
 configures another topic.
 
 A log that lost records and has grown since looks complete by its offsets. So a position also has the leader epoch of
-the last batch that was read (docs/semantics.md 6.1). A leader whose log ends that epoch earlier has other records
-there: its log has *diverged*. A divergence never ends by itself, not even when a later leader has all records again,
-since owners wrote records meanwhile without knowing the lost ones. The state keeps the divergence. Only an operator
-ends it, by removing that state.
+the last batch that was read (docs/semantics.md 6.1). A leader whose log ends that epoch earlier has *diverged*. That
+never ends by itself, not even when a later leader has all records again, since owners wrote records meanwhile without
+knowing the lost ones. The state keeps the divergence, and only an operator ends it, by removing that state.
 
-The follower believes a new leader after two answers. The first is the end of its committed log, since its first high
-watermarks may lie below the end that an earlier leader committed (`MetadataLeadership`). The second is the end, in its
-log, of the leader epoch of the last batch that was ever read. Every sign of a loss makes the follower ask the leader
-again, since a log that lacks records may grow past their offsets.
+The follower believes a new leader after two answers: the end of its committed log, since its first high watermarks may
+lie below the end that an earlier leader committed, and the end, in its log, of the leader epoch of the last batch that
+was ever read. At every sign of a loss the follower asks the leader again.
 """
 
 from __future__ import annotations

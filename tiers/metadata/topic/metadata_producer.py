@@ -1,13 +1,10 @@
 """Produces to the metadata topic: owners use transactions, and any process may write certain single records.
 
-`TransactionalProducer` holds the state of one transactional.id. A transaction consists of the records, the consumed
-offset under the member's generation (KIP-447), and the end. The coordinators refuse a producer with an older epoch and
-a member of an older generation, and read_committed readers never see what these wrote.
+A transaction of a `TransactionalProducer` has the records, the consumed offset under the member's generation (KIP-447),
+and the end. The coordinators refuse an older producer epoch and an older generation.
 
-* The messages are kafka-python's, but not its producer. That producer waits for a commit without a deadline, in a
-  thread that cannot be stopped, and it keeps a thread per transactional.id.
-* The producer speaks the classic transaction protocol (before KIP-890), which every broker since 2.5 understands. So
-  the request versions are capped at the last ones of that protocol.
+* kafka-python's own producer waits for a commit without a deadline, in a thread that cannot be stopped.
+* The producer speaks the classic transaction protocol (before KIP-890): the request versions are capped at its last.
 * A request is repeated until the deadline where Kafka makes that safe: coordinators answer a repeated request like the
   first one, and a leader recognises a repeated batch by its sequence number.
 * After any error the producer is unusable until it is initialized again. `OwnershipLostError` means that a newer owner
@@ -244,10 +241,10 @@ class TransactionalProducer(MetadataProducer):
     async def abort_forgotten(self, timeout_ms: int) -> None:
         """Ends the transactions that the coordinator believes ended, but whose markers the partition lacks.
 
-        The producer must be initialized. A coordinator that finds no leader for a partition takes the partition for a
-        deleted one, and completes the transaction without its marker. Then no reader ever gets past that transaction.
-        Kafka 4.3 does this when a partition's only replica is stopped cleanly. The marker of a later transaction of the
-        same producer, even an empty one, ends both. No reader has seen the records that this aborts."""
+        The producer must be initialized. A coordinator that finds no leader for a partition completes the transaction
+        without its marker, and no reader ever gets past it. Kafka 4.3 does this when a partition's only replica is
+        stopped cleanly. The marker of a later transaction of the same producer, even an empty one, ends both. No reader
+        has seen the records that this aborts."""
         deadline_ms = self._clock_ms() + timeout_ms
         await self._add_partition(deadline_ms)
         await self._end(False, deadline_ms)
@@ -256,9 +253,8 @@ class TransactionalProducer(MetadataProducer):
         """Writes `records` in one transaction, and returns the offset of the last one.
 
         `member` is None for a writer that needs no membership. For a member, the transaction also commits the offset
-        behind its own marker. Nobody reads that offset, and monitors of consumer groups see no lag. Raises
-        `RemoteLogMetadataError` when the records were not written, or when that is not known. The next `initialize`
-        ends an open transaction."""
+        behind its own marker, so that monitors of consumer groups see no lag. Raises `RemoteLogMetadataError` when it
+        is not certain that the records were written. The next `initialize` ends an open transaction."""
         if not self._is_usable:
             raise RemoteLogMetadataError(f"producer {self._transactional_id} must be initialized before it writes")
         self._is_usable = False
@@ -397,14 +393,10 @@ def _batch(records: Sequence[KeyAndValue], producer_id: int, producer_epoch: int
 class ClockSkew:
     """Measures how far the brokers' clock is ahead of this machine's clock.
 
-    It measures whenever a broker appends a record of this process. The topic has LogAppendTime, and the response to a
-    Produce contains that time. If the clocks agree, the append time lies between the request and the response.
-    Otherwise the clocks differ by the distance between the append time and that interval.
-
-    A measurement stays valid until the clock of this machine is set. The monotonic clock shows by how much the clock
-    was set since, and `skew_ms` corrects the measurement by that. But the monotonic clock stands still while a machine
-    sleeps, and a wrong clock may be set right. So a caller that finds a large skew measures again before it believes
-    the result."""
+    The response to each Produce has the LogAppendTime. If the clocks agree, it lies between request and response.
+    Otherwise they differ by its distance to that interval. `skew_ms` corrects the measurement by how much this
+    machine's clock was set since, as the monotonic clock shows. That clock may stand still while a machine sleeps, so a
+    caller that finds a large skew measures again before it believes the result."""
 
     def __init__(self, clock_ms: Callable[[], int], wall_clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms

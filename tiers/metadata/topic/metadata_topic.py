@@ -1,10 +1,10 @@
 """Creates the remote log metadata topic, and checks it.
 
 The topic must be compacted and nothing else, or records would be lost. It must have LogAppendTime, since expiry trusts
-no producer's clock (docs/design.md, safety rule 6). The number of partitions decides where the records of a user
-partition are, so it must never change. If the topic was grown, deleted, created again or given another policy, no
-process writes to it until an operator undoes that. To change the configured number as well does not undo it: the order
-of records, which decides what a CUT cuts and which segment answers, exists in one metadata partition only.
+no producer's clock (docs/design.md, safety rule 6). Its number of partitions says where the records of a user partition
+are, and must never change. If the topic was grown, deleted, created again or given another policy, no process writes to
+it until an operator undoes that. A change of the configured number does not undo it: the order of a user partition's
+records exists in one metadata partition only.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ async def find_metadata_topic(
 ) -> MetadataTopic | None:
     """Returns the topic; None if it is missing and may be created. Creates nothing.
 
-    `saved` is the identity of the state that would be forgotten. `refusal_to_create` is called if the topic is missing.
-    It returns why the topic must not be created, or None. A topic without any record is as good as a missing one:
-    another program may have created it in the place of a lost one. Raises `MetadataTopicLostError` when the topic of
-    the saved state is gone, `MetadataTopicUnfitError` when an operator must act, and `BrokerError`."""
+    `saved` is the identity of the state that would be forgotten. `refusal_to_create` returns why a missing topic must
+    not be created, or None. A topic without any record counts as missing: another program may have created it. Raises
+    `MetadataTopicLostError` when the topic of the saved state is gone, `MetadataTopicUnfitError` when an operator must
+    act, and `BrokerError`."""
     metadata = await client.topic_named(settings.name, timeout_ms)
     await _refuse_to_share(client, settings, timeout_ms)
     if saved is not None and saved.cluster_id == metadata.cluster_id:

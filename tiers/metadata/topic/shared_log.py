@@ -1,8 +1,7 @@
 """`SharedMetadataLog` gives a worker process the same answers, from the state that another process keeps.
 
-It reads no metadata from the cluster. The process that keeps the state writes into shared memory how fresh each
-metadata partition is, by the same monotonic clock. So waiting for freshness means looking there again. That process may
-remove the state and build a new one. The file is then another one, and the reader opens it.
+That process writes into shared memory how fresh each metadata partition is, by the same monotonic clock. So waiting for
+freshness means looking there again. It may also build a new state: the reader then opens the new file.
 """
 
 from __future__ import annotations

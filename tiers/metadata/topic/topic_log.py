@@ -1,13 +1,11 @@
 """`TopicLog`: the appends to the metadata topic that need no ownership, in any process that reads the topic's records.
 
-The process that follows the topic (`topic_based`) and those that share its state (`shared_log`) append in the same way.
-They differ in how they learn that a record was read.
+`topic_based` follows the topic, and `shared_log` shares the state: they learn in two ways that a record was read.
 
-Some changes are made one after the other in the whole cluster, since whether one is valid depends on those before it:
-changes of a topic's tier settings, of the marker of a location, and what an operator restores. So reading, checking and
-writing are one operation (`Append.IN_TURN`). The writer initializes a transactional.id of the metadata partition, which
-fences every writer that has not committed yet, and then reads to the end. So a successful commit proves that no other
-change came between. A fenced writer checks its change again.
+Some changes are made one after the other in the whole cluster, since they depend on those before: of a topic's tier
+settings, of the marker of a location, and what an operator restores (`Append.IN_TURN`). The writer initializes a
+transactional.id of the metadata partition, which fences every writer that has not committed yet, reads to the end,
+checks and writes. So no other change came between. A fenced writer checks its change again.
 """
 
 from __future__ import annotations

@@ -112,8 +112,8 @@ async def test_a_broker_that_answers_no_request_may_ask_for_sasl(
 async def test_callers_share_the_refresh_that_begins_after_they_asked(
     broker: ScriptedBroker, client: BrokerClient
 ) -> None:
-    first, *others = await asyncio.gather(*(client.metadata(0) for _ in range(5)))
-    known = await client.metadata(1)
+    first, *others = await asyncio.gather(*(client.brokers(0) for _ in range(5)))
+    known = await client.brokers(1)
     assert all(answer is known for answer in others)
     assert first is not known
     assert len(broker.received(MetadataRequest)) == 2
@@ -124,7 +124,7 @@ async def test_a_leader_is_asked_for_by_the_id_of_its_topic(broker: ScriptedBrok
     for _ in range(2):
         assert await opened.leader_of(P0) == Leader(1, 5)
     assert topics_asked_for(broker) == [set(), {TOPIC_ID}]
-    assert (await opened.metadata(0)).topics == {"orders": ORDERS, "payments": PAYMENTS}
+    assert (await opened.metadata()).topics == {"orders": ORDERS, "payments": PAYMENTS}
     no_leader = await failure_of(opened.leader_of(TopicIdPartition(TOPIC_ID, 1)))
     assert (no_leader.code, no_leader.retriable) == (ErrorCode.LEADER_NOT_AVAILABLE, True)
     anew = TopicIdPartition(UUID(int=8), 0, "orders")
@@ -167,9 +167,9 @@ async def test_a_topic_that_only_one_broker_has_heard_of_is_there(
     gone.answers[MetadataRequest.API_KEY] = dies
     client = client_of(behind)
     stack.push_async_callback(client.close)
-    for named in (client.metadata_naming, client.topic_named):
-        assert (await named("orders")).topics == {"orders": ORDERS}
-        assert (await named("payments")).topics == {}
+    for with_others in (True, False):
+        assert (await client.topic_named("orders", with_others=with_others)).topics == {"orders": ORDERS}
+        assert (await client.topic_named("payments", with_others=with_others)).topics == {}
 
 
 async def test_leaders_that_are_wanted_together_share_a_request(broker: ScriptedBroker, opened: BrokerClient) -> None:
@@ -298,7 +298,7 @@ async def test_a_topic_that_one_broker_lacks_keeps_its_leader_epoch(
 ) -> None:
     broker.topics = [led_by(2, 6)]
     assert await client.leader_of(P0) == (2, 6)
-    for read in (lambda: client.leader_of(P0, max_age_ms=0), lambda: client.metadata(0)):
+    for read in (lambda: client.leader_of(P0, max_age_ms=0), lambda: client.metadata()):
         broker.topics = []
         with suppress(BrokerError):
             await read()
@@ -310,7 +310,7 @@ async def test_a_topic_that_one_broker_lacks_keeps_its_leader_epoch(
 
 async def test_another_cluster_at_the_same_address_is_refused(broker: ScriptedBroker, opened: BrokerClient) -> None:
     broker.cluster_id = "another"
-    assert not (await failure_of(opened.metadata(0))).retriable
+    assert not (await failure_of(opened.metadata())).retriable
     assert opened.cached_metadata is not None
     assert opened.cached_metadata.cluster_id == "cluster"
 

@@ -1,17 +1,15 @@
 """Assigns the metadata partitions to the members of the group.
 
-The group's leader decides. The assignment is a pure function of the members' ids and subscriptions, so every member
-that became the leader would decide the same.
+The group's leader decides, by a pure function of the members' ids and subscriptions.
 
 * A partition stays with its owner where possible, and the counts of two ordinary members differ by at most one.
 * A member that is not fit gets nothing while an ordinary member is fit. If all are unfit, all keep their share.
-* A member that claims partitions (an offload run) gets those partitions and no others. If two members claim the same
-  partition, the member that already owns it keeps it. If neither owns it, the member with the lower id gets it.
+* A member that claims partitions (an offload run) gets those and no others. If two members claim the same partition,
+  the one that already owns it keeps it; if neither does, the member with the lower id gets it.
 
-The bytes are Kafka's consumer protocol, so that `kafka-consumer-groups.sh` shows the owners. Tidegate's own fields are
-in the user data. A member declares the record types that it reads behind the user data of its subscription, and behind
-them whether it is fit, and digests of the settings that all members need the same. Brokers do not read those bytes. The
-user data of each assignment has the record types that all members read (`record_types`).
+The bytes are Kafka's consumer protocol, so that `kafka-consumer-groups.sh` shows the owners. Tidegate's fields are in
+the user data, and behind that of a subscription: the record types that the member reads, whether it is fit, and digests
+of the settings that all members need the same. The user data of each assignment has the record types that all read.
 """
 
 from __future__ import annotations

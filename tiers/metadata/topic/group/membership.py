@@ -1,10 +1,9 @@
 """`GroupMembership` is one member of the consumer group that shares the metadata partitions, for ownership only.
 
-It speaks Kafka's classic group protocol, eager. A member that sees a rebalance gives up all partitions first, and then
-owns the partitions that the new generation assigns to it. A heartbeat goes out every second. `is_confirmed` uses the
-time of the last heartbeat that the coordinator answered for the current generation (docs/design.md, safety rule 4: an
-owner acts only while that time is less than 2 s ago). If the coordinator cannot be reached, the member keeps its
-generation until the coordinator ends it.
+It speaks Kafka's classic group protocol, eager: a member that sees a rebalance gives up all partitions, and then owns
+those that the new generation assigns to it. `is_confirmed` uses the time of the last heartbeat that the coordinator
+answered for the current generation (docs/design.md, safety rule 4). If the coordinator cannot be reached, the member
+keeps its generation until the coordinator ends it.
 
 A member declares with each join whether it is fit, and its settings. It joins again when that changes.
 """
@@ -43,10 +42,9 @@ logger = logging.getLogger(__name__)
 _LANE = "remote-log-metadata-group"
 _JOIN_LANE = "remote-log-metadata-join"
 _SESSION_TIMEOUT_MS = 6_000
-"""The shortest timeout that brokers accept by default. A dead owner's partitions have no owner for that long.
-
-If the group waits for a second dead member, that takes twice as long, and ownership must be back within 15 s. If
-brokers demand longer sessions (`group.min.session.timeout.ms`), the member doubles the timeout until they accept it."""
+"""The shortest timeout that brokers accept by default. A dead owner's partitions have no owner for that long, or for
+twice as long with a second dead member, and ownership must be back within 15 s. If brokers demand longer sessions
+(`group.min.session.timeout.ms`), the member doubles the timeout until they accept it."""
 _REBALANCE_TIMEOUT_MS = 6_000
 _HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 1_500

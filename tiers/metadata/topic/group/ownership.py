@@ -1,10 +1,9 @@
 """`MetadataPartitionOwnership` decides which metadata partitions this process may write, and writes to them.
 
 Taking over a partition and recovering from an error are the same steps. The process initializes the producer, which
-fences every older producer and ends its transaction. Then it reads to the high watermark as of a later time. Only then
-it owns the partition. After an `OwnershipLostError` a newer owner exists, so the process asks the group for a new
-assignment and does nothing else. A stale member must not fence the true owner, so a process initializes a producer only
-if the group confirmed its membership a moment ago.
+fences every older producer and ends its transaction. Then it reads to the high watermark as of a later time, and owns
+the partition. After an `OwnershipLostError` a newer owner exists, so the process only asks for a new assignment. It
+initializes a producer only if the group confirmed its membership a moment ago: a stale member must not fence the owner.
 
 A rebalance ends the ownership of everything, and the new generation may assign a partition to this process again. Work
 goes on then if its tenure does (`Tenures`). A write of such work waits for the ownership.
