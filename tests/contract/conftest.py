@@ -59,9 +59,7 @@ async def _topic_based(kafka: KafkaCluster, folder: Path) -> AsyncIterator[Remot
     client = BrokerClient([kafka.address()], client_id="test")
     try:
         topic = MetadataTopicSettings(unique, 3)
-        yield TopicBasedManager(
-            client, TopicBasedSettings(folder, prefix=unique, topic=topic, write_timeout_ms=TIMEOUT_MS)
-        )
+        yield TopicBasedManager(client, TopicBasedSettings(folder, topic=topic, write_timeout_ms=TIMEOUT_MS))
     finally:
         await client.close()
 

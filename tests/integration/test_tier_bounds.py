@@ -62,7 +62,7 @@ async def test_the_bounds_of_both_tiers(
     await asyncio.to_thread(topic_with, 100)
     client = BrokerClient([kafka.address()], client_id="test")
     topic = MetadataTopicSettings(metadata_topic, partition_count=2)
-    settings = TopicBasedSettings(tmp_path / "state", prefix=topic_name, topic=topic, write_timeout_ms=TIMEOUT_MS)
+    settings = TopicBasedSettings(tmp_path / "state", topic=topic, write_timeout_ms=TIMEOUT_MS)
     metadata = TopicBasedManager(client, settings)
     try:
         await metadata.log.open()

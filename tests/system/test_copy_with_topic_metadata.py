@@ -84,7 +84,6 @@ async def process(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Async
             client,
             TopicBasedSettings(
                 tmp_path / "state",
-                prefix=topic_name,
                 topic=topic,
                 open_timeout_ms=TIMEOUT_MS,
                 max_age_ms=remote_log.fresh_within_ms,

@@ -73,7 +73,6 @@ async def test_a_leader_whose_quorum_is_gone_makes_nothing_fresh(
     client = BrokerClient([cluster.address(node) for node in (1, 2, 3)], client_id="test")
     settings = TopicBasedSettings(
         tmp_path / "state",
-        prefix=topic_name,
         topic=MetadataTopicSettings(topic_name, 2),
         is_member=False,
         open_timeout_ms=TIMEOUT_MS,

@@ -17,7 +17,7 @@ from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.metadata.topic.group import membership
 from tiers.metadata.topic.group.membership import Assignment, GroupMembership
-from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.metadata_topic import MetadataTopic, MetadataTopicSettings
 from tiers.metadata.topic.settings import TopicBasedSettings
 
 pytestmark = pytest.mark.integration
@@ -41,7 +41,7 @@ async def member(
     topic = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 4)
     assigned: list[Assignment] = []
     fitness: Any = Fit(is_fit)
-    settings = TopicBasedSettings(Path(), prefix=group, fitness=fitness)
+    settings = TopicBasedSettings(Path(), topic=MetadataTopicSettings(group), fitness=fitness)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(membership, "_SESSION_TIMEOUT_MS", session_timeout_ms)
         one = GroupMembership(

@@ -43,7 +43,7 @@ async def dies_in_a_transaction(
     client: BrokerClient, reader: TopicBasedManager, partition: TopicIdPartition, name: str
 ) -> TransactionalProducer:
     number = reader.log.metadata_partition(partition)
-    dead = TransactionalProducer(client, reader.log.topic, number, name, clock_ms=monotonic_ms)
+    dead = TransactionalProducer(client, reader.log.topic, number, name)
     deadline_ms = monotonic_ms() + TIMEOUT_MS
     await dead.initialize(TIMEOUT_MS)
     await dead._add_partition(deadline_ms)
@@ -92,7 +92,7 @@ async def test_a_transaction_that_its_coordinator_forgot_blocks_no_owner(
     async with cluster.manager("reader", is_member=False) as reader, cluster.client() as client:
         prefix, number = cluster.settings("").group_id, reader.log.metadata_partition(partition)
         name = f"{prefix}-{number}" if of == "owner" else in_turn_transactional_id(prefix, number)
-        forgotten = Forgotten(client, reader.log.topic, number, name, clock_ms=monotonic_ms)
+        forgotten = Forgotten(client, reader.log.topic, number, name)
         async with asyncio.timeout(TIMEOUT_MS / 1000):
             while not await is_written(forgotten, partition):  # the broker must learn its new setting first
                 pass

@@ -54,7 +54,7 @@ def addresses(kafka: KafkaCluster) -> list[tuple[str, int]]:
 
 def settings(folder: Path, topic_name: str) -> TopicBasedSettings:
     topic = MetadataTopicSettings(topic_name, 3)
-    return TopicBasedSettings(folder, prefix=topic_name, topic=topic, open_timeout_ms=TIMEOUT_MS)
+    return TopicBasedSettings(folder, topic=topic, open_timeout_ms=TIMEOUT_MS)
 
 
 class Owner(NamedTuple):

@@ -160,7 +160,7 @@ async def test_a_zombie_producer_is_never_visible(cluster: Cluster) -> None:
         await until(lambda: owner.log.owns(partition))
         number = owner.log.metadata_partition(partition)
         name = f"{cluster.settings('').group_id}-{number}"
-        zombie = TransactionalProducer(client, owner.log.topic, number, name, clock_ms=monotonic_ms)
+        zombie = TransactionalProducer(client, owner.log.topic, number, name)
         await zombie.initialize(TIMEOUT_MS)
         nobody = GroupMember(cluster.settings("").group_id, 1, "nobody")
         lost = segment(partition, 0, 9)
@@ -187,10 +187,7 @@ async def test_an_old_producer_epoch_is_refused(cluster: Cluster) -> None:
     async with cluster.manager("one") as owner, cluster.client() as client:
         partition = user_partition()
         await until(lambda: owner.log.owns(partition))
-        producers = [
-            TransactionalProducer(client, owner.log.topic, 0, "an-id-of-this-test", clock_ms=monotonic_ms)
-            for _ in range(2)
-        ]
+        producers = [TransactionalProducer(client, owner.log.topic, 0, "an-id-of-this-test") for _ in range(2)]
         for producer in producers:
             await producer.initialize(TIMEOUT_MS)
         with pytest.raises(OwnershipLostError):
@@ -233,7 +230,7 @@ async def test_freshness_is_the_high_watermark_not_the_last_stable_offset(cluste
     async with cluster.manager("one", is_member=False) as manager, cluster.client() as client:
         await manager.log.ensure_fresh(partition, 0, TIMEOUT_MS)
         number = manager.log.metadata_partition(partition)
-        hanging = TransactionalProducer(client, manager.log.topic, number, cluster.topic.name, clock_ms=monotonic_ms)
+        hanging = TransactionalProducer(client, manager.log.topic, number, cluster.topic.name)
         await hanging.initialize(TIMEOUT_MS)
         await hanging._add_partition(monotonic_ms() + TIMEOUT_MS)
         batch = _batch(records_of(segment(partition, 0, 9)), hanging._producer_id, hanging._producer_epoch, 0)

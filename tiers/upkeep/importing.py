@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, read_all
 from tiers.access.progress import SILENCE, Progress
-from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.client import BrokerClient
 from tiers.config.tier_config import TierConfig
 from tiers.metadata.records.serde import UNFINISHED_REBUILD_API_KEY, KeyAndValue, RecordKey, key_and_value, tombstone
 from tiers.metadata.topic.group.group_members import group_members
@@ -116,7 +116,7 @@ async def write_records(
     Raises `RemoteLogMetadataError`; then some of the records may be written."""
     for metadata_partition, of_partition in records.items():
         transactional_id = f"{metadata_group_id(topic.name)}-import-{metadata_partition}"
-        producer = TransactionalProducer(client, topic, metadata_partition, transactional_id, clock_ms=monotonic_ms)
+        producer = TransactionalProducer(client, topic, metadata_partition, transactional_id)
         await producer.initialize(_WRITE_TIMEOUT_MS)
         for first in range(0, len(of_partition), RECORDS_PER_TRANSACTION):
             batch = of_partition[first : first + RECORDS_PER_TRANSACTION]

@@ -50,9 +50,7 @@ class Cluster:
         self.topic = MetadataTopicSettings(topic_name, PARTITIONS)
 
     def settings(self, name: str) -> TopicBasedSettings:
-        return TopicBasedSettings(
-            self.folder / name, prefix=self.topic.name, topic=self.topic, write_timeout_ms=TIMEOUT_MS
-        )
+        return TopicBasedSettings(self.folder / name, topic=self.topic, write_timeout_ms=TIMEOUT_MS)
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[BrokerClient]:

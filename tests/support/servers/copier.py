@@ -90,9 +90,7 @@ class CopierOptions:
         if not self.metadata_topic:
             return self.following(COPIER)
         topic = MetadataTopicSettings(self.metadata_topic, partition_count=1)
-        settings = TopicBasedSettings(
-            self.state_folder, prefix=self.metadata_topic, topic=topic, open_timeout_ms=OPEN_TIMEOUT_MS
-        )
+        settings = TopicBasedSettings(self.state_folder, topic=topic, open_timeout_ms=OPEN_TIMEOUT_MS)
         return TopicBasedManager(client, settings)
 
 

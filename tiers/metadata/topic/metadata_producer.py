@@ -33,7 +33,7 @@ from kafka.protocol.producer import (
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from protocol.errors import ErrorCode
-from tiers.broker.client import BrokerClient, Moment, wall_clock_ms
+from tiers.broker.client import BrokerClient, Moment, monotonic_ms, wall_clock_ms
 from tiers.broker.metadata_reads import DEFAULT_METADATA_MAX_AGE_MS
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError
 from tiers.metadata.records.serde import KeyAndValue
@@ -122,19 +122,17 @@ class MetadataProducer:
         client: BrokerClient,
         topic: MetadataTopic,
         *,
-        clock_ms: Callable[[], int],
         clock_skew: ClockSkew | None = None,
     ) -> None:
         self._client = client
         self._topic = topic
-        self._clock_ms = clock_ms
-        self._clock_skew = clock_skew or ClockSkew(clock_ms, wall_clock_ms)
+        self._clock_skew = clock_skew or ClockSkew(monotonic_ms, wall_clock_ms)
 
     async def send(self, metadata_partition: int, records: Sequence[KeyAndValue], timeout_ms: int) -> int:
         """Writes the records, and returns the offset of the last one.
 
         Raises `RemoteLogMetadataError` when it is not certain that they were written."""
-        deadline_ms = self._clock_ms() + timeout_ms
+        deadline_ms = monotonic_ms() + timeout_ms
         return await self._produce(metadata_partition, _batch(records, -1, -1, -1), len(records), None, deadline_ms)
 
     async def _produce(
@@ -176,7 +174,7 @@ class MetadataProducer:
         for any other error and at the deadline."""
         failures = 0
         while True:
-            remaining_ms = deadline_ms - self._clock_ms()
+            remaining_ms = deadline_ms - monotonic_ms()
             trouble = "no time is left"
             if remaining_ms > 0:
                 try:
@@ -196,7 +194,7 @@ class MetadataProducer:
             cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
             wait_ms = int(cap_ms * (0.5 + random.random() / 2))
             failures += 1
-            if self._clock_ms() + wait_ms >= deadline_ms:
+            if monotonic_ms() + wait_ms >= deadline_ms:
                 raise RemoteLogMetadataError(f"{what} did not succeed in time: {trouble}")
             await asyncio.sleep(wait_ms / 1000)
 
@@ -211,10 +209,9 @@ class TransactionalProducer(MetadataProducer):
         metadata_partition: int,
         transactional_id: str,
         *,
-        clock_ms: Callable[[], int],
         clock_skew: ClockSkew | None = None,
     ) -> None:
-        super().__init__(client, topic, clock_ms=clock_ms, clock_skew=clock_skew)
+        super().__init__(client, topic, clock_skew=clock_skew)
         self._metadata_partition = metadata_partition
         self._transactional_id = transactional_id
         self._coordinators: dict[int, int] = {}
@@ -232,7 +229,7 @@ class TransactionalProducer(MetadataProducer):
             producer_id=-1,
             producer_epoch=-1,
         )
-        deadline_ms = self._clock_ms() + timeout_ms
+        deadline_ms = monotonic_ms() + timeout_ms
         answered = await self._ask_coordinator(message, "InitProducerId", deadline_ms, max_version=4)
         self._producer_id, self._producer_epoch = answered.producer_id, answered.producer_epoch
         self._sequence = 0
@@ -245,7 +242,7 @@ class TransactionalProducer(MetadataProducer):
         without its marker, and no reader ever gets past it. Kafka 4.3 does this when a partition's only replica is
         stopped cleanly. The marker of a later transaction of the same producer, even an empty one, ends both. No reader
         has seen the records that this aborts."""
-        deadline_ms = self._clock_ms() + timeout_ms
+        deadline_ms = monotonic_ms() + timeout_ms
         await self._add_partition(deadline_ms)
         await self._end(False, deadline_ms)
 
@@ -258,7 +255,7 @@ class TransactionalProducer(MetadataProducer):
         if not self._is_usable:
             raise RemoteLogMetadataError(f"producer {self._transactional_id} must be initialized before it writes")
         self._is_usable = False
-        deadline_ms = self._clock_ms() + timeout_ms
+        deadline_ms = monotonic_ms() + timeout_ms
         await self._add_partition(deadline_ms)
         batch = _batch(records, self._producer_id, self._producer_epoch, self._sequence)
         try:
@@ -270,7 +267,7 @@ class TransactionalProducer(MetadataProducer):
         except RemoteLogMetadataError:
             # If the abort fails, readers wait until the transaction's timeout.
             with contextlib.suppress(RemoteLogMetadataError):
-                await self._end(False, min(deadline_ms, self._clock_ms() + _REQUEST_TIMEOUT_MS))
+                await self._end(False, min(deadline_ms, monotonic_ms() + _REQUEST_TIMEOUT_MS))
             raise
         await self._end(True, deadline_ms)
         self._sequence += len(records)

@@ -10,24 +10,20 @@ from tiers.fitness import Fitness
 from tiers.metadata.record_log import RefusalToCreate
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 
-DEFAULT_PREFIX = "tidegate"
 MAX_AGE_MS = 5_000
 """The age up to which metadata is fresh: half of the default of `remote.log.visible.after.ms`."""
 
 
-def metadata_group_id(topic_name: str, prefix: str = DEFAULT_PREFIX) -> str:
+def metadata_group_id(topic_name: str) -> str:
     """Returns the id of the group that owns the metadata partitions. The transactional ids begin with it too."""
-    return f"{prefix}-{topic_name}"
+    return f"tidegate-{topic_name}"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicBasedSettings:
-    """The log's settings. `state_folder` belongs to one process at a time.
-
-    `prefix` is the beginning of group and transactional ids, and must be the same in the whole cluster."""
+    """The log's settings. `state_folder` belongs to one process at a time."""
 
     state_folder: Path
-    prefix: str = DEFAULT_PREFIX
     topic: MetadataTopicSettings = field(default_factory=MetadataTopicSettings)
     is_member: bool = True
     claims: frozenset[int] | None = None
@@ -47,4 +43,4 @@ class TopicBasedSettings:
 
     @property
     def group_id(self) -> str:
-        return metadata_group_id(self.topic.name, self.prefix)
+        return metadata_group_id(self.topic.name)

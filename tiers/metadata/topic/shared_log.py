@@ -75,9 +75,8 @@ class SharedMetadataLog(TopicLog):
         name: str,
         *,
         topic_name: str = DEFAULT_TOPIC_NAME,
-        clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
-        super().__init__(client, metadata_group_id(topic_name), _WRITE_TIMEOUT_MS, clock_ms)
+        super().__init__(client, metadata_group_id(topic_name), _WRITE_TIMEOUT_MS)
         self.state = SharedState(state_folder)
         self._name = name
         self._topic_name = topic_name
@@ -113,10 +112,10 @@ class SharedMetadataLog(TopicLog):
         identity = self.state.reopen_if_replaced()
         known = [self.state.fresh_at_ms(number) for number in range(identity.partition_count if identity else 0)]
         oldest_ms = None if None in known else min((at_ms for at_ms in known if at_ms is not None), default=None)
-        return MetadataStatus(None, None if oldest_ms is None else max(0, self._clock_ms() - oldest_ms))
+        return MetadataStatus(None, None if oldest_ms is None else max(0, monotonic_ms() - oldest_ms))
 
     def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
-        return self._is_fresh_since(partition, self._clock_ms() - max_age_ms)
+        return self._is_fresh_since(partition, monotonic_ms() - max_age_ms)
 
     def _is_fresh_since(self, partition: TopicIdPartition, not_before_ms: int) -> bool:
         identity = self.state.reopen_if_replaced()
@@ -127,7 +126,7 @@ class SharedMetadataLog(TopicLog):
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
         # The time must be later, not equal: two events in the same millisecond have no order.
-        not_before_ms = self._clock_ms() - max_age_ms + 1
+        not_before_ms = monotonic_ms() - max_age_ms + 1
         await self._look_until(lambda: self._is_fresh_since(partition, not_before_ms), str(partition), timeout_ms)
 
     async def _append_as_owner(self, number: int, records: MakeRecords, timeout_ms: int) -> None:
@@ -153,9 +152,9 @@ class SharedMetadataLog(TopicLog):
         await self._look_until(lambda: self.state.next_offset(number) > written, what, timeout_ms)
 
     async def _look_until(self, holds: Callable[[], bool], what: str, timeout_ms: int) -> None:
-        deadline_ms = self._clock_ms() + timeout_ms
+        deadline_ms = monotonic_ms() + timeout_ms
         while not holds():
-            if self._clock_ms() >= deadline_ms:
+            if monotonic_ms() >= deadline_ms:
                 raise RemoteLogMetadataNotReadyError(
                     f"the process that keeps the metadata of {what} did not read it in {timeout_ms} ms"
                 )

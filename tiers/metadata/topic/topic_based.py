@@ -47,17 +47,9 @@ class TopicBasedMetadataLog(TopicLog):
 
     The caller keeps and closes the client. It calls `open` and `close` once, in one event loop."""
 
-    def __init__(
-        self,
-        client: BrokerClient,
-        settings: TopicBasedSettings,
-        *,
-        clock_ms: Callable[[], int] = monotonic_ms,
-        wall_clock_ms: Callable[[], int] = wall_clock_ms,
-    ) -> None:
-        super().__init__(client, settings.group_id, settings.write_timeout_ms, clock_ms, wall_clock_ms)
+    def __init__(self, client: BrokerClient, settings: TopicBasedSettings) -> None:
+        super().__init__(client, settings.group_id, settings.write_timeout_ms)
         self._settings = settings
-        self._wall_clock_ms = wall_clock_ms
         self._writer = ""
         self._state: RemoteLogMetadataStateWriter | None = None
         self._follower: MetadataFollower | None = None
@@ -97,7 +89,7 @@ class TopicBasedMetadataLog(TopicLog):
             RemoteLogMetadataStateWriter.open,
             settings.state_folder,
             StateIdentity(topic.cluster_id, topic.topic_id, topic.partition_count),
-            clock_ms=self._clock_ms,
+            clock_ms=monotonic_ms,
             is_kept=lost is not None,
         )
         self._topic, self._state = topic, state
@@ -108,8 +100,8 @@ class TopicBasedMetadataLog(TopicLog):
             self._client,
             topic,
             state,
-            clock_ms=self._clock_ms,
-            wall_clock_ms=self._wall_clock_ms,
+            clock_ms=monotonic_ms,
+            wall_clock_ms=wall_clock_ms,
             home_of=self.metadata_partition,
             max_age_ms=settings.max_age_ms,
         )
@@ -131,7 +123,7 @@ class TopicBasedMetadataLog(TopicLog):
                 topic,
                 self._follower,
                 settings,
-                clock_ms=self._clock_ms,
+                clock_ms=monotonic_ms,
                 clock_skew=self._clock_skew,
             )
             self._running.append(self._start("owner", self._ownership.run))
@@ -224,7 +216,7 @@ class TopicBasedMetadataLog(TopicLog):
             logger,
             "the metadata topic cannot be checked",
             "the metadata topic can be checked again",
-            clock_ms=self._clock_ms,
+            clock_ms=monotonic_ms,
         )
         while True:
             interval_ms = self._settings.check_interval_ms

@@ -14,11 +14,11 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from uuid import UUID
 
-from tiers.broker.client import BrokerClient, wall_clock_ms
+from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition
@@ -39,19 +39,11 @@ def in_turn_transactional_id(group_id: str, metadata_partition: int) -> str:
 class TopicLog(ABC):
     """Implements the part of `MetadataLog` that both processes have in common."""
 
-    def __init__(
-        self,
-        client: BrokerClient,
-        group_id: str,
-        write_timeout_ms: int,
-        clock_ms: Callable[[], int],
-        wall_clock_ms: Callable[[], int] = wall_clock_ms,
-    ) -> None:
+    def __init__(self, client: BrokerClient, group_id: str, write_timeout_ms: int) -> None:
         self._client = client
         self._group_id = group_id
         self._write_timeout_ms = write_timeout_ms
-        self._clock_ms = clock_ms
-        self._clock_skew = ClockSkew(clock_ms, wall_clock_ms)
+        self._clock_skew = ClockSkew(monotonic_ms, wall_clock_ms)
         self._topic: MetadataTopic | None = None
         self._appending: defaultdict[tuple[Append, int], asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -89,7 +81,7 @@ class TopicLog(ABC):
     ) -> None:
         number = self.metadata_partition(partition)
         timeout_ms = self._write_timeout_ms if timeout_ms is None else timeout_ms
-        deadline_ms = self._clock_ms() + timeout_ms
+        deadline_ms = monotonic_ms() + timeout_ms
 
         match by:
             case Append.AS_OWNER:
@@ -100,7 +92,7 @@ class TopicLog(ABC):
                 async with _held(self._appending[by, number], timeout_ms):
                     # The state must contain what this process wrote before. Otherwise it would write the same record
                     # again.
-                    await self.ensure_fresh(partition, 0, deadline_ms - self._clock_ms())
+                    await self.ensure_fresh(partition, 0, deadline_ms - monotonic_ms())
                     await self._send(number, records, deadline_ms)
             case Append.IN_TURN:
                 async with _held(self._appending[by, number], timeout_ms):
@@ -112,17 +104,17 @@ class TopicLog(ABC):
         cap_ms = _BACKOFF_BASE_MS
         while True:
             name = in_turn_transactional_id(self._group_id, number)
-            producer = TransactionalProducer(self._client, self.topic, number, name, clock_ms=self._clock_ms)
+            producer = TransactionalProducer(self._client, self.topic, number, name)
             try:
-                await producer.initialize(deadline_ms - self._clock_ms())
-                await self._read_to_end(partition, deadline_ms - self._clock_ms())
+                await producer.initialize(deadline_ms - monotonic_ms())
+                await self._read_to_end(partition, deadline_ms - monotonic_ms())
                 made, before = records(), self._known(number)
                 if made:
-                    written = await producer.commit(made, None, deadline_ms - self._clock_ms())
-                    await self._read_past(number, written, before, deadline_ms - self._clock_ms())
+                    written = await producer.commit(made, None, deadline_ms - monotonic_ms())
+                    await self._read_past(number, written, before, deadline_ms - monotonic_ms())
                 return
             except OwnershipLostError:
-                if self._clock_ms() + cap_ms >= deadline_ms:
+                if monotonic_ms() + cap_ms >= deadline_ms:
                     raise
                 await asyncio.sleep(cap_ms * random.random() / 1000)
                 cap_ms = min(_BACKOFF_CAP_MS, 2 * cap_ms)
@@ -130,9 +122,9 @@ class TopicLog(ABC):
     async def _send(self, number: int, records: MakeRecords, deadline_ms: int) -> None:
         made, before = records(), self._known(number)
         if made:
-            producer = MetadataProducer(self._client, self.topic, clock_ms=self._clock_ms, clock_skew=self._clock_skew)
-            written = await producer.send(number, made, deadline_ms - self._clock_ms())
-            await self._read_past(number, written, before, deadline_ms - self._clock_ms())
+            producer = MetadataProducer(self._client, self.topic, clock_skew=self._clock_skew)
+            written = await producer.send(number, made, deadline_ms - monotonic_ms())
+            await self._read_past(number, written, before, deadline_ms - monotonic_ms())
 
     @abstractmethod
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None: ...

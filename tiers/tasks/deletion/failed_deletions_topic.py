@@ -101,7 +101,7 @@ class FailedDeletionsTopic:
             if self._topic is None:
                 self._topic = await open_metadata_topic(self._client, self._settings, self._timeout_ms)
                 self._is_there = True
-        producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
+        producer = MetadataProducer(self._client, self._topic)
         try:
             await producer.send(0, [(segment.encode(), value)], self._timeout_ms)
         except RemoteLogMetadataError:

@@ -10,7 +10,7 @@ from kafka.protocol.producer import ProduceRequest
 
 from protocol.apis.metadata import PartitionMetadata
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
-from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.metadata.topic.metadata_producer import ClockSkew, MetadataProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
@@ -29,7 +29,7 @@ async def test_a_missing_leader_is_asked_for_again() -> None:
         await client.open()
         broker.topics = led_by(1, 2)
         topic = MetadataTopic("cluster", "metadata", TOPIC_ID, 1)
-        producer = MetadataProducer(client, topic, clock_ms=monotonic_ms)
+        producer = MetadataProducer(client, topic)
         assert await producer.send(0, [(b"key", b"value")], 5_000) == 0
         await client.close()
     assert (len(broker.received(MetadataRequest)), len(broker.received(ProduceRequest))) == (2, 1)

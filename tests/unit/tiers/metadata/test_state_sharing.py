@@ -19,6 +19,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.layout import STATE_FILE, StateIdentity
 from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, forget_freshness, saved_identity
+from tiers.metadata.topic import shared_log, topic_log
 from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
@@ -103,6 +104,7 @@ import sys
 from pathlib import Path
 from uuid import UUID
 from tiers.broker.client import BrokerClient
+from tiers.metadata.topic import shared_log, topic_log
 from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.ids import TopicIdPartition
 
@@ -143,14 +145,16 @@ def test_other_processes_see_each_transaction_and_each_new_state(tmp_path: Path)
     ("timeout_ms", "waited"), [(None, r"7\d{3}|8000"), (500, r"[45]\d{2}"), (30_000, r"2\d{4}|30000")]
 )
 async def test_a_log_start_is_waited_for_as_long_as_its_caller_would(
-    tmp_path: Path, timeout_ms: int | None, waited: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout_ms: int | None, waited: str
 ) -> None:
     """No process keeps this state fresh. Every look at the clock takes a while."""
     fill(tmp_path)
     open_state(tmp_path).close()
     ticks = itertools.count(0, 100)
     client = BrokerClient([("broker", 9092)], client_id="test")
-    worker = SharedMetadataLog(client, tmp_path, "worker-1", clock_ms=lambda: next(ticks))
+    for module in (topic_log, shared_log):
+        monkeypatch.setattr(module, "monotonic_ms", lambda: next(ticks))
+    worker = SharedMetadataLog(client, tmp_path, "worker-1")
     await worker.open()
     with pytest.raises(RemoteLogMetadataNotReadyError, match=f"did not read it in ({waited}) ms"):
         await RemoteLogMetadataManager(worker).put_log_start(segment(1, 0, 9).topic_id_partition, user(5), timeout_ms)

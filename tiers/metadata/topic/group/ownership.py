@@ -301,10 +301,5 @@ class MetadataPartitionOwnership:
 
     def _producer(self, metadata_partition: int, transactional_id: str) -> TransactionalProducer:
         return TransactionalProducer(
-            self._client,
-            self._topic,
-            metadata_partition,
-            transactional_id,
-            clock_ms=self._clock_ms,
-            clock_skew=self._clock_skew,
+            self._client, self._topic, metadata_partition, transactional_id, clock_skew=self._clock_skew
         )
