@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 ASK_AFTER_MS = 10_000
 """A position that was the end of its partition within this time is not too old, since the topic keeps tombstones longer
 (`MIN_DELETE_RETENTION_MS`). For an older one, the follower asks how long the topic keeps them now."""
+NO_LEADER = Leader(-1, -1)
+"""A metadata partition without a leader has this node id. Its leader epoch may be known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +45,10 @@ class FollowedPartition:
     """Which record of a later release ended the reading. The follower reads no more."""
     error_code: int = 0
     """The error of the last Fetch."""
+    leader: Leader = NO_LEADER
+    """The last known leader."""
+    confirmed_at_ms: int | None = None
+    """As of when (monotonic) another broker named the leader."""
     believed: Leader | None = None
     """The leader whose log continues the one that was read."""
     fresh_at_ms: int | None = None
@@ -58,6 +64,14 @@ class FollowedPartition:
     def trouble(self) -> str | None:
         """Returns why the partition is not read to its end although its leader answers."""
         return self.diverged or self.lost or self.failure or self.unknown
+
+    def holds_as_of(self, leader: Leader, at_ms: int) -> int | None:
+        """Returns as of when the answer to a request that was sent to `leader` at `at_ms` is complete.
+
+        None: the answer may be incomplete."""
+        if self.confirmed_at_ms is None or self.leader != leader:
+            return None
+        return min(at_ms, self.confirmed_at_ms)
 
     def read_to_end(self, as_of_ms: int, asked_at: Moment) -> None:
         """Records that the position was the end of the partition at `as_of_ms` (monotonic), as an answer says.

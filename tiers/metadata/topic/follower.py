@@ -31,7 +31,7 @@ from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.state.replay import PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.committed_records import read_committed
-from tiers.metadata.topic.followed_partition import ASK_AFTER_MS, FollowedPartition
+from tiers.metadata.topic.followed_partition import ASK_AFTER_MS, NO_LEADER, FollowedPartition
 from tiers.metadata.topic.followed_state import Answer, FollowedState
 from tiers.metadata.topic.leadership import LATEST_TIMESTAMP, MetadataLeadership
 from tiers.metadata.topic.lineage import MetadataLineage
@@ -83,7 +83,6 @@ class MetadataFollower:
         self._interval_ms = interval_ms(max_age_ms)
         self._clock_ms = clock_ms
         self._readers: set[int] = set()
-        self._leadership = MetadataLeadership(client, topic, clock_ms=clock_ms)
         self._leaders_changed = asyncio.Event()
         self._probes = [asyncio.Lock() for _ in range(topic.partition_count)]
         self.foreign_records_read = 0
@@ -103,6 +102,7 @@ class MetadataFollower:
         )
         self._followed = FollowedState(state, topic.partition_count, clock_ms=clock_ms, wall_clock_ms=wall_clock_ms)
         self._partitions = self._followed.partitions
+        self._leadership = MetadataLeadership(client, topic, self._partitions, clock_ms=clock_ms)
         self._lineage = MetadataLineage(self._leadership, self._followed)
 
     def close(self) -> None:
@@ -134,7 +134,8 @@ class MetadataFollower:
 
     def known(self, metadata_partition: int) -> OffsetAndEpoch:
         """Returns the next offset to read, and the leader epoch that is known now; -1: none is."""
-        return OffsetAndEpoch(self.position(metadata_partition), self._leadership.epoch(metadata_partition))
+        partition = self._partitions[metadata_partition]
+        return OffsetAndEpoch(partition.position.offset, partition.leader.leader_epoch)
 
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
         return self._partitions[metadata_partition].fresh_at_ms
@@ -183,19 +184,23 @@ class MetadataFollower:
         stopped = self._followed.stopped(partition)
         if stopped is not None:
             raise BrokerError(stopped, retriable=True)
-        await self._leadership.confirm(min(timeout_ms, _LEADERS_TIMEOUT_MS), number)
-        leader = self._leadership.leader(number)
+        await self._leadership.confirm(min(timeout_ms, _LEADERS_TIMEOUT_MS), partition)
+        leader = partition.leader
+        if leader.node_id == NO_LEADER.node_id:
+            raise BrokerError(
+                f"metadata partition {number} has no leader", ErrorCode.LEADER_NOT_AVAILABLE, retriable=True
+            )
         await self._lineage.ask({number: leader}, timeout_ms)
         if partition.believed != leader:
             raise BrokerError("the leader of the metadata partition may lack records that were read", retriable=True)
         asked_at = self._followed.now()
         # Read first: the follower may read beyond the answer meanwhile.
         position = partition.position.offset
-        high_watermark = await self._list_offset(number, LATEST_TIMESTAMP, timeout_ms)
+        high_watermark = await self._list_offset(partition, LATEST_TIMESTAMP, timeout_ms)
         if not self._lineage.is_within(partition, position, high_watermark):
             raise BrokerError("the metadata topic lost records", retriable=True)
         await self._followed.wait_for_position(partition, high_watermark)
-        as_of_ms = self._leadership.holds_as_of(number, leader, asked_at.monotonic_ms)
+        as_of_ms = partition.holds_as_of(leader, asked_at.monotonic_ms)
         if self._followed.is_incomplete(partition) or as_of_ms is None or as_of_ms < not_before_ms:
             raise BrokerError(
                 "the leader of the metadata partition is not confirmed, or the state is being read or written again",
@@ -223,7 +228,7 @@ class MetadataFollower:
             raise RemoteLogMetadataNotReadyError(
                 f"offset {offset} of metadata partition {metadata_partition} was not read in {timeout_ms} ms"
             ) from error
-        if before.leader_epoch >= 0 and self._leadership.epoch(metadata_partition) != before.leader_epoch:
+        if before.leader_epoch >= 0 and partition.leader.leader_epoch != before.leader_epoch:
             partition.fresh_at_ms = None
             raise RemoteLogMetadataNotReadyError(
                 f"the leader of metadata partition {metadata_partition} changed during a write at offset {offset}: the"
@@ -243,7 +248,7 @@ class MetadataFollower:
                 except BrokerError as error:
                     self._no_leaders.found(error=str(error))
                     failures += 1
-                for node_id in self._leadership.nodes() - self._readers:
+                for node_id in {each.leader.node_id for each in self._partitions} - {NO_LEADER.node_id} - self._readers:
                     self._readers.add(node_id)
                     readers.create_task(self._read_from(node_id), name=f"remote-log-metadata-{node_id}")
                 with contextlib.suppress(BrokerError):  # without an answer, the cached addresses of brokers are used
@@ -287,12 +292,12 @@ class MetadataFollower:
 
     def _read_from_leader(self, node_id: int) -> list[FollowedPartition]:
         """Returns the metadata partitions that the broker leads, and that the follower reads."""
-        led = [self._partitions[number] for number in self._leadership.led_by(node_id)]
+        led = [each for each in self._partitions if each.leader.node_id == node_id]
         return [each for each in led if self._followed.stopped(each) is None]
 
     async def _poll(self, node_id: int, partitions: list[FollowedPartition]) -> bool:
         """Sends one Fetch, and replays its records. Returns whether every partition was answered without an error."""
-        leaders = {each.number: self._leadership.leader(each.number) for each in partitions}
+        leaders = {each.number: each.leader for each in partitions}
         await self._lineage.ask(leaders, _FETCH_TIMEOUT_MS)
         asked_at = self._followed.now()
         asked = {each.number: each.position for each in partitions if self._followed.stopped(each) is None}
@@ -331,7 +336,7 @@ class MetadataFollower:
             if read is None:
                 is_whole = False
                 continue
-            as_of_ms = self._leadership.holds_as_of(partition.number, leader, asked_at.monotonic_ms)
+            as_of_ms = partition.holds_as_of(leader, asked_at.monotonic_ms)
             reaches_end = read.next_offset >= fetched.high_watermark
             answer = Answer(partition, position, read, as_of_ms if reaches_end else None)
             # An answer without an offset behind the position proves that nothing was written since it was reached,
@@ -381,8 +386,8 @@ class MetadataFollower:
         They are not replayed after an error, or when the leader is not known to continue the log that was read."""
         partition.error_code = ErrorCode.NONE
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-            earliest = await self._list_offset(partition.number, EARLIEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
-            latest = await self._list_offset(partition.number, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
+            earliest = await self._list_offset(partition, EARLIEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
+            latest = await self._list_offset(partition, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
             self._lineage.out_of_range(partition, position.offset, earliest, latest)
             return None
         if fetched.diverging is not None and fetched.error == ErrorCode.NONE:
@@ -421,13 +426,11 @@ class MetadataFollower:
             return True
         return False
 
-    async def _list_offset(self, metadata_partition: int, timestamp: int, timeout_ms: int) -> int:
-        asked = {metadata_partition: self._leadership.leader(metadata_partition)}
-        offset = (await self._leadership.offsets(asked, timestamp, timeout_ms)).get(metadata_partition)
+    async def _list_offset(self, partition: FollowedPartition, timestamp: int, timeout_ms: int) -> int:
+        number = partition.number
+        offset = (await self._leadership.offsets({number: partition.leader}, timestamp, timeout_ms)).get(number)
         if offset is None:
-            raise BrokerError(
-                f"the leader of metadata partition {metadata_partition} reports no offset", retriable=True
-            )
+            raise BrokerError(f"the leader of metadata partition {number} reports no offset", retriable=True)
         return offset
 
     async def _back_off(self, failures: int) -> None:

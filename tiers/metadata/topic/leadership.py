@@ -1,4 +1,4 @@
-"""`MetadataLeadership` knows which brokers lead the metadata partitions, and as of when another broker confirmed it.
+"""`MetadataLeadership` asks brokers who leads the metadata partitions, and as of when that is so.
 
 A leader that is cut off from the controllers keeps answering, and lacks the records that its successor commits. So its
 answer is complete only as of the time at which another broker named the same leader epoch. A leader that is the only
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
@@ -23,6 +23,7 @@ from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, Leader
 from tiers.broker.fetch import READ_UNCOMMITTED
 from tiers.errors import BrokerError
+from tiers.metadata.topic.followed_partition import FollowedPartition
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.model.log_source import EpochEndOffset
 
@@ -41,47 +42,24 @@ _FENCES_BY_LEADER_EPOCH = 2
 
 
 class MetadataLeadership:
-    def __init__(self, client: BrokerClient, topic: MetadataTopic, *, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        client: BrokerClient,
+        topic: MetadataTopic,
+        partitions: Sequence[FollowedPartition],
+        *,
+        clock_ms: Callable[[], int],
+    ) -> None:
         self._client = client
         self._topic = topic
+        self._partitions = partitions
         self._clock_ms = clock_ms
-        self._leaders: dict[int, Leader] = {}
-        self._confirmed_at_ms: dict[int, int] = {}
 
-    def nodes(self) -> set[int]:
-        return {leader.node_id for leader in self._leaders.values() if leader.node_id >= 0}
-
-    def led_by(self, node_id: int) -> list[int]:
-        return [number for number, leader in self._leaders.items() if leader.node_id == node_id]
-
-    def leader(self, number: int) -> Leader:
-        """Returns the last known leader. Raises `BrokerError` while none is known."""
-        leader = self._leaders.get(number)
-        if leader is None or leader.node_id < 0:
-            raise BrokerError(
-                f"metadata partition {number} has no leader", ErrorCode.LEADER_NOT_AVAILABLE, retriable=True
-            )
-        return leader
-
-    def epoch(self, number: int) -> int:
-        """Returns the last known leader epoch; -1 while none is known."""
-        leader = self._leaders.get(number)
-        return -1 if leader is None else leader.leader_epoch
-
-    def holds_as_of(self, number: int, leader: Leader, at_ms: int) -> int | None:
-        """Returns as of when the answer to a request that was sent to `leader` at `at_ms` is complete.
-
-        None: the answer may be incomplete."""
-        confirmed_at_ms = self._confirmed_at_ms.get(number)
-        if confirmed_at_ms is None or self._leaders.get(number) != leader:
-            return None
-        return min(at_ms, confirmed_at_ms)
-
-    async def confirm(self, timeout_ms: int, number: int | None = None) -> None:
+    async def confirm(self, timeout_ms: int, partition: FollowedPartition | None = None) -> None:
         """Asks some brokers who leads, and takes each answer as it arrives. Raises `BrokerError` without any answer.
 
-        With the `number` of a metadata partition, the call does not wait for all brokers, since one of them may hang.
-        Once the leader of that partition is confirmed, the other brokers get a moment to name a newer leader."""
+        With a metadata partition, the call does not wait for all brokers, since one of them may hang. Once the leader
+        of that partition is confirmed, the other brokers get a moment to name a newer leader."""
         metadata = self._client.cached_metadata
         nodes = [] if metadata is None else sorted(metadata.brokers)
         chosen = random.sample(nodes, min(WITNESSES, len(nodes)))
@@ -91,7 +69,8 @@ class MetadataLeadership:
             pending = set(asked)
             while pending:
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                if pending and number is not None and self._confirmed_at_ms.get(number, -1) >= began_at_ms:
+                confirmed_at_ms = None if partition is None else partition.confirmed_at_ms
+                if pending and confirmed_at_ms is not None and confirmed_at_ms >= began_at_ms:
                     await asyncio.wait(pending, timeout=_NEWER_WITHIN_MS / 1000)
                     break
             for late in asked:
@@ -122,17 +101,16 @@ class MetadataLeadership:
             raise BrokerError(
                 f"the cluster has no topic {self._topic.name} with the known topic id", ErrorCode.UNKNOWN_TOPIC_ID
             )
+        if len(topic.partitions) > len(self._partitions):
+            raise BrokerError(f"topic {self._topic.name} has more than {len(self._partitions)} partitions now")
         for said in topic.partitions:
-            number = said.partition_index
-            leader = Leader(said.leader_id, said.leader_epoch)
-            known = self._leaders.get(number)
-            if known is not None and leader.leader_epoch < known.leader_epoch:
+            partition, leader = self._partitions[said.partition_index], Leader(said.leader_id, said.leader_epoch)
+            if leader.leader_epoch < partition.leader.leader_epoch:
                 continue  # this broker knows less than another one that answered before
-            if leader != known:
-                self._leaders[number] = leader
-                self._confirmed_at_ms.pop(number, None)
+            if leader != partition.leader:
+                partition.leader, partition.confirmed_at_ms = leader, None
             if witness != leader.node_id or list(said.isr_nodes) == [leader.node_id]:
-                self._confirmed_at_ms[number] = max(asked_at_ms, self._confirmed_at_ms.get(number, asked_at_ms))
+                partition.confirmed_at_ms = max(asked_at_ms, partition.confirmed_at_ms or asked_at_ms)
 
     async def offsets(self, asked: Mapping[int, Leader], timestamp: int, timeout_ms: int) -> dict[int, int]:
         """Returns the offset for `timestamp` of each metadata partition in `asked`, by ListOffsets.

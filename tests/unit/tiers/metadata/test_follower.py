@@ -19,7 +19,7 @@ from tests.support.tiers.metadata_state import NOW_MS, open_state, segment, to
 from tests.support.tiers.waiting import until
 from tiers.broker.client import Leader
 from tiers.broker.fetch import FetchedPartition
-from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import key_of
 from tiers.metadata.state import writer as writer_module
 from tiers.metadata.state.layout import Databases, delete_prefix
@@ -166,7 +166,7 @@ async def test_a_leader_that_is_cut_off_makes_nothing_fresh(cluster: Cluster, fo
         await following.follower.ensure_fresh(0, 0, 50)
     cluster.leaders[3] = Leader(3, 5)
     await following.follower._leadership.confirm(1_000)
-    assert following.follower._leadership.led_by(NODE) == []
+    assert following.follower._partitions[0].leader == Leader(3, 5)
     assert following.follower.fresh_at_ms(0) == known_ms
     cluster.leaders = {NODE: Leader(3, 5)}
     assert await following.poll()
@@ -182,11 +182,11 @@ async def test_a_broker_that_hangs_holds_up_no_proof_that_another_one_leads(
     cluster.isr = [NODE, 2, 3]
     cluster.leaders = dict.fromkeys((NODE, 2, 3), Leader(NODE, 4))
     cluster.hanging[hanging] = asyncio.Event()
-    leadership = following.follower._leadership
+    partition = following.follower._partitions[0]
     before_ms = following.now_ms
     async with asyncio.timeout(60):
-        await leadership.confirm(600_000, 0)
-    as_of_ms = leadership.holds_as_of(0, Leader(NODE, 4), 1 << 40)
+        await following.follower._leadership.confirm(600_000, partition)
+    as_of_ms = partition.holds_as_of(Leader(NODE, 4), 1 << 40)
     assert as_of_ms is not None
     assert as_of_ms > before_ms
 
@@ -203,9 +203,22 @@ async def test_a_broker_that_answers_a_moment_later_counts(
         cluster.leaders[2] = Leader(NODE, 4)
     cluster.hanging[3] = asyncio.Event()
     asyncio.get_running_loop().call_later(0.01, cluster.hanging[3].set)
-    await following.follower._leadership.confirm(1_000, 0)
-    assert following.follower._leadership.led_by(named) == [0, 1]
-    assert following.follower._leadership.holds_as_of(0, Leader(NODE, 4), 1) == (1 if named == NODE else None)
+    partition = following.follower._partitions[0]
+    await following.follower._leadership.confirm(1_000, partition)
+    assert partition.leader.node_id == named
+    assert partition.holds_as_of(Leader(NODE, 4), 1) == (1 if named == NODE else None)
+
+
+async def test_a_topic_that_was_grown_is_not_fresh_any_more(cluster: Cluster, following: Following) -> None:
+    """The new metadata partition may have records of any user partition."""
+    assert await following.poll()
+    known_ms = following.follower.fresh_at_ms(0)
+    cluster.logs[2] = []
+    with pytest.raises(BrokerError):
+        await following.follower._leadership.confirm(1_000)
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await following.follower.ensure_fresh(0, 0, 50)
+    assert following.follower.fresh_at_ms(0) == known_ms
 
 
 async def test_an_answer_counts_no_more_once_another_leader_is_known(cluster: Cluster, following: Following) -> None:
@@ -402,9 +415,14 @@ async def test_a_write_that_has_room_ends_no_trouble_of_another_leader(
 ) -> None:
     """The state has room for the times of the reads, and none for the records that one of two leaders has."""
     cluster.logs[0] = finished(1, 0)
-    leadership, has_room = following.follower._leadership, False
-    monkeypatch.setattr(leadership, "nodes", lambda: {NODE, NODE + 1})
-    monkeypatch.setattr(leadership, "led_by", lambda node_id: [node_id - NODE])
+    named, has_room = cluster._named, False
+
+    def with_two_leaders(witness: int) -> Any:
+        answer = named(witness)
+        answer.topics[0].partitions[1].leader_id = NODE + 1
+        return answer
+
+    monkeypatch.setattr(cluster, "_named", with_two_leaders)
     apply, poll = following.state.apply, following.follower._poll
     troubles: list[str | None] = []
 
