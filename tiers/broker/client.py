@@ -1,10 +1,9 @@
 """`BrokerClient` sends the proxy's own requests to the cluster's brokers, by node id, each with a deadline.
 
-* It has one connection per broker and *lane*. A broker answers one request of a connection at a time. So a long poll
+* It has one connection per broker and *lane*, since a broker answers one request of a connection at a time. A long poll
   (Fetch with a wait, JoinGroup) uses its own lane, and all short requests share the default lane.
-* It does not retry requests, because only the caller knows whether its request may be sent twice. If `node_id` is None,
-  it tries to connect to one broker after the other. `BrokerError.retriable` says whether a retry may help. The caller
-  handles the error codes inside responses.
+* It does not retry requests: only the caller knows whether its request may be sent twice. `BrokerError.retriable` says
+  whether a retry may help. The caller handles the error codes inside responses.
 * Attempts to connect back off per address, with full jitter, from 50 ms to 1 s. There is no background task.
 """
 

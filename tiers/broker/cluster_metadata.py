@@ -93,8 +93,7 @@ async def not_older(topic: TopicMetadata, known: TopicMetadata | None) -> TopicM
     """Takes over the partitions of `known` that are newer, or missing in `topic`, which the caller has just read.
 
     A broker may lag behind the one that was asked before. So no partition goes back to an earlier leader epoch, and no
-    topic loses a partition, because topics never do. If both say the same, it returns `known`: the garbage collector
-    then has no new objects to look at."""
+    topic loses a partition. If both say the same, it returns `known`, and no new objects stay."""
     columns = topic.partitions
     if known is None or not isinstance(columns, PartitionColumns):
         return topic

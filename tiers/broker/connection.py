@@ -1,10 +1,8 @@
 """`BrokerConnection`: one connection to a broker, which pipelines requests and matches responses in order.
 
-* A broker answers in request order (docs/semantics.md 1.4). If the correlation id of a response is not that of the
-  oldest request, the connection ends.
-* When a connection is lost, all its requests fail with a retriable `BrokerError`. The object is never reopened; the
-  client creates a new one.
-* A request that its caller abandoned (deadline, cancellation) keeps its place in the order; its response is dropped.
+* A broker answers in request order (docs/semantics.md 1.4). Another correlation id than that of the oldest request ends
+  the connection. A request that its caller abandoned keeps its place in the order; its response is dropped.
+* When a connection is lost, all its requests fail with a retriable `BrokerError`. The object is never reopened.
 * Before the end of a SASL session, the connection authenticates again, before its next request (KIP-368). A broker
   checks the end of a session only when it receives a request, so an idle connection needs no timer.
 """

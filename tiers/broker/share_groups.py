@@ -1,12 +1,12 @@
 """Reads the start offsets of all share groups (KIP-932), because a trim beyond one would take records from its group.
 
-* The coordinator of a group is the broker that lists it, so the reader asks every broker. Brokers without share groups
-  list none. The lists are complete only if no group moves from one broker to another meanwhile.
-* A broker leaves out the groups that the proxy's principal may not describe. It lists all groups to a principal with
-  DESCRIBE on the cluster, so the reader asks for this right each time. The offsets need DESCRIBE on the groups.
+* The coordinator of a group lists it, so the reader asks every broker. Brokers without share groups list none. The
+  lists are complete only if no group moves from one broker to another meanwhile.
+* A broker lists all groups only to a principal with DESCRIBE on the cluster, so the reader asks for this right each
+  time. The offsets need DESCRIBE on the groups.
 * A broker stores a start offset only when the first record is acknowledged or released. Until then a group with members
   may hold records, and its partitions must not be trimmed. A group without members holds none.
-* The stored offset is that from before the latest acknowledgement: it may lag behind, but is never too high.
+* The stored offset may lag behind the latest acknowledgement, but is never too high.
 """
 
 from __future__ import annotations
