@@ -80,12 +80,16 @@ async def measured(folder: Path, segments: int) -> list[float]:
 
 
 async def _medians(tasks: PartitionTasks, clock: Clock) -> list[float]:
-    launched: list[tuple[Surveyed, int | None]] = []
+    launched: list[Surveyed] = []
+
+    async def survey() -> None:
+        launched.extend(filter(None, [await tasks.round()]))
+
     steps: Sequence[Callable[[], Awaitable[None]]] = (
-        lambda: tasks.round(lambda surveyed, start: launched.append((surveyed, start))),
-        lambda: tasks.run_copy(*launched[-1]),
-        lambda: tasks.run_trim(launched[-1][0]),
-        lambda: tasks.run_deletion(launched[-1][0]),
+        survey,
+        lambda: tasks.run_copy(launched[-1]),
+        lambda: tasks.run_trim(launched[-1]),
+        lambda: tasks.run_deletion(launched[-1]),
     )
     spent: list[list[float]] = [[] for _ in steps]
     for _ in range(ROUNDS):

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,11 +54,13 @@ class Surveyed:
     """The leader's bounds, and the recorded log start. The history of this leader epoch was checked.
 
     `remote_end` (inclusive) is the end of the remote records that were compared with it. None: there were none. A copy
-    that ends during the check may have records of another history behind it."""
+    that ends during the check may have records of another history behind it. `copy_start` is where copying continues.
+    None: nothing can be copied now."""
 
     bounds: LocalLogBounds
     log_start: int
     remote_end: int | None
+    copy_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,29 +180,29 @@ class PartitionTasks:
         survey = self.stages["survey"]
         return max(self.stages[name].due_ms, survey.due_ms if survey.failures else 0)
 
-    async def round(self, launch: Callable[[Surveyed, int | None], None]) -> None:
-        """Surveys the partition, does the work that needs no store, and lets `launch` start the rest.
+    async def round(self) -> Surveyed | None:
+        """Surveys the partition, and does the work that needs no store. The rest may begin with what it returns.
 
-        `launch` gets the offset at which copying continues; None: nothing can be copied now. Returns early if the
-        survey fails, if the leader changed meanwhile, or if the partition stopped. Raises the errors in `STOPPING`."""
+        None: the survey failed, the leader changed meanwhile, or the partition stopped. Raises the errors in
+        `STOPPING`."""
         surveyed = await self.stages["survey"].run(self.survey)
         if surveyed is None:
-            return
+            return None
         if self.facts.is_check_due and not self.stages["facts"].is_postponed:
             await self.stages["facts"].run(self.facts.check)
         self._show_doubt()
-        start, gap = None, self.stages["gap"]
+        gap = self.stages["gap"]
         # While a copy is in progress, the remote end is behind, and the records of the copy look like a gap.
         if not ("copy" in self.running or gap.is_postponed):
-            start = await gap.run(partial(self.copy_start, surveyed))
+            surveyed = await gap.run(partial(self.find_copy_start, surveyed)) or surveyed
         if self.stages["expiry"].is_due and not self._has_stopped:
             surveyed = await self.stages["expiry"].run(partial(self.expire, surveyed)) or surveyed
         if self._has_stopped:
-            return
+            return None
         self.stopped = ""
         self._show_divergence(self._unproved(surveyed.log_start))
-        launch(surveyed, start)
         self.watch.measure()
+        return surveyed
 
     @property
     def _has_stopped(self) -> bool:
@@ -234,17 +235,17 @@ class PartitionTasks:
         self.watch.check_bounds(bounds, remote_bounds, log_start)
         return Surveyed(bounds, log_start, compared_end)
 
-    async def copy_start(self, surveyed: Surveyed) -> int | None:
-        """Returns where copying continues. Records gaps and ends them, also while the partition is not copied.
+    async def find_copy_start(self, surveyed: Surveyed) -> Surveyed:
+        """Finds where copying continues. Records gaps and ends them, also while the partition is not copied.
 
         No client gets past removed records that no gap explains, and copying may be disabled for good."""
         has_announced = await self.attempts.announce_kept(surveyed.log_start)
         start = await self._gaps.copy_start(surveyed.bounds, surveyed.log_start)
         self._gap_doubt = self._gaps.doubt
         self._show_doubt()
-        return None if has_announced else start
+        return replace(surveyed, copy_start=None if has_announced else start)
 
-    async def copy_segments(self, surveyed: Surveyed, start: int | None) -> bool:
+    async def copy_segments(self, surveyed: Surveyed) -> bool:
         """Finishes attempts, and copies the segments that are ready. Returns True when more are ready.
 
         Records that a broker removes soon are read and kept first. Attempts are finished whatever the policy is."""
@@ -253,12 +254,13 @@ class PartitionTasks:
         is_any_kept = False
         if self.is_urgent:
             with suppress(RemoteLogError):  # the attempts are finished anyway, and then the error comes again
-                is_any_kept = await self._copy(surveyed, start)
+                is_any_kept = await self._copy(surveyed)
         if await self.attempts.run(surveyed.bounds, surveyed.log_start) or is_any_kept:
             return True  # the next round finds where copying continues
-        return await self._copy(surveyed, start)
+        return await self._copy(surveyed)
 
-    async def _copy(self, surveyed: Surveyed, start: int | None) -> bool:
+    async def _copy(self, surveyed: Surveyed) -> bool:
+        start = surveyed.copy_start
         if start is None or not self.is_copied:
             return False
         share = self.watch.retention_share
@@ -267,9 +269,9 @@ class PartitionTasks:
             share = await self.watch.share_from(self.policy, behind)
         return await self.copy.run(self.policy, surveyed.bounds, behind, retention_share=share)
 
-    async def run_copy(self, surveyed: Surveyed, start: int | None) -> None:
+    async def run_copy(self, surveyed: Surveyed) -> None:
         copying = self.stages["copy"]
-        more = await copying.run(partial(self._copy_unless_stopped, surveyed, start))
+        more = await copying.run(partial(self._copy_unless_stopped, surveyed))
         remote_log, now_ms = self._services.settings.remote_log, self._services.clock_ms()
         if more:
             copying.due_ms = now_ms
@@ -279,9 +281,9 @@ class PartitionTasks:
         if self.attempts.due_ms is not None:
             copying.due_ms = min(copying.due_ms, self.attempts.due_ms)
 
-    async def _copy_unless_stopped(self, surveyed: Surveyed, start: int | None) -> bool:
+    async def _copy_unless_stopped(self, surveyed: Surveyed) -> bool:
         try:
-            return await self.copy_segments(surveyed, start)
+            return await self.copy_segments(surveyed)
         except CustomMetadataTooLargeError as error:
             topic = self.partition.topic
             self.is_copy_stopped = True

@@ -32,7 +32,7 @@ from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.remote_disable import RemoteDisableTask
 from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
-from tiers.tasks.partition_tasks import PartitionReport, PartitionTasks, Surveyed
+from tiers.tasks.partition_tasks import PartitionReport, PartitionTasks
 from tiers.tasks.retention.total_retention import TotalRetentionTask
 from tiers.tasks.task_services import TaskServices
 
@@ -432,17 +432,11 @@ class RemoteLogManager:
             managed.stages["survey"].failed(error)
 
     async def _round(self, tasks: asyncio.TaskGroup, managed: PartitionTasks, names: list[str]) -> None:
-        def launch(surveyed: Surveyed, copy_start: int | None) -> None:
-            work = {
-                "copy": partial(managed.run_copy, surveyed, copy_start),
-                "trim": partial(managed.run_trim, surveyed),
-                "deletion": partial(managed.run_deletion, surveyed),
-            }
-            if not self._stopping and self._managed.get(managed.partition) is managed:
-                for name in names:
-                    self._launch(tasks, managed, name, work[name]())
-
-        await managed.round(launch)
+        surveyed = await managed.round()
+        if surveyed is not None and not self._stopping and self._managed.get(managed.partition) is managed:
+            work = {"copy": managed.run_copy, "trim": managed.run_trim, "deletion": managed.run_deletion}
+            for name in names:
+                self._launch(tasks, managed, name, work[name](surveyed))
 
     def _idle_ms(self) -> int:
         """Returns the time until a round can begin. Work that ends or an assignment ends the wait earlier."""

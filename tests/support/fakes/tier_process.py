@@ -82,10 +82,10 @@ class SteppedManager(RemoteLogManager):
             return True
         if managed.facts.is_check_due:
             await managed.facts.check()
-        start = await managed.copy_start(surveyed)
+        surveyed = await managed.find_copy_start(surveyed)
         if not managed.doubt:
             surveyed = await managed.expire(surveyed)
-        more = await managed.copy_segments(surveyed, start)
+        more = await managed.copy_segments(surveyed)
         if not managed.doubt:
             await managed.trim(surveyed)
             await managed.delete(surveyed)

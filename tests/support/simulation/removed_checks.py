@@ -314,7 +314,7 @@ _CHECKS = (
     ),
     # Rounds
     _without(
-        "partition_tasks:PartitionTasks.copy_start", "return None if has_announced else start", "return start",
+        "partition_tasks:PartitionTasks.find_copy_start", "None if has_announced else start", "start",
         "a survey compares a kept segment first", _HISTORIES_OF_ATTEMPTS,
     ),
     _returns("task_services:TaskServices.require_ownership", "None", "this process owns the partition", _OTHER_OWNERS),

@@ -11,7 +11,7 @@ from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
+from tiers.tasks.partition_tasks import PartitionTasks
 
 
 def batches(first: int, end: int, leader_epoch: int = 0) -> list[bytes]:
@@ -47,10 +47,9 @@ async def copied(bench: Workbench, first: int, end: int, leader_epoch: int = 0) 
 async def whole_rounds(bench: Workbench, tasks: PartitionTasks, count: int) -> None:
     """Runs whole rounds with all that they launch, a minute apart."""
     for _ in range(count):
-        launched: list[tuple[Surveyed, int | None]] = []
-        await tasks.round(lambda *each, to=launched: to.append(each))
-        for surveyed, start in launched:
-            await tasks.run_copy(surveyed, start)
+        surveyed = await tasks.round()
+        if surveyed is not None:
+            await tasks.run_copy(surveyed)
             await tasks.run_trim(surveyed)
             await tasks.run_deletion(surveyed)
         bench.now_ms += 60_000

@@ -18,7 +18,7 @@ from tests.support.proxy.scenario import scenario
 from tests.support.repository import ROOT
 from tests.support.tiers.workbench import PARTITION, POLICY, workbench
 from tiers.metadata.tenure import Tenure
-from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
+from tiers.tasks.partition_tasks import PartitionTasks
 
 PACKAGES = tuple(str(ROOT / package) + "/" for package in ("protocol", "tiers", "proxy"))
 
@@ -61,11 +61,11 @@ async def test_files_of_a_copy(tmp_path: Path, walk: Walk) -> None:
         tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 1))
 
         async def copied() -> None:
-            surveyed: list[tuple[Surveyed, int | None]] = []
             bench.log.append(*(batch_of(bench.log.end_offset + 10 * each, 10, value_bytes=15) for each in range(4)))
             before = len(bench.finished)
-            await tasks.round(lambda found, start: surveyed.append((found, start)))
-            await tasks.run_copy(*surveyed[0])
+            surveyed = await tasks.round()
+            assert surveyed is not None
+            await tasks.run_copy(surveyed)
             assert len(bench.finished) == before + 1
 
         await copied()

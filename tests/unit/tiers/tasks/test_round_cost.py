@@ -11,7 +11,6 @@ from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
-from tiers.tasks.partition_tasks import Surveyed
 
 YEARS_MS, PETABYTES = 10**12, 10**16
 RETAINED = replace(
@@ -34,8 +33,7 @@ async def calls_of_a_round(folder: Path, segments: int) -> int:
                 pass
             clock.advance(60_000)
         tasks = process.manager._managed[PARTITION]
-        launched: list[tuple[Surveyed, int | None]] = []
-        calls = 0
+        calls = rounds = 0
 
         def count(frame: FrameType, event: str, _: object) -> None:
             nonlocal calls
@@ -44,11 +42,12 @@ async def calls_of_a_round(folder: Path, segments: int) -> int:
         for profile in (None, count):
             clock.advance(60_000)
             sys.setprofile(profile)
-            await tasks.round(lambda surveyed, start: launched.append((surveyed, start)))
-            await tasks.run_copy(*launched[-1])
-            await tasks.run_trim(launched[-1][0])
-            await tasks.run_deletion(launched[-1][0])
-        assert len(launched) == 2
+            if (surveyed := await tasks.round()) is not None:
+                rounds += 1
+                await tasks.run_copy(surveyed)
+                await tasks.run_trim(surveyed)
+                await tasks.run_deletion(surveyed)
+        assert rounds == 2
         return calls
     finally:
         sys.setprofile(None)

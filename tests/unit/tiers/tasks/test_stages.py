@@ -28,7 +28,7 @@ from tiers.model.log_start import LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.history.log_gap_task import LogGapTask
-from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
+from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.remote_log_manager import RemoteLogManager
 from tiers.tasks.retention.trim_task import TrimTask
@@ -233,9 +233,8 @@ async def test_a_doubt_ends_the_deletions_in_progress(
             again = replace(segment, segment_id=RemoteLogSegmentId(PARTITION, uuid4()), state=STARTED)
             await bench.metadata.add_remote_log_segment_metadata(again)
     tasks = PartitionTasks(bench.services, PARTITION, EXPIRING if are_expired else POLICY, Tenure(0, 0))
-    launched: list[tuple[Surveyed, int | None]] = []
-    await tasks.round(lambda *each: launched.append(each))
-    [(surveyed, _)] = launched
+    surveyed = await tasks.round()
+    assert surveyed is not None
     delete, deleted = bench.store.delete_log_segment_data, []
 
     async def delete_and_survey(segment: RemoteLogSegmentMetadata) -> bool:
@@ -325,18 +324,20 @@ async def test_a_copy_that_ends_during_the_comparison_does_not_expire_yet(
 
     monkeypatch.setattr(bench.metadata, "update_remote_log_segment_metadata", slowly)
     async with asyncio.TaskGroup() as group:
-        await tasks.round(lambda *found: tasks.running.update(copy=group.create_task(tasks.run_copy(*found))))
+        surveyed = await tasks.round()
+        assert surveyed is not None
+        tasks.running["copy"] = group.create_task(tasks.run_copy(surveyed))
         await uploaded.wait()
         assert bench.finished == [(0, 29)]
         log.elect_unclean(50)
         log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms, leader_epoch=1) for n in (5, 6)])
         monkeypatch.setattr(log, "end_offset_for_epoch", answer_late)
         bench.now_ms += bench.services.settings.remote_log.task_interval_ms
-        await tasks.round(lambda *found: None)
+        await tasks.round()
         assert log.log_start_offset == 30
     monkeypatch.setattr(log, "end_offset_for_epoch", ask)
     bench.now_ms += bench.services.settings.remote_log.task_interval_ms
-    await tasks.round(lambda *found: None)
+    await tasks.round()
     assert [each.cut_at for each in bench.segments if each.start_offset == 30] == [50]
     assert log.log_start_offset == 50
 

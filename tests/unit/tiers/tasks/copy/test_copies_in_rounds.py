@@ -18,7 +18,7 @@ from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
-from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
+from tiers.tasks.partition_tasks import PartitionTasks
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 Announce = Callable[[Workbench, int, int], Awaitable[RemoteLogSegmentMetadata]]
@@ -122,11 +122,10 @@ def produce(bench: Workbench, count: int) -> None:
 async def round_of_all(bench: Workbench, tasks: PartitionTasks, rounds: int = 1) -> None:
     """Lets so many rounds' time pass, and runs a round and its copy, as the manager does."""
     bench.now_ms += rounds * bench.services.settings.remote_log.task_interval_ms
-    launched: list[tuple[Surveyed, int | None]] = []
-    await tasks.round(lambda surveyed, start: launched.append((surveyed, start)))
-    for surveyed, start in launched:
+    surveyed = await tasks.round()
+    if surveyed is not None:
         try:
-            await tasks.run_copy(surveyed, start)
+            await tasks.run_copy(surveyed)
         except LogDivergedError as error:
             tasks.stop(error, "copy")
 

@@ -21,7 +21,7 @@ from tiers.storage.object_key import log_key
 from tiers.tasks.copy.copy_attempts import KEPT_WITHOUT_RECORDS_MS
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.history.log_gap_task import MEMBER_RETURNS_WITHIN_MS
-from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
+from tiers.tasks.partition_tasks import PartitionTasks
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
@@ -242,11 +242,10 @@ async def test_a_round_that_finishes_an_attempt_reads_none_of_its_records(log: W
     await begun(log, 0, 30)
     await copied(log, 30, 60)
     tasks = PartitionTasks(log.services, PARTITION, POLICY, Tenure(0, 0))
-    rounds: list[tuple[Surveyed, int | None]] = []
-    await tasks.round(lambda *each: rounds.append(each))
-    [(surveyed, start)] = rounds
-    assert start == 0
-    await tasks.run_copy(surveyed, start)
+    surveyed = await tasks.round()
+    assert surveyed is not None
+    assert surveyed.copy_start == 0
+    await tasks.run_copy(surveyed)
     assert log.finished == [(0, 29), (30, 59)]
     assert log.log.reads == []
 

@@ -63,7 +63,7 @@ class Partition:
 
     async def stops(self) -> None:
         with pytest.raises(LogDivergedError, match=r"`tidegate tier cut orders:0 OFFSET`"):
-            await self.tasks.round(lambda *surveyed: None)
+            await self.tasks.round()
 
     @property
     def cuts(self) -> list[tuple[int, int, bool]]:
@@ -202,7 +202,7 @@ async def test_expiry_deletes_nothing_of_a_leader_that_came_during_the_survey(
 
     monkeypatch.setattr(log, "end_offset_for_epoch", last_answer)
     partition.new_owner(retention_bytes=500)
-    await partition.tasks.round(lambda *surveyed: None)
+    await partition.tasks.round()
     assert log.leader_epoch == 3
     await partition.stops()
     assert (log.trims, partition.metadata.state.log_starts(PARTITION)) == ([], [])
