@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
 from proxy.admin.facts import ProcessState
-from proxy.commands.metrics_reference import LABELS, all_metrics, reference, specs_of
+from proxy.commands.metrics_reference import LABELS, all_metrics, reference
 from proxy.handlers.fetch.metrics import RemoteFetchMetrics
 from proxy.metrics import CLOSE_CAUSES, REJECT_REASONS, ProxyMetrics, register_build_info
 from proxy.process.admin.process_alarms import ProcessAlarms
@@ -28,7 +29,7 @@ from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.repository import ROOT
 from tiers.fitness import UNFIT
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
-from tiers.metric_spec import FROM_THE_START, MetricSpec
+from tiers.metric_spec import FROM_THE_START, MetricSpec, specs_of
 from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.storage.circuit_breaker import CircuitBreakers
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
@@ -70,7 +71,7 @@ def test_every_metric_is_made_from_a_spec() -> None:
 
 
 def test_every_spec_is_in_the_registry() -> None:
-    declared: list[MetricSpec] = []
+    declared: list[MetricSpec[Any]] = []
     for path, module in sources():
         makes = any(
             isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Spec")

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar, overload
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 from prometheus_client.core import (
@@ -18,10 +17,11 @@ from prometheus_client.core import (
 )
 
 FROM_THE_START: Final = "from the start"
+Metric = TypeVar("Metric", Counter, Gauge, Histogram, Summary)
 
 
 @dataclass(frozen=True, slots=True)
-class MetricSpec:
+class MetricSpec(Generic[Metric]):
     """`name` has no `_total`. `kafka` is Kafka's own name of the same number, if it has one.
 
     `since` says when the series appear. A series with a topic appears when the process takes the topic over."""
@@ -35,6 +35,19 @@ class MetricSpec:
     kafka: str = ""
     since: str = FROM_THE_START
 
+    @overload
+    def __get__(self, holder: None, kind: type) -> Self: ...
+
+    @overload
+    def __get__(self, holder: MetricSet, kind: type) -> Metric: ...
+
+    def __get__(self, holder: MetricSet | None, kind: type) -> Self | Metric:
+        """Returns the metric of a set, or the spec itself for the class of the set."""
+        return self if holder is None else holder.made[self]
+
+    def metric(self, registry: CollectorRegistry) -> Metric:
+        raise NotImplementedError
+
     @property
     def exposed_name(self) -> str:
         """The name of the series, without the suffixes of a histogram or a summary."""
@@ -47,7 +60,7 @@ class MetricSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class CounterSpec(MetricSpec):
+class CounterSpec(MetricSpec[Counter]):
     kind = "counter"
 
     @property
@@ -63,7 +76,7 @@ class CounterSpec(MetricSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class GaugeSpec(MetricSpec):
+class GaugeSpec(MetricSpec[Gauge]):
     kind = "gauge"
 
     def metric(self, registry: CollectorRegistry) -> Gauge:
@@ -75,18 +88,20 @@ class GaugeSpec(MetricSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class HistogramSpec(MetricSpec):
+class HistogramSpec(MetricSpec[Histogram]):
     kind = "histogram"
 
-    def metric(self, registry: CollectorRegistry, buckets: Sequence[float]) -> Histogram:
-        return Histogram(self.name, self.meaning, self.labels, registry=registry, buckets=buckets)
+    buckets: tuple[float, ...] = Histogram.DEFAULT_BUCKETS
+
+    def metric(self, registry: CollectorRegistry) -> Histogram:
+        return Histogram(self.name, self.meaning, self.labels, registry=registry, buckets=self.buckets)
 
     def family(self) -> HistogramMetricFamily:
         return HistogramMetricFamily(self.name, self.meaning, labels=self.labels)
 
 
 @dataclass(frozen=True, slots=True)
-class SummarySpec(MetricSpec):
+class SummarySpec(MetricSpec[Summary]):
     kind = "summary"
 
     def metric(self, registry: CollectorRegistry) -> Summary:
@@ -94,3 +109,21 @@ class SummarySpec(MetricSpec):
 
     def family(self) -> SummaryMetricFamily:
         return SummaryMetricFamily(self.name, self.meaning, labels=self.labels)
+
+
+class MetricSet:
+    """Metrics that a class declares by specs, made once per registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.made: dict[MetricSpec[Any], Any] = {spec: spec.metric(registry) for spec in specs_of(type(self))}
+
+
+def specs_of(holder: object) -> list[MetricSpec[Any]]:
+    """Returns the metrics that a module and its sets declare, or those of one set, in their order."""
+    found: list[MetricSpec[Any]] = []
+    for value in vars(holder).values():
+        if isinstance(value, MetricSpec):
+            found.append(value)
+        elif isinstance(value, type) and issubclass(value, MetricSet) and value is not MetricSet:
+            found += specs_of(value)
+    return found

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from math import prod
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import proxy.handlers.fetch.metrics
 import proxy.metrics
@@ -28,10 +28,10 @@ import tiers.tasks.metrics
 from proxy.admin.facts import ProcessState
 from proxy.process.admin.process_alarms import ProcessAlarm
 from tiers.config.topic_policy import TierWork
-from tiers.metric_spec import FROM_THE_START, MetricSpec
+from tiers.metric_spec import FROM_THE_START, MetricSpec, specs_of
 from tiers.reader.read_accounts import MAX_CLIENTS, MAX_TOPICS, OTHERS
 from tiers.tasks.alarms import STATES, AlarmReason
-from tiers.tasks.metrics import BOUNDS, STAGES
+from tiers.tasks.metrics import BOUNDS, STAGES, RemoteLogManagerMetrics
 
 SECTIONS: Final[tuple[tuple[str, str, tuple[ModuleType, ...]], ...]] = (
     ("Clients and brokers", "Every process that serves clients has these.", (proxy.metrics,)),
@@ -88,13 +88,8 @@ LABELS: Final = {
 """Every label, and what bounds its values."""
 
 
-def all_metrics() -> list[MetricSpec]:
+def all_metrics() -> list[MetricSpec[Any]]:
     return [spec for _, _, modules in SECTIONS for module in modules for spec in specs_of(module)]
-
-
-def specs_of(module: ModuleType) -> list[MetricSpec]:
-    """Returns the metrics that a module declares, in its order."""
-    return [value for value in vars(module).values() if isinstance(value, MetricSpec)]
 
 
 def series_per_topic() -> int:
@@ -106,9 +101,9 @@ def series_per_topic() -> int:
     )
 
 
-def _combinations(spec: MetricSpec) -> int:
+def _combinations(spec: MetricSpec[Any]) -> int:
     """Returns how many series a metric of a topic has."""
-    reasons = len(STATES) if spec is tiers.tasks.metrics.ALARM else len(AlarmReason)
+    reasons = len(STATES) if spec is RemoteLogManagerMetrics.alarm_gauge else len(AlarmReason)
     values = {"topic": 1, "reason": reasons, "bound": len(BOUNDS), "stage": len(STAGES), "work": len(TierWork)}
     return prod(values[label] for label in spec.labels)
 
@@ -157,7 +152,7 @@ def reference() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(spec: MetricSpec) -> str:
+def _row(spec: MetricSpec[Any]) -> str:
     kafka = f" In Kafka: {spec.kafka}." if spec.kafka else ""
     since = "" if spec.since == FROM_THE_START else f" Exists {spec.since}."
     labels = ", ".join(f"`{label}`" for label in spec.labels)

@@ -18,7 +18,7 @@ from tests.drill.acknowledged_records import Place
 from tests.drill.rig import METADATA_PARTITIONS, DrillProxy, DrillRig
 from tests.drill.violations import BOUNDS, LOG_START, OWNER, Violations
 from tiers.tasks.alarms import AlarmReason
-from tiers.tasks.metrics import ALARMS
+from tiers.tasks.metrics import RemoteLogManagerMetrics
 
 OWNER_BACK_S = 15.0
 _INTERVAL_S = 0.25
@@ -26,8 +26,10 @@ _OWNED = re.compile(r'^tidegate_remote_log_metadata_owned\{[^}]*metadata_partiti
 _BROKEN_BOUNDS = re.compile(r"^tidegate_bounds_violations_total\{([^}]*)\} ([1-9][\d.]*)$", re.MULTILINE)
 _NEVER = (AlarmReason.CUT, AlarmReason.CUSTOM_METADATA, AlarmReason.DIVERGED, AlarmReason.METADATA_LOST)
 """The alarms that no fault of a drill explains. `TierModel` judges the gaps: clients delete records, too."""
+_NAME = RemoteLogManagerMetrics.alarm_counter.exposed_name
 _ALARMS = re.compile(
-    rf'^{ALARMS.exposed_name}\{{([^}}]*reason="(?:{"|".join(_NEVER)})"[^}}]*)\}} ([1-9][\d.]*)$', re.MULTILINE
+    rf'^{_NAME}\{{([^}}]*reason="(?:{"|".join(_NEVER)})"[^}}]*)\}} ([1-9][\d.]*)$',
+    re.MULTILINE,
 )
 
 

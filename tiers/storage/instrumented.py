@@ -39,7 +39,12 @@ ERRORS = CounterSpec(
     (*_LABELS, "kind"),
 )
 BYTES = CounterSpec("tidegate_remote_storage_bytes", "Bytes stored or read.", _LABELS)
-SECONDS = HistogramSpec("tidegate_remote_storage_seconds", "The duration of a call, also of a failed one.", _LABELS)
+SECONDS = HistogramSpec(
+    "tidegate_remote_storage_seconds",
+    "The duration of a call, also of a failed one.",
+    _LABELS,
+    buckets=_BUCKETS_S,
+)
 IN_FLIGHT = GaugeSpec("tidegate_remote_storage_in_flight", "Calls in progress.", ("store",))
 WRITE_CIRCUIT_OPEN = GaugeSpec(
     "tidegate_remote_storage_write_circuit_open",
@@ -56,7 +61,7 @@ class RemoteStorageMetrics:
         self.requests = REQUESTS.metric(registry)
         self.errors = ERRORS.metric(registry)
         self.bytes = BYTES.metric(registry)
-        self.seconds = SECONDS.metric(registry, _BUCKETS_S)
+        self.seconds = SECONDS.metric(registry)
         self.in_flight = IN_FLIGHT.metric(registry)
 
     def add(self, store: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
-from tiers.metric_spec import CounterSpec, GaugeSpec, SummarySpec
+from tiers.metric_spec import CounterSpec, GaugeSpec, MetricSet, SummarySpec
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import STATES, AlarmReason, RemoteLogAlarms
 
@@ -22,187 +22,157 @@ _TOPIC = ("topic",)
 _PARTITION = ("topic", "partition")
 _MEASURED: Final = "once the owner has measured the partition"
 
-ALARM = GaugeSpec(
-    "tidegate_remote_log_alarm",
-    "Partitions, their stages, or topics that have the alarm now, by reason.",
-    ("topic", "reason"),
-)
-ALARMS = CounterSpec("tidegate_remote_log_alarms", "Times that an alarm began, by reason.", ("topic", "reason"))
-COPY_BYTES = CounterSpec(
-    "tidegate_remote_copy_bytes",
-    "Bytes of segments copied, verified and finished.",
-    _TOPIC,
-    kafka="RemoteCopyBytesPerSec",
-)
-COPY_REQUESTS = CounterSpec(
-    "tidegate_remote_copy_requests", "Segments whose copy began.", _TOPIC, kafka="RemoteCopyRequestsPerSec"
-)
-COPY_ERRORS = CounterSpec("tidegate_remote_copy_errors", "Copies that failed.", _TOPIC, kafka="RemoteCopyErrorsPerSec")
-COPY_LAG_BYTES = GaugeSpec(
-    "tidegate_remote_copy_lag_bytes",
-    "Bytes of the local log that are not remote yet, by an estimate.",
-    _PARTITION,
-    kafka="RemoteCopyLagBytes",
-)
-COPY_LAG_SEGMENTS = GaugeSpec(
-    "tidegate_remote_copy_lag_segments",
-    "Segments that the records which are not remote yet would fill.",
-    _PARTITION,
-    kafka="RemoteCopyLagSegments",
-)
-COPY_LAG_SECONDS = GaugeSpec(
-    "tidegate_remote_copy_lag_seconds",
-    "How long this process has known a record below the last stable offset that is not remote.",
-    _PARTITION,
-)
-OLDEST_UNCOPIED = GaugeSpec(
-    "tidegate_remote_oldest_uncopied_seconds",
-    "The age of the oldest record below the last stable offset that is not remote: by its timestamp once it was read, "
-    "else the time for which this process has known it. 0: all are remote.",
-    _PARTITION,
-)
-COPY_STALLED_SECONDS = GaugeSpec(
-    "tidegate_remote_copy_stalled_seconds",
-    "How long a copy with work has made no progress; the log says why. 0: it is not stalled.",
-    _PARTITION,
-)
-COPY_STOPPED = GaugeSpec(
-    "tidegate_remote_copy_stopped", "1: copying has stopped until a restart; the log says why.", _PARTITION
-)
-COPY_THROTTLE_TIME = SummarySpec(
-    "tidegate_remote_copy_throttle_time_seconds",
-    "How long copying waited for its quota, each time it did.",
-    kafka="remote-copy-throttle-time",
-)
-SPOOL_BYTES = GaugeSpec("tidegate_spool_bytes", "Bytes of the segments in the spool, whose copies have not ended.")
-OWNED_PARTITIONS = GaugeSpec("tidegate_owned_partitions", "Partitions that this process copies.")
-PAUSED = GaugeSpec(
-    "tidegate_paused", "1: an operator paused this work on the topic.", ("topic", "work"), since="while work is paused"
-)
-REFUSED_TOPICS = GaugeSpec(
-    "tidegate_refused_topics", "Topics that cannot be tiered, and that the settings name or that have remote records."
-)
-TRIMMED_OFFSETS = CounterSpec(
-    "tidegate_local_trimmed_offsets", "Offsets removed from brokers by DeleteRecords.", _TOPIC
-)
-TRIMS_HELD = CounterSpec(
-    "tidegate_local_trims_held_by_share_groups", "Trims that stopped at the start offset of a share group.", _TOPIC
-)
-DELETE_REQUESTS = CounterSpec(
-    "tidegate_remote_delete_requests", "Segments whose deletion began.", _TOPIC, kafka="RemoteDeleteRequestsPerSec"
-)
-DELETE_ERRORS = CounterSpec(
-    "tidegate_remote_delete_errors", "Deletions that failed.", _TOPIC, kafka="RemoteDeleteErrorsPerSec"
-)
-DELETE_LAG_BYTES = GaugeSpec(
-    "tidegate_remote_delete_lag_bytes", "Bytes of segments being deleted.", _PARTITION, kafka="RemoteDeleteLagBytes"
-)
-DELETE_LAG_SEGMENTS = GaugeSpec(
-    "tidegate_remote_delete_lag_segments", "Segments being deleted.", _PARTITION, kafka="RemoteDeleteLagSegments"
-)
-FAILED_DELETIONS = GaugeSpec("tidegate_remote_failed_deletions", "Segments whose deletion failed and is retried.")
-LOG_SIZE_BYTES = GaugeSpec(
-    "tidegate_remote_log_size_bytes",
-    "Bytes of readable remote segments.",
-    _PARTITION,
-    since=_MEASURED,
-    kafka="RemoteLogSizeBytes",
-)
-METADATA_COUNT = GaugeSpec(
-    "tidegate_remote_log_metadata_count",
-    "Remote segments with metadata.",
-    _PARTITION,
-    since=_MEASURED,
-    kafka="RemoteLogMetadataCount",
-)
-LOG_GAPS = GaugeSpec(
-    "tidegate_remote_log_gaps",
-    "Gaps: runs of offsets that brokers removed before they were copied.",
-    _PARTITION,
-    since=_MEASURED,
-)
-LOG_GAP_OFFSETS = GaugeSpec("tidegate_remote_log_gap_offsets", "Offsets in gaps.", _PARTITION, since=_MEASURED)
-CUTS = CounterSpec("tidegate_remote_log_cuts", "Ends of remote logs that another leader's records replaced.", _TOPIC)
-RECORDED_CUTS = GaugeSpec(
-    "tidegate_remote_log_recorded_cuts",
-    "CUTs on record: another leader's records replaced the copied ones from there on.",
-    _PARTITION,
-    since=_MEASURED,
-)
-CUT_BYTES = GaugeSpec(
-    "tidegate_remote_cut_bytes",
-    "Bytes of the segments that were cut off as a whole.",
-    _PARTITION,
-    since=_MEASURED,
-)
-CUT_SEGMENTS = GaugeSpec(
-    "tidegate_remote_cut_segments", "Segments that were cut off as a whole.", _PARTITION, since=_MEASURED
-)
-BOUNDS_VIOLATIONS = CounterSpec(
-    "tidegate_bounds_violations", "Bounds between the tiers that did not hold, by bound.", ("topic", "bound")
-)
-STAGE_FAILURES = CounterSpec(
-    "tidegate_remote_log_stage_failures", "Failures of a stage of a partition's tasks.", ("topic", "stage")
-)
 
+class RemoteLogManagerMetrics(MetricSet):
+    """The series of a topic and of a partition exist, with zero, since this process took the partition over.
 
-class RemoteLogManagerMetrics:
-    """One set of metrics per registry.
+    The exceptions are in the specs. The gauges of a partition go with the ownership. The series of a topic stay for
+    `TOPIC_KEPT_MS` after its last partition here."""
 
-    The series of a topic and of a partition exist, with zero, since this process took the partition over, unless their
-    specs say otherwise. The gauges of a partition go with the ownership. The series of a topic stay for `TOPIC_KEPT_MS`
-    after its last partition here."""
+    alarm_gauge = GaugeSpec(
+        "tidegate_remote_log_alarm",
+        "Partitions, their stages, or topics that have the alarm now, by reason.",
+        ("topic", "reason"),
+    )
+    alarm_counter = CounterSpec(
+        "tidegate_remote_log_alarms", "Times that an alarm began, by reason.", ("topic", "reason")
+    )
+    copy_bytes = CounterSpec(
+        "tidegate_remote_copy_bytes",
+        "Bytes of segments copied, verified and finished.",
+        _TOPIC,
+        kafka="RemoteCopyBytesPerSec",
+    )
+    copy_requests = CounterSpec(
+        "tidegate_remote_copy_requests", "Segments whose copy began.", _TOPIC, kafka="RemoteCopyRequestsPerSec"
+    )
+    copy_errors = CounterSpec(
+        "tidegate_remote_copy_errors", "Copies that failed.", _TOPIC, kafka="RemoteCopyErrorsPerSec"
+    )
+    copy_lag_bytes = GaugeSpec(
+        "tidegate_remote_copy_lag_bytes",
+        "Bytes of the local log that are not remote yet, by an estimate.",
+        _PARTITION,
+        kafka="RemoteCopyLagBytes",
+    )
+    copy_lag_segments = GaugeSpec(
+        "tidegate_remote_copy_lag_segments",
+        "Segments that the records which are not remote yet would fill.",
+        _PARTITION,
+        kafka="RemoteCopyLagSegments",
+    )
+    copy_lag_seconds = GaugeSpec(
+        "tidegate_remote_copy_lag_seconds",
+        "How long this process has known a record below the last stable offset that is not remote.",
+        _PARTITION,
+    )
+    oldest_uncopied_seconds = GaugeSpec(
+        "tidegate_remote_oldest_uncopied_seconds",
+        "The age of the oldest record below the last stable offset that is not remote: by its timestamp once it was "
+        "read, else the time for which this process has known it. 0: all are remote.",
+        _PARTITION,
+    )
+    copy_stalled_seconds = GaugeSpec(
+        "tidegate_remote_copy_stalled_seconds",
+        "How long a copy with work has made no progress; the log says why. 0: it is not stalled.",
+        _PARTITION,
+    )
+    copy_stopped = GaugeSpec(
+        "tidegate_remote_copy_stopped", "1: copying has stopped until a restart; the log says why.", _PARTITION
+    )
+    copy_throttle_time = SummarySpec(
+        "tidegate_remote_copy_throttle_time_seconds",
+        "How long copying waited for its quota, each time it did.",
+        kafka="remote-copy-throttle-time",
+    )
+    spool_bytes = GaugeSpec("tidegate_spool_bytes", "Bytes of the segments in the spool, whose copies have not ended.")
+    owned_partitions = GaugeSpec("tidegate_owned_partitions", "Partitions that this process copies.")
+    paused = GaugeSpec(
+        "tidegate_paused",
+        "1: an operator paused this work on the topic.",
+        ("topic", "work"),
+        since="while work is paused",
+    )
+    refused_topics = GaugeSpec(
+        "tidegate_refused_topics",
+        "Topics that cannot be tiered, and that the settings name or that have remote records.",
+    )
+    trimmed_offsets = CounterSpec(
+        "tidegate_local_trimmed_offsets", "Offsets removed from brokers by DeleteRecords.", _TOPIC
+    )
+    trims_held = CounterSpec(
+        "tidegate_local_trims_held_by_share_groups", "Trims that stopped at the start offset of a share group.", _TOPIC
+    )
+    delete_requests = CounterSpec(
+        "tidegate_remote_delete_requests", "Segments whose deletion began.", _TOPIC, kafka="RemoteDeleteRequestsPerSec"
+    )
+    delete_errors = CounterSpec(
+        "tidegate_remote_delete_errors", "Deletions that failed.", _TOPIC, kafka="RemoteDeleteErrorsPerSec"
+    )
+    delete_lag_bytes = GaugeSpec(
+        "tidegate_remote_delete_lag_bytes", "Bytes of segments being deleted.", _PARTITION, kafka="RemoteDeleteLagBytes"
+    )
+    delete_lag_segments = GaugeSpec(
+        "tidegate_remote_delete_lag_segments", "Segments being deleted.", _PARTITION, kafka="RemoteDeleteLagSegments"
+    )
+    failed_deletions = GaugeSpec("tidegate_remote_failed_deletions", "Segments whose deletion failed and is retried.")
+    log_size_bytes = GaugeSpec(
+        "tidegate_remote_log_size_bytes",
+        "Bytes of readable remote segments.",
+        _PARTITION,
+        since=_MEASURED,
+        kafka="RemoteLogSizeBytes",
+    )
+    metadata_count = GaugeSpec(
+        "tidegate_remote_log_metadata_count",
+        "Remote segments with metadata.",
+        _PARTITION,
+        since=_MEASURED,
+        kafka="RemoteLogMetadataCount",
+    )
+    log_gaps = GaugeSpec(
+        "tidegate_remote_log_gaps",
+        "Gaps: runs of offsets that brokers removed before they were copied.",
+        _PARTITION,
+        since=_MEASURED,
+    )
+    log_gap_offsets = GaugeSpec("tidegate_remote_log_gap_offsets", "Offsets in gaps.", _PARTITION, since=_MEASURED)
+    cuts = CounterSpec(
+        "tidegate_remote_log_cuts", "Ends of remote logs that another leader's records replaced.", _TOPIC
+    )
+    recorded_cuts = GaugeSpec(
+        "tidegate_remote_log_recorded_cuts",
+        "CUTs on record: another leader's records replaced the copied ones from there on.",
+        _PARTITION,
+        since=_MEASURED,
+    )
+    cut_bytes = GaugeSpec(
+        "tidegate_remote_cut_bytes",
+        "Bytes of the segments that were cut off as a whole.",
+        _PARTITION,
+        since=_MEASURED,
+    )
+    cut_segments = GaugeSpec(
+        "tidegate_remote_cut_segments", "Segments that were cut off as a whole.", _PARTITION, since=_MEASURED
+    )
+    bounds_violations = CounterSpec(
+        "tidegate_bounds_violations", "Bounds between the tiers that did not hold, by bound.", ("topic", "bound")
+    )
+    stage_failures = CounterSpec(
+        "tidegate_remote_log_stage_failures", "Failures of a stage of a partition's tasks.", ("topic", "stage")
+    )
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.alarms = RemoteLogAlarms(ALARMS.metric(registry), ALARM.metric(registry))
-        self.copy_bytes = COPY_BYTES.metric(registry)
-        self.copy_requests = COPY_REQUESTS.metric(registry)
-        self.copy_errors = COPY_ERRORS.metric(registry)
-        self.copy_lag_bytes = COPY_LAG_BYTES.metric(registry)
-        self.copy_lag_segments = COPY_LAG_SEGMENTS.metric(registry)
-        self.copy_lag_seconds = COPY_LAG_SECONDS.metric(registry)
-        self.oldest_uncopied_seconds = OLDEST_UNCOPIED.metric(registry)
-        self.copy_stalled_seconds = COPY_STALLED_SECONDS.metric(registry)
-        self.copy_stopped = COPY_STOPPED.metric(registry)
-        self.copy_throttle_time = COPY_THROTTLE_TIME.metric(registry)
-        self.spool_bytes = SPOOL_BYTES.metric(registry)
-        self.owned_partitions = OWNED_PARTITIONS.metric(registry)
-        self.paused = PAUSED.metric(registry)
-        self.refused_topics = REFUSED_TOPICS.metric(registry)
-        self.trimmed_offsets = TRIMMED_OFFSETS.metric(registry)
-        self.trims_held = TRIMS_HELD.metric(registry)
-        self.delete_requests = DELETE_REQUESTS.metric(registry)
-        self.delete_errors = DELETE_ERRORS.metric(registry)
-        self.delete_lag_bytes = DELETE_LAG_BYTES.metric(registry)
-        self.delete_lag_segments = DELETE_LAG_SEGMENTS.metric(registry)
-        self.failed_deletions = FAILED_DELETIONS.metric(registry)
-        self.log_size_bytes = LOG_SIZE_BYTES.metric(registry)
-        self.metadata_count = METADATA_COUNT.metric(registry)
-        self.log_gaps = LOG_GAPS.metric(registry)
-        self.log_gap_offsets = LOG_GAP_OFFSETS.metric(registry)
-        self.cuts = CUTS.metric(registry)
-        self.recorded_cuts = RECORDED_CUTS.metric(registry)
-        self.cut_bytes = CUT_BYTES.metric(registry)
-        self.cut_segments = CUT_SEGMENTS.metric(registry)
-        self.bounds_violations = BOUNDS_VIOLATIONS.metric(registry)
-        self.stage_failures = STAGE_FAILURES.metric(registry)
-        own = [each for each in vars(self).values() if isinstance(each, Counter | Gauge)]
-        made = [*own, self.alarms.counter, self.alarms.gauge]
-        self._of_partition = [each for each in made if each._labelnames == _PARTITION]
-        self._of_topic_alone = [each for each in made if each._labelnames == _TOPIC]
-        self._measured = (
-            self.log_size_bytes,
-            self.metadata_count,
-            self.log_gaps,
-            self.log_gap_offsets,
-            self.recorded_cuts,
-            self.cut_bytes,
-            self.cut_segments,
-        )
-        """The gauges that tell of the metadata. A zero before the first look would make what is old look new."""
+        super().__init__(registry)
+        self.alarms = RemoteLogAlarms(self.alarm_counter, self.alarm_gauge)
+        self._of_partition = [made for spec, made in self.made.items() if spec.labels == _PARTITION]
+        # A zero before the first look at the metadata would make what is old look new.
+        early = [made for spec, made in self.made.items() if spec.since != _MEASURED]
+        self._of_partition_early = [made for made in self._of_partition if made in early]
+        self._of_topic_alone = [made for spec, made in self.made.items() if spec.labels == _TOPIC]
         # A pause is one of the topic, whoever owns its partitions.
         others = (*self._of_partition, self.paused)
-        self._of_topic = [each for each in made if "topic" in each._labelnames and each not in others]
+        self._of_topic = [made for spec, made in self.made.items() if "topic" in spec.labels and made not in others]
         self._whole: set[str] = set()
         """The topics that have all series."""
         self._unowned_since_ms: dict[str, int | None] = {}
@@ -213,9 +183,8 @@ class RemoteLogManagerMetrics:
 
         The gauges that tell of the metadata begin with their first value."""
         topic = partition.topic
-        for metric in self._of_partition:
-            if metric not in self._measured:
-                metric.labels(topic, str(partition.partition))
+        for metric in self._of_partition_early:
+            metric.labels(topic, str(partition.partition))
         if topic in self._whole:
             return
         self._whole.add(topic)

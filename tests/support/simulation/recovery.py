@@ -15,7 +15,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.tasks.history.log_gap_task import MEMBER_RETURNS_WITHIN_MS
-from tiers.tasks.metrics import BOUNDS_VIOLATIONS
+from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild import judge_scan
 from tiers.upkeep.rebuild_plan import PartitionPlan
@@ -55,7 +55,7 @@ async def recover(sim: Simulation, within_s: float) -> None:
         await asyncio.sleep(_STEP_S)
     sim.note("recovered")
     is_one_history = all(one.histories == 1 and not one.has_other_history for one in sim.oracle.expected.values())
-    has_violated_bounds = any(_samples(sim, BOUNDS_VIOLATIONS))
+    has_violated_bounds = any(_samples(sim, RemoteLogManagerMetrics.bounds_violations))
     if is_one_history and not sim.oracle.truth.lost_records and has_violated_bounds:
         sim.oracle.fail("a process found a bound between the tiers violated, and the log has one history")
     if not sim.oracle.truth.lost_records:
@@ -291,7 +291,7 @@ def _overdue(sim: Simulation, partition: SimPartition) -> str | None:
     return None
 
 
-def _samples(sim: Simulation, spec: MetricSpec) -> list[float]:
+def _samples(sim: Simulation, spec: MetricSpec[Any]) -> list[float]:
     """Returns the values of a metric in the processes that run."""
     return [
         sample.value
