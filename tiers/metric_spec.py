@@ -42,8 +42,8 @@ class MetricSpec(Generic[Metric]):
     def __get__(self, holder: MetricSet, kind: type) -> Metric: ...
 
     def __get__(self, holder: MetricSet | None, kind: type) -> Self | Metric:
-        """Returns the metric of a set, or the spec itself for the class of the set."""
-        return self if holder is None else holder.made[self]
+        """For type checkers: the attribute of a set is its metric, and that of the class is the spec."""
+        return self
 
     def metric(self, registry: CollectorRegistry) -> Metric:
         raise NotImplementedError
@@ -115,7 +115,10 @@ class MetricSet:
     """Metrics that a class declares by specs, made once per registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.made: dict[MetricSpec[Any], Any] = {spec: spec.metric(registry) for spec in specs_of(type(self))}
+        self.made: dict[MetricSpec[Any], Any] = {}
+        for name, spec in vars(type(self)).items():
+            if isinstance(spec, MetricSpec):
+                self.made[spec] = self.__dict__[name] = spec.metric(registry)
 
 
 def specs_of(holder: object) -> list[MetricSpec[Any]]:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from tiers.config.topic_policy import TierWork, TopicPolicy
 from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
@@ -21,7 +20,6 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.stored_segment import StoredSegment
 
 Segment = TypeVar("Segment", StoredSegment, RemoteLogSegmentMetadata)
-_NO_VALUES: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class HoldReason(StrEnum):
@@ -60,7 +58,7 @@ class Hold:
 
     reason: HoldReason
     at_ms: int | None = None
-    values: Mapping[str, int] = field(default_factory=lambda: _NO_VALUES)
+    values: Mapping[str, int] = field(default_factory=dict)
 
 
 def segment_timestamp_ms(segment: RemoteLogSegmentMetadata | StoredSegment) -> int:

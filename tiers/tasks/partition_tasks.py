@@ -41,8 +41,7 @@ from tiers.tasks.metrics import STAGES
 from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.retention.trim_task import TrimTask
-from tiers.tasks.stage import Stage
-from tiers.tasks.task_services import TaskServices
+from tiers.tasks.task_services import Stage, TaskServices
 
 _DIVERGED = "the log diverged from the copied records: nothing of the partition expires"
 _METADATA_LOST = "the metadata of a partition was lost: nothing of the partition is trimmed, expired or deleted"
@@ -324,12 +323,9 @@ class PartitionTasks:
         if not self._may_remove or self._unproved(surveyed.log_start):
             return
         needless = await self.attempts.give_up(surveyed.bounds, surveyed.log_start)
-        await delete_attempts(self._services, self.partition, needless, self._may_delete)
+        await delete_attempts(self._services, self.partition, needless, lambda: self._may_remove)
         if TierWork.EXPIRING not in self.policy.paused:
-            await self._expiration.delete(self.policy, surveyed.log_start, self._may_delete)
-
-    def _may_delete(self) -> bool:
-        return self._may_remove
+            await self._expiration.delete(self.policy, surveyed.log_start, lambda: self._may_remove)
 
     def _show_doubt(self) -> None:
         """Shows the alarm while there is a doubt about the past."""

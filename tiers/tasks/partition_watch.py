@@ -17,7 +17,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_task import RLMCopyTask
-from tiers.tasks.copy.uncopied import DUE_SHARE, UncopiedSize, has_lag
+from tiers.tasks.copy.uncopied import DUE_SHARE, has_lag
 from tiers.tasks.metrics import BOUNDS
 from tiers.tasks.task_services import TaskServices
 from tiers.texts import moment_text
@@ -111,10 +111,9 @@ class PartitionWatch:
         age_ms = uncopied.known_for_ms(offset)
         if timestamp_ms is not None:
             age_ms = max(age_ms, self._services.wall_clock_ms() - timestamp_ms)
-        is_bounded = broker.size_bytes >= 0
-        size = uncopied.at_most(offset) if is_bounded else UncopiedSize(0, is_bound=True)
-        share = used_share(broker, age_ms, size.size_bytes)
-        is_known = size.is_bound and (broker.ms < 0 or timestamp_ms is not None)
+        size_bytes = uncopied.at_most(offset) if broker.size_bytes >= 0 else 0
+        share = used_share(broker, age_ms, uncopied.between(offset) if size_bytes is None else size_bytes)
+        is_known = size_bytes is not None and (broker.ms < 0 or timestamp_ms is not None)
         return share if is_known else max(share, DUE_SHARE)
 
     def watch_progress(self, *, is_idle: bool, error: str) -> None:

@@ -1,15 +1,16 @@
-"""`TaskServices`: the services that all RLM tasks of a process share, and the settings of the tasks."""
+"""What the RLM tasks of a process share: `TaskServices`, their settings, and `Stage`, in which the work is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, monotonic_ms, wall_clock_ms
 from tiers.config.settings import RemoteLogConfig
-from tiers.errors import OwnershipLostError
+from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.metadata.metadata_log import MetadataLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -20,14 +21,20 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
 from tiers.tasks.history.tier_place import TierPlace
 from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.texts import moment_text
 
 TIER_SETTINGS_MAX_AGE_MS: Final = 10_000
 """The age of tier settings by which a topic is copied. What deletes records reads them to their end first."""
+STOPPING: Final = (LogDivergedError, OwnershipLostError)
+"""The errors that stop all stages of a partition."""
 _TOPICS_INTERVAL_MS: Final = 10_000
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class ShareGroups(Protocol):
@@ -150,7 +157,95 @@ class TaskServices:
         age_ms = self.log.status().freshness_age_ms
         return age_ms is not None and age_ms <= self.settings.remote_log.fresh_within_ms
 
+    def retry_at_ms(self, failures: int) -> int:
+        """Returns when work is tried again that has failed once more. The backoff doubles, up to the interval."""
+        remote_log = self.settings.remote_log
+        return self.clock_ms() + min(remote_log.task_interval_ms, remote_log.task_retry_backoff_ms << min(failures, 16))
+
     def require_ownership(self, partition: TopicIdPartition) -> None:
         """Raises `OwnershipLostError` unless this process owns the partition."""
         if not self.log.owns(partition):
             raise OwnershipLostError(f"{partition} is owned by another member")
+
+
+class Stage:
+    """One kind of work of a partition, with its own due time, failures, backoff, alarm and log lines.
+
+    The failure of a stage postpones that stage alone (docs/design.md, "Log range")."""
+
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, name: str) -> None:
+        self.name = name
+        self.due_ms = 0
+        self.failures = 0
+        """The failures since the last success."""
+        self.last_error = ""
+        self._services = services
+        self._topic = topic_id_partition.topic
+        self._alarm = self._topic, AlarmReason.STAGE_FAILING, f"{topic_id_partition} {name}"
+        self._fields = {"partition": str(topic_id_partition), "stage": name}
+        self._failing_since_ms = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self.due_ms <= self._services.clock_ms()
+
+    @property
+    def is_postponed(self) -> bool:
+        """Whether the stage failed, and its backoff has not passed."""
+        return self.failures > 0 and not self.is_due
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Does the work once. Returns its result, or None if it failed.
+
+        After a success, the stage is due one interval after it began, so that the stages of a round stay together.
+        Raises the errors in `STOPPING`."""
+        began_ms = self._services.clock_ms()
+        try:
+            result = await work()
+        except STOPPING:
+            raise
+        except Exception as error:  # any other error of a stage must not affect the other stages
+            self.failed(error)
+            return None
+        self.succeeded(began_ms)
+        return result
+
+    def succeeded(self, began_ms: int) -> None:
+        services = self._services
+        self.due_ms = max(services.clock_ms(), began_ms + services.settings.remote_log.task_interval_ms)
+        self.failures, self.last_error = 0, ""
+        if services.metrics.alarms.end(*self._alarm):
+            logger.info("a stage of a partition works again", extra=self._fields)
+
+    def failed(self, error: Exception) -> None:
+        """Postpones the stage, and says why.
+
+        While the stage keeps failing, each doubling of the failures is logged: an outage of the store concerns every
+        partition, for long."""
+        self.postpone(error)
+        if self.failures & (self.failures - 1):
+            return
+        fields = {**self._fields, "error": self.last_error, "failures": self.failures}
+        if isinstance(error, RemoteLogError):
+            logger.warning("a stage of a partition failed", extra=fields)
+        else:
+            logger.exception("a stage of a partition failed", extra=fields, exc_info=error)
+
+    def postpone(self, error: Exception) -> None:
+        """Counts a failure. The backoff doubles with each one, up to the interval."""
+        if self.failures == 0:
+            self._failing_since_ms = self._services.clock_ms()
+        self.due_ms = self._services.retry_at_ms(self.failures)
+        self.failures += 1
+        self.last_error = str(error) or repr(error)
+        self._services.metrics.alarms.tell(*self._alarm, self.last_error)
+        self._services.metrics.stage_failures.labels(self._topic, self.name).inc()
+
+    def watch(self) -> None:
+        """Raises an alarm if the stage fails for long, once until it works again."""
+        services, failing_ms = self._services, self._services.clock_ms() - self._failing_since_ms
+        is_for_long = self.failures > 0 and failing_ms >= services.settings.stage_alarm_ms
+        if is_for_long and services.metrics.alarms.begin(*self._alarm, self.last_error):
+            since = moment_text(services.wall_clock_ms() - failing_ms)
+            fields = {**self._fields, "error": self.last_error, "since": since}
+            logger.error("a stage of a partition keeps failing", extra=fields)

@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, auto
 from uuid import UUID, uuid4
 
 from tiers.errors import (
@@ -54,9 +53,8 @@ _UNREADABLE = EncryptionKeyError, LaterFormatError
 logger = logging.getLogger(__name__)
 
 
-class _NotWhole(Enum):
-    MISSING = auto()
-    DAMAGED = auto()
+_NotWhole = CorruptSegmentError | RemoteResourceNotFoundError
+"""Why an attempt is not whole: an object is damaged, or the store does not have it."""
 
 
 @dataclass(slots=True)
@@ -310,9 +308,7 @@ class CopyAttempts:
         except (RemoteStorageError, SpoolError) as error:
             reading.error = error if isinstance(error, RemoteStorageError) else RetriableRemoteStorageError(str(error))
             reading.failures, reading.is_not_whole = reading.failures + 1, False
-            remote_log = services.settings.remote_log
-            pause_ms = remote_log.task_retry_backoff_ms << min(reading.failures, 16)
-            reading.due_ms = now_ms + min(remote_log.task_interval_ms, pause_ms)
+            reading.due_ms = services.retry_at_ms(reading.failures)
             return False
         reading.error, reading.failures = None, 0
         if not isinstance(found, _NotWhole):
@@ -327,7 +323,7 @@ class CopyAttempts:
         reading.due_ms = now_ms + reading.pause_ms
         reading.pause_ms = min(max(_FIRST_PAUSE_MS, 2 * reading.pause_ms), _MAX_PAUSE_MS)
         kept = services.spool.kept_of(attempt.segment_id)
-        if kept is not None and found is _NotWhole.DAMAGED:
+        if kept is not None and isinstance(found, CorruptSegmentError):
             renewed = await self._renewed(kept)
             if renewed is None:
                 return False
@@ -345,25 +341,27 @@ class CopyAttempts:
         Raises `RemoteStorageError` when it is not known whether the attempt is whole."""
         services = self._services
         try:
-            with suppress(RemoteResourceNotFoundError):
-                found = await self._read_back(attempt)
-                await services.place.require(services, [found])  # another place may have them too
-                return found
+            found = await self._read_back(attempt)
+            await services.place.require(services, [found])  # another place may have them too
+            return found
+        except RemoteResourceNotFoundError as error:
+            missing = error
         except _UNREADABLE:
             raise
-        except CorruptSegmentError:
-            return _NotWhole.DAMAGED
+        except CorruptSegmentError as damaged:
+            return damaged
         kept = services.spool.kept_of(attempt.segment_id)
         if kept is None or await self._is_damaged(kept):
-            return _NotWhole.MISSING
+            return missing
         if reading.is_stored or await self._has_other_log(kept):
-            return _NotWhole.DAMAGED  # another place confirmed them, which must not have the objects that count
+            # Another place confirmed them, which must not have the objects that count.
+            return CorruptSegmentError("another place has the objects")
         stored = await store(services, kept)
         reading.is_stored = True
         try:
             return await self._read_back(stored)
-        except RemoteResourceNotFoundError:
-            return _NotWhole.MISSING
+        except RemoteResourceNotFoundError as error:
+            return error
 
     async def _read_back(
         self, attempt: RemoteLogSegmentMetadata, progress: Progress = no_progress

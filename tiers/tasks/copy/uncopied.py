@@ -133,13 +133,6 @@ def estimated_bytes(metadata: RemoteLogMetadataState, partition: TopicIdPartitio
     return None if density is None else int(offsets * density)
 
 
-class UncopiedSize(NamedTuple):
-    """`is_bound` is true if the records have at most `size_bytes`. Otherwise this is an estimate."""
-
-    size_bytes: int
-    is_bound: bool
-
-
 class _Point(NamedTuple):
     """The records before `offset` have `size_bytes`, counted from any origin."""
 
@@ -248,10 +241,10 @@ class UncopiedRecords:
         share = (offset - below.offset) / (above.offset - below.offset) if above.offset > below.offset else 0.0
         return below.size_bytes + share * (above.size_bytes - below.size_bytes)
 
-    def at_most(self, offset: int) -> UncopiedSize:
+    def at_most(self, offset: int) -> int | None:
         """Returns an upper bound of the size of the records from `offset` on.
 
-        It returns the estimate while the size of the replica is unknown, or contradicts the metadata.
+        None: the size of the replica is unknown, or contradicts the metadata.
 
         A segment counts as nothing if another one has some of its records, or if some lie below the log start or above
         a CUT. The records that the replica has below its log start count."""
@@ -266,9 +259,7 @@ class UncopiedRecords:
             if next_offset <= kept.start_offset < offset and not is_cut:
                 rest_bytes -= kept.segment_size_bytes
                 next_offset = kept.end_offset + 1
-        if rest_bytes < MIN_BATCH_BYTES:
-            return UncopiedSize(self.between(offset), is_bound=False)
-        return UncopiedSize(rest_bytes, is_bound=True)
+        return None if rest_bytes < MIN_BATCH_BYTES else rest_bytes
 
     @property
     def size_bytes(self) -> int:

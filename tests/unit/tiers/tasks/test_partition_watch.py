@@ -12,7 +12,7 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import Retention, TotalRetention
 from tiers.errors import BrokerError
 from tiers.model.log_source import LocalLogBounds
-from tiers.tasks.copy.uncopied import DUE_SHARE, UncopiedSize
+from tiers.tasks.copy.uncopied import DUE_SHARE
 from tiers.tasks.partition_watch import violated_bounds
 
 DAY_MS = 86_400_000
@@ -121,7 +121,6 @@ async def test_the_share_of_the_bytes_counts_and_unknown_records_are_due(
     retention: Retention,
     share: float,
 ) -> None:
-    size = UncopiedSize(size_bytes or 0, is_bound=size_bytes is not None)
-    monkeypatch.setattr(bench.copy_task.uncopied, "at_most", lambda offset: size)
+    monkeypatch.setattr(bench.copy_task.uncopied, "at_most", lambda offset: size_bytes)
     bench.log.append(batch_of(0, 10, timestamp=bench.wall_ms if has_time else -1))
     assert await bench.watch.share_from(replace(IN_TIME, broker_retention=retention), 0) == share

@@ -260,7 +260,7 @@ async def test_an_expiry_that_fails_stops_no_copy_and_no_trim(
     running.manager = RemoteLogManager(
         replace(services, settings=replace(services.settings, stage_alarm_ms=1)), running.topics
     )
-    caplog.set_level("INFO", "tiers.tasks.stage")
+    caplog.set_level("INFO", "tiers.tasks.task_services")
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89 and failures(running, "expiry") > 2)
         await until(lambda: running.logs.of[PARTITION].log_start_offset == 60)
