@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -124,3 +125,34 @@ async def test_the_share_of_the_bytes_counts_and_unknown_records_are_due(
     monkeypatch.setattr(bench.copy_task.uncopied, "at_most", lambda offset: size_bytes)
     bench.log.append(batch_of(0, 10, timestamp=bench.wall_ms if has_time else -1))
     assert await bench.watch.share_from(replace(IN_TIME, broker_retention=retention), 0) == share
+
+
+async def test_a_transaction_that_hangs_is_an_alarm_once(filled: Workbench) -> None:
+    stuck_ms, filled.log.last_stable_offset = filled.services.settings.stuck_lso_alarm_ms, 40
+    for now_ms, is_stuck in ((0, 0), (stuck_ms - 1, 0), (stuck_ms, 1), (2 * stuck_ms, 1)):
+        filled.now_ms = 1_000_000 + now_ms
+        await looked(filled)
+        assert filled.active("stuck-lso") == is_stuck
+    filled.log.last_stable_offset = None
+    await looked(filled)
+    assert filled.active("stuck-lso") == 0
+    assert filled.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "lag_ms"),
+    [
+        ({"retention_ms": 40}, 20),
+        ({"broker_retention": Retention(40, -1)}, 20),  # while nothing may expire, the broker goes on removing records
+        ({"retention_ms": 40, "copy_lag_ms": 30, "copy_lag_bytes": -1, "segment_ms": 10}, 40),
+        ({}, DAY_MS),
+    ],
+)
+async def test_copying_that_falls_behind_the_retention_is_an_alarm(
+    filled: Workbench, changes: dict[str, Any], lag_ms: int
+) -> None:
+    policy = replace(POLICY, **changes)
+    for behind_ms in (0, lag_ms, lag_ms + 1):
+        filled.now_ms = 1_000_000 + behind_ms
+        await looked(filled, policy)
+        assert filled.active("copy-lag") == (behind_ms > lag_ms and changes != {})

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -13,7 +11,6 @@ from tests.support.fakes.segments import build_segment
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.config.total_retention import Retention
 from tiers.errors import BrokerError, LogDivergedError, RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -216,43 +213,6 @@ async def test_a_damaged_kept_segment_keeps_no_other_from_being_stored(bench: Wo
         await until(lambda: len([*(bench.folder / "remote").rglob("*.indexes")]) == 3, 30)
 
 
-async def test_a_kept_segment_costs_one_byte_a_look_until_its_owner_ends_it(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The owner may be a long time finishing it."""
-    running = Running(bench, POLICY)
-    kept = await keep_segment(bench, PARTITION, 0)
-    await store(bench.services, kept)
-    fetch, fetched = bench.store.fetch_log_segment, []
-
-    async def counting(segment: RemoteLogSegmentMetadata, start: int, end: int | None = None) -> memoryview:
-        found = await fetch(segment, start, end)
-        fetched.append(len(found))
-        return found
-
-    monkeypatch.setattr(bench.store, "fetch_log_segment", counting)
-    bench.metadata.owned = False
-    async with running.run():
-        await until(lambda: len(fetched) > 5)
-    assert set(fetched) == {1}
-
-
-async def test_a_kept_segment_is_stored_again_if_its_objects_are_gone(bench: Workbench) -> None:
-    running = Running(bench, POLICY)
-    kept = await keep_segment(bench, PARTITION, 0)
-    bench.metadata.owned = False
-    async with running.run():
-        await until(lambda: len(stored_files(bench)) == 2)
-        for path in stored_files(bench):
-            path.unlink()
-        await until(lambda: len(stored_files(bench)) == 2)
-    assert kept in bench.services.spool.kept()
-
-
-def stored_files(bench: Workbench) -> list[Path]:
-    return [*(bench.folder / "remote").rglob("*.log"), *(bench.folder / "remote").rglob("*.indexes")]
-
-
 async def test_a_disk_that_is_full_at_the_start_delays_the_manager(
     running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -316,28 +276,3 @@ async def test_too_much_custom_metadata_stops_copying_for_good(
         rounds = running.topics.refreshes + 5
         await until(lambda: running.topics.refreshes >= rounds)
     assert attempts == 2
-
-
-async def test_a_transaction_that_hangs_is_an_alarm_once(running: Running) -> None:
-    log = running.logs.of[PARTITION]
-    log.last_stable_offset = 40
-    services = running.bench.services
-    services = replace(services, settings=replace(services.settings, stuck_lso_alarm_ms=30))
-    running.manager = RemoteLogManager(services, running.topics)
-    async with running.run():
-        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1)
-        surveys = log.surveys
-        await until(lambda: log.surveys > surveys + 3)
-        assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1
-        assert running.bench.active("stuck-lso") == 1
-        log.last_stable_offset = None
-        await until(lambda: running.bench.active("stuck-lso") == 0)
-
-
-@pytest.mark.parametrize("limits", [{"retention_ms": 40}, {"broker_retention": Retention(40, -1)}])
-async def test_copying_that_falls_behind_the_retention_is_an_alarm(running: Running, limits: Any) -> None:
-    """While nothing may expire, the broker goes on removing records by its own retention."""
-    policy = replace(POLICY, partition_count=1, segment_bytes=1 << 20, **limits)
-    running.topics.policies = {policy.topic_id: policy}
-    async with running.run():
-        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") >= 1)

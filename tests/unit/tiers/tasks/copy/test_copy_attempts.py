@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
+from tests.support.fakes.segments import build_segment
 from tests.support.tiers.attempts import batches, begun, copied
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
-from tiers.errors import EncryptionKeyError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import (
+    EncryptionKeyError,
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+)
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.tenure import Tenure
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import log_key
+from tiers.storage.remote_storage_manager import StoredObject
 from tiers.tasks.copy.copy_attempts import KEPT_WITHOUT_RECORDS_MS
+from tiers.tasks.copy.segment_copy import announce, keep
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.history.log_gap_task import MEMBER_RETURNS_WITHIN_MS
 from tiers.tasks.partition_tasks import PartitionTasks
@@ -413,3 +425,90 @@ async def test_a_cut_attempt_holds_up_no_record_behind_the_cut(log: Workbench, m
             await log.copy()
         await log.metadata.put_cut(PARTITION, 1, 20)
         assert log.attempts.start_behind(0, is_urgent=False) == 20
+
+
+async def test_a_store_in_trouble_is_not_asked_about_every_attempt(
+    log: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    async def refuse(segment: RemoteLogSegmentMetadata) -> bytes:
+        asked.append(segment.start_offset)
+        raise RetriableRemoteStorageError("503")
+
+    for first in range(0, 50, 10):
+        await begun(log, first, first + 10)
+    log.log.log_start_offset = 50
+    monkeypatch.setattr(log.store, "fetch_indexes", refuse)
+    await run(log)
+    assert asked == [0, 10, 20]
+    await run(log)
+    assert asked == [0, 10, 20, 30, 40], "the first ones wait for their backoff"
+
+
+async def test_a_copy_ends_before_the_metadata_drops_its_deletion(
+    log: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    remote_log = log.services.settings.remote_log.model_copy(update={"deleted_segment_retention_ms": 20})
+    log.services = replace(log.services, settings=replace(log.services.settings, remote_log=remote_log))
+    log.restart()
+    monkeypatch.setattr(log.store, "copy_log_segment_data", never)
+    with pytest.raises(RetriableRemoteStorageError, match="the copy did not end within 10 ms"):
+        await log.copy()
+    assert log.attempts.in_progress is None
+
+
+@pytest.mark.parametrize("custom_metadata", [b"found by it alone", None])
+async def test_an_attempt_is_found_by_the_custom_metadata_of_the_listing(
+    log: Workbench, monkeypatch: pytest.MonkeyPatch, custom_metadata: bytes | None
+) -> None:
+    """The record of an attempt has none, and a store may need it to find the objects."""
+    attempt, fetch, listed = await begun(log, 0, 30), log.store.fetch_indexes, log.store.list_objects
+
+    async def strict(segment: RemoteLogSegmentMetadata) -> bytes:
+        if segment.custom_metadata is None:
+            raise RemoteResourceNotFoundError("which bucket?")
+        return await fetch(segment)
+
+    async def listing(prefix: str) -> AsyncIterator[StoredObject]:
+        async for each in listed(prefix):
+            yield replace(each, custom_metadata=custom_metadata)
+
+    monkeypatch.setattr(log.store, "fetch_indexes", strict)
+    monkeypatch.setattr(log.store, "list_objects", listing)
+    await run(log)
+    assert log.finished == [(0, 29)] * (custom_metadata is not None)
+    assert [each.custom_metadata for each in log.segments if each.segment_id == attempt.segment_id] == [custom_metadata]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "start", "behind"),
+    [([(30, 60)], 0, 0), ([(0, 30)], 30, 30), ([(0, 30), (30, 60)], 0, 60), ([(0, 30), (60, 90)], 0, 30)],
+)
+async def test_copying_continues_behind_kept_attempts_without_a_hole(
+    log: Workbench, attempts: list[tuple[int, int]], start: int, behind: int
+) -> None:
+    for first, end in attempts:
+        built = build_segment(log.folder / f"{first}.built", batches(first, end), first)
+        await announce(
+            log.services,
+            (await keep(log.services, RemoteLogSegmentId(PARTITION, uuid4()), built, 0)).metadata,
+        )
+    assert log.attempts.start_behind(start, is_urgent=True) == behind
+
+
+async def test_an_attempt_whose_deletion_begins_meanwhile_is_not_finished(
+    log: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, ask = await begun(log, 0, 30), log.log.end_offset_for_epoch
+
+    async def delete_and_answer(*args: Any) -> EpochEndOffset:
+        await log.services.write_state(attempt, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+        return await ask(*args)
+
+    monkeypatch.setattr(log.log, "end_offset_for_epoch", delete_and_answer)
+    await run(log)
+    assert [each.state for each in log.segments] == [RemoteLogSegmentState.DELETE_SEGMENT_STARTED]

@@ -269,13 +269,13 @@ def test_a_location_whose_name_does_not_fit_is_refused(limit_bytes: int, weight:
 
 @pytest.fixture
 def quota(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> RateQuota:
-    """1000 bytes in any second. Who sleeps lets the time pass."""
+    """400 bytes in any second, and a read has more. Who sleeps lets the time pass."""
 
     async def sleep(seconds: float) -> None:
         bench.now_ms += int(1000 * seconds)
 
     monkeypatch.setattr("tiers.tasks.copy.copy_task.asyncio.sleep", sleep)
-    quota = RateQuota(1000, QuotaWindow(1, 1000), lambda: bench.now_ms)
+    quota = RateQuota(400, QuotaWindow(1, 1000), lambda: bench.now_ms)
     bench.services = replace(bench.services, copy_quota=quota)
     bench.restart()
     bench.log.append(*batches(0, 100))
@@ -288,9 +288,19 @@ async def test_a_copy_that_has_begun_waits_for_the_quota(bench: Workbench, quota
         bench.now_ms += bench.copy_task.throttled_ms
         await bench.copy()
     assert await bench.remote_bytes() == bench.log.bytes_of(0, 89)
-    # A sample counts until the window has passed behind it.
-    assert size_bytes // 2 < bench.now_ms - began_ms < 3 * size_bytes
+    # A sample counts until the window has passed behind it, so every read waits for two seconds.
+    assert bench.now_ms - began_ms >= 2_000 * (size_bytes // bench.services.settings.fetch_bytes)
+    assert bench.log.reads.count(10) <= 1, "what was read is kept meanwhile"
     assert bench.metric("remote_copy_throttle_time_seconds_count") >= 2
+
+
+async def test_a_read_that_fails_uses_nothing_up(bench: Workbench, quota: RateQuota) -> None:
+    bounds = await bench.survey()
+    bench.log.failure = BrokerError("no leader", retriable=True)
+    for _ in range(10):
+        with pytest.raises(BrokerError):
+            await bench.copy_task.run(POLICY, bounds, 0)
+    assert quota.throttle_ms() == 0
 
 
 async def test_no_copy_begins_while_the_quota_is_used_up(bench: Workbench, quota: RateQuota) -> None:

@@ -3,111 +3,98 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
-from tests.support.tiers.attempts import batches
-from tests.support.tiers.running_manager import OTHER, Running, Topics
-from tests.support.tiers.waiting import until
+from tests.support.tiers.attempts import batches, whole_rounds
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.broker.client import monotonic_ms
+from tiers.errors import BrokerError, RetriableRemoteStorageError
+from tiers.metadata.tenure import Tenure
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.quota import QuotaWindow, RateQuota
 from tiers.storage.activity import while_active
 from tiers.storage.remote_storage_manager import LogSegmentData
-from tiers.tasks import remote_log_manager
-from tiers.tasks.remote_log_manager import RemoteLogManager
+from tiers.tasks.partition_tasks import PartitionTasks
 
-ALARM_MS = 600_000
-"""Longer than any machine stands still."""
-
-
-@dataclass
-class Clock:
-    """Goes on as it does, and further when a test says so."""
-
-    passed_ms: int = 0
-
-    def __call__(self) -> int:
-        return monotonic_ms() + self.passed_ms
+ALARM_MS = 120_000
+STALLED, GOES_ON = "copying makes no progress", "copying goes on"
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def owner(bench: Workbench) -> PartitionTasks:
+    bench.log.append(*batches(0, 100))
+    bench.services = replace(bench.services, settings=replace(bench.services.settings, copy_stall_alarm_ms=ALARM_MS))
+    return PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 1))
 
 
-@pytest.fixture
-def running(bench: Workbench, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Running:
-    monkeypatch.setattr(remote_log_manager, "_WATCH_INTERVAL_MS", 20)
-    running = Running(bench, replace(POLICY, local_retention_bytes=0))
-    for log in running.logs.of.values():
-        log.append(*batches(0, 100))
-    settings = replace(bench.services.settings, copy_stall_alarm_ms=ALARM_MS)
-    bench.services = replace(bench.services, settings=settings, clock_ms=clock)
-    running.manager = RemoteLogManager(bench.services, running.topics)
-    return running
+async def minutes(bench: Workbench, tasks: PartitionTasks, count: int) -> tuple[float, float]:
+    """Lets a round begin every minute. Returns how many partitions are stalled, and for how many seconds."""
+    for _ in range(count):
+        await whole_rounds(bench, tasks, 1)
+        tasks.watch_progress()
+    stalled_s = bench.metric("remote_copy_stalled_seconds", topic="orders", partition="0")
+    return bench.active("copy-stalled"), stalled_s
 
 
-def stalls(running: Running) -> float:
-    return running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-stalled")
-
-
-def stalled_seconds(running: Running) -> list[float]:
-    metric = running.bench.metric
-    return [metric("remote_copy_stalled_seconds", topic="orders", partition=each) for each in "01"]
-
-
-async def test_a_copy_to_a_silent_store_is_reported(
-    running: Running, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("refused", "error"),
+    [
+        ("copy_log_segment_data", "503"),
+        ("fetch_log_segment", "503"),
+        ("the broker", "no leader"),
+        ("the quota", "none"),
+        ("", ""),
+    ],
+)
+async def test_attempts_that_fail_again_are_no_progress(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str, error: str
 ) -> None:
-    go_on, begun = asyncio.Event(), 0
-    copy = running.bench.store.copy_log_segment_data
+    """Each writes the same records anew. A partition without work has no need of progress."""
 
-    async def stuck(*args: object) -> bytes | None:
-        nonlocal begun
-        begun += 1
-        await go_on.wait()
-        return await copy(*args)  # type: ignore[arg-type]  # handed through
+    async def refuse(*args: object) -> bool:
+        raise RetriableRemoteStorageError("503")
 
-    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", stuck)
     caplog.set_level("INFO", "tiers.tasks.partition_watch")
-    async with running.run():
-        await until(lambda: begun == 2)
-        clock.passed_ms = ALARM_MS
-        await until(lambda: stalls(running) == 2)
-        assert running.bench.active("copy-stalled") == 2
-        assert min(stalled_seconds(running)) >= ALARM_MS / 1000
-        lines = [vars(line) for line in caplog.records if line.getMessage() == "copying makes no progress"]
-        assert {line["partition"] for line in lines} == {str(PARTITION), str(OTHER)}
-        assert all(line["since"].endswith("+00:00") for line in lines)
-        go_on.set()
-        await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
-        await until(lambda: max(stalled_seconds(running)) == 0)
-        assert running.bench.active("copy-stalled") == 0
-    assert [line.getMessage() for line in caplog.records].count("copying goes on") == stalls(running) == 2
+    quota = RateQuota(1 if refused == "the quota" else None, QuotaWindow(1, 3_600_000), lambda: bench.now_ms)
+    quota.exceed(1 << 40)
+    bench.services = replace(bench.services, copy_quota=quota)
+    tasks = owner(bench)
+    with monkeypatch.context() as failing:
+        if refused == "the broker":
+            bench.log.failure = BrokerError(error, retriable=True)
+        elif hasattr(bench.store, refused):
+            failing.setattr(bench.store, refused, refuse)
+        count, stalled_s = await minutes(bench, tasks, 10)
+        assert (count, stalled_s > ALARM_MS / 1000) == ((1, True) if refused else (0, False))
+    lines = [vars(line) for line in caplog.records if line.getMessage() == STALLED]
+    assert bool(lines) == bool(refused)
+    assert all(error in line["error"] and line["since"].endswith("+00:00") for line in lines)
+    bench.log.failure = None
+    quota.change(None, QuotaWindow())
+    assert await minutes(bench, tasks, 65) == (0, 0)
+    assert bench.finished == [(0, 29), (30, 59), (60, 89), (90, 99)]
+    assert caplog.messages.count(GOES_ON) == len(lines)
 
 
+@pytest.mark.parametrize("is_silent", [True, False])
 async def test_a_slow_copy_that_moves_bytes_is_no_stalled_one(
-    running: Running, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
-    copy = running.bench.store.copy_log_segment_data
-
-    def lag_seconds(partition: int) -> float:
-        return running.bench.metric("remote_copy_lag_seconds", topic="orders", partition=str(partition))
+    copy, tasks, stalls = bench.store.copy_log_segment_data, owner(bench), list[float]()
 
     async def slow(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         async with while_active(None) as activity:
             for _ in range(3):
-                clock.passed_ms += ALARM_MS // 2
-                activity.moved()
-                # The watch has looked at it now.
-                await until(lambda: lag_seconds(PARTITION.partition) >= clock.passed_ms / 1000)
+                bench.now_ms += ALARM_MS
+                if not is_silent:
+                    activity.moved()
+                tasks.watch_progress()
+                stalls.append(bench.active("copy-stalled"))
         return await copy(metadata, data)
 
-    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", slow)
-    running.topics = Topics(replace(POLICY, local_retention_bytes=0, partition_count=1))
-    running.manager = RemoteLogManager(running.bench.services, running.topics)
-    async with running.run():
-        await until(lambda: running.remote_end(PARTITION) == 89)
-        assert stalls(running) == 0
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", slow)
+    surveyed = await tasks.round()
+    assert surveyed is not None
+    tasks.running["copy"] = asyncio.create_task(tasks.run_copy(surveyed))
+    await tasks.running["copy"]
+    assert set(stalls) == {int(is_silent)}

@@ -65,9 +65,14 @@ def test_records_of_one_size_are_never_estimated_too_low(
                         bench.restart()
                     case "refuse":
                         bench.log.has_size_right = count > 5
-                left = left_bytes(bench, await bench.survey())
-                uncopied = bench.copy_task.uncopied
+                bounds = await bench.survey()
+                left, uncopied = left_bytes(bench, bounds), bench.copy_task.uncopied
                 assert uncopied.at_least() <= left
+                most = uncopied.at_most(bounds.high_watermark)
+                if most is not None and bench.log.has_size_right:
+                    whole = [start for start, _ in bench.finished if start >= bounds.log_start_offset]
+                    in_segments = size_from(bench, whole[0]) - left if whole else 0
+                    assert left <= most <= len(bench.log.records) - in_segments
                 assert left <= uncopied.size_bytes + 1 or (not bench.segments and not bench.log.has_size_right)
 
     asyncio.run(run())
