@@ -11,8 +11,8 @@ start. Then each stage does its own work:
 * **deletion**: deletes the objects of expired segments, and of attempts that other copies have replaced.
 
 Until the metadata is proved, and while the owner doubts that it knows all copies, the owner records no gap, and trims,
-expires and deletes nothing. Copying goes on. While a CUT is not proved, the owner expires and deletes nothing. A run of
-a stage takes the policy once. Before it removes anything, it checks that this policy is still the topic's.
+expires and deletes nothing. While a CUT is not proved, it expires and deletes nothing. Copying goes on. Before a stage
+removes anything, it checks that its policy is still the topic's.
 """
 
 from __future__ import annotations

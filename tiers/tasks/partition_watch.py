@@ -1,9 +1,8 @@
 """`PartitionWatch`: what an owner measures of one partition, and the alarms about it.
 
-See docs/design.md, safety rule 8. If a topic has a total retention of its own, the broker's `retention.*` bounds the
-local tier alone. A record that the broker removes before it is copied is then lost. So the watch compares the oldest
-record that is not copied with the broker's retention, in time and in bytes. A broker removes a file of its log when the
-newest record in it is too old. The oldest record is older, so the alarms come early.
+If a topic has a total retention of its own, a record that the broker removes before it is copied is lost
+(docs/design.md, safety rule 8). So the watch compares the oldest record that is not copied with the broker's retention.
+A broker removes a file when the newest record in it is too old, so the alarms come early.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """`TieredTopics` finds the tiered topics in the cluster's metadata and the topics' configuration.
 
-* A broker that is cut off from its controllers keeps answering, with an old retention. So two brokers are asked, if
-  there are two, and nothing expires in topics on which they disagree.
+* A broker that is cut off from its controllers answers an old retention. So two brokers are asked, and nothing expires
+  in topics on which they disagree.
 * Absence is no evidence: a topic that one answer lacks keeps its policy, until no broker knows the topic.
-* The tier settings of a topic count while their metadata is fresh. A process that has not read them, or reads them
-  again from the start, would take a topic for one without settings. It would copy what a user has switched off.
-* The rules of the file may change at any time. The policies follow at once, by what the brokers said last. A topic that
-  the new rules tier, and the old ones did not, gets its policy with the next refresh.
+* The tier settings of a topic count while their metadata is fresh. Otherwise a topic that a user has switched off would
+  be copied.
+* The rules of the file may change at any time. The policies follow at once, by what the brokers said last.
 """
 
 from __future__ import annotations

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.tiers.workbench import PARTITION, Workbench
@@ -17,6 +20,27 @@ from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
 from tiers.tasks.remote_log_manager import RemoteLogManager
 
 OTHER = TopicIdPartition(PARTITION.topic_id, 1, "orders")
+
+
+class Held:
+    """Holds up the calls of a method until the test lets them go on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+        self._call: Callable[..., Awaitable[Any]] = getattr(owner, name)
+        self.firsts: list[Any] = []
+        """The first argument of each call."""
+        self.reached, self.go_on, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        patch.setattr(owner, name, self)
+
+    async def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.firsts.append(arguments[0])
+        self.reached.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return await self._call(*arguments, **options)
 
 
 class Topics:

@@ -1,7 +1,7 @@
-"""`CopyAttempts` finishes the attempts of one partition that have not ended, or lets other copies replace them.
+"""`CopyAttempts` makes the attempts of one partition, and finishes those that have not ended, or lets them go.
 
 See docs/design.md, "Attempts". An attempt is COPY_SEGMENT_STARTED without COPY_SEGMENT_FINISHED: of this owner, of an
-earlier one, or of a job. The owner reads both objects of each attempt back. There are three answers:
+earlier one, or of a job. The owner reads both of its objects back. There are three answers:
 
 * *whole*: the owner finishes the attempt, if it adds a record and its leader epochs agree with the other segments;
 * *not known*: the owner reads it back again, and neither deletes nor replaces it, nor records a gap over it;
@@ -96,9 +96,8 @@ class CopyAttempts:
         """Reads the attempts that are due, the lowest offsets first, and finishes those that are whole.
 
         `bounds` are the leader's, and `log_start` is the recorded one. It stores one segment of the spool at most:
-        the records of later ones may be read meanwhile. Errors of the store stay with the attempt (`blocking`). Returns
-        whether a survey comes before the next copy: an attempt was finished, or has another history than the log.
-        Raises the errors of the metadata manager and of the brokers."""
+        later records may be read meanwhile. Errors of the store stay with the attempt (`error`). Returns whether a
+        survey comes before the next copy: an attempt was finished, or has another history than the log."""
         services = self._services
         known = list(self._remote.attempts())
         for uuid in self._readings.keys() - {each.segment_id.id for each in known}:
@@ -188,9 +187,9 @@ class CopyAttempts:
     def start_behind(self, start: int, *, is_urgent: bool) -> int:
         """Returns where copying continues: at `start`, or behind the attempts from there on that may be whole.
 
-        Copying goes on behind an attempt only if the spool has its segment, since the next one continues that. While
-        the store refuses objects, or the spool is full, it goes on only if `is_urgent`: the brokers keep the records
-        meanwhile. Raises `RetriableRemoteStorageError` while copying has to wait."""
+        Copying goes on behind an attempt only if the spool has its segment, which the next one continues. If the
+        store does not have it, or the spool is full, copying goes on only if `is_urgent`. Raises
+        `RetriableRemoteStorageError` while copying has to wait."""
         for attempt in self._undecided(start):
             if attempt.start_offset > start:
                 break
@@ -471,10 +470,9 @@ class CopyAttempts:
 
 
 async def store_for_its_owner(services: TaskServices, kept: KeptSegment) -> None:
-    """Stores a kept segment of a partition that another member owns, if the store does not have it.
+    """Stores a kept segment of a partition that another member owns, if the store does not have it by now.
 
-    That owner reads it back and finishes it. The function asks the store each time, since the file system of the store
-    may be another one by now. Raises the errors of the store, the spool and the metadata manager."""
+    That owner reads it back and finishes it."""
     metadata, partition, settings = services.metadata, kept.partition, services.settings
     await metadata.log.ensure_fresh(partition, settings.remote_log.fresh_within_ms, settings.request_timeout_ms)
     if metadata.state.remote_partition_delete_state(partition) is not None:

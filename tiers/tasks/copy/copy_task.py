@@ -1,15 +1,11 @@
 """`RLMCopyTask` copies one partition's log below the LSO in segments (docs/semantics.md 13).
 
-    read batches -> segment file and indexes -> COPY_SEGMENT_STARTED -> objects -> read back -> COPY_SEGMENT_FINISHED
-
-* A copy is one act. It begins when a segment is due (`copy_due`), and reads up to `segment.bytes` or the LSO from one
-  leader in one leader epoch. If a read fails or the disk is full, the segment ends there.
-* If the leader changes, the owner discards the file. But if the broker has removed the first of the records meanwhile,
-  those that were read may be the last copy: the owner builds and keeps them at once, however few they are.
-* The first read begins at the segment's first offset. So the leader reports exactly the aborted transactions of the
-  segment, and no state about them needs to survive a restart.
-* The spool keeps a built segment until its copy counts. Every attempt has a new uuid. A failed one leaves
-  COPY_SEGMENT_STARTED, and `CopyAttempts` goes on with it.
+* A copy begins when a segment is due (`copy_due`), and reads up to `segment.bytes` or the LSO in one leader epoch. If a
+  read fails or the disk is full, the segment ends there.
+* If the leader changes, the owner discards the file. But if the broker has removed the first of its records, the file
+  may be the last copy: the owner keeps it, however short it is.
+* The first read begins at the segment's first offset, so the leader reports exactly the segment's aborted transactions.
+* The spool keeps a built segment until its copy counts. `CopyAttempts` goes on with a failed attempt.
 """
 
 from __future__ import annotations
@@ -81,8 +77,7 @@ class RLMCopyTask:
     ) -> bool:
         """Copies the segments that are due from `start` on, at most `segments_per_run`. Returns whether more may be.
 
-        The caller has just checked the remote lineage at the leader of `bounds`. The method reads in no other leader
-        epoch. `retention_share` is that of `Uncopied`."""
+        It reads in the leader epoch of `bounds` alone, whose history was checked. `retention_share`: see `Uncopied`."""
         services, self.throttled_ms = self._services, 0
         try:
             for _ in range(services.settings.segments_per_run):
@@ -130,8 +125,7 @@ class RLMCopyTask:
     ) -> KeptSegment | None:
         """Reads a segment and keeps it in the spool. Returns None if its records are not copied now.
 
-        If a segment that is due by its size alone has less than half of it, what was read corrects the estimate.
-        Raises the errors of the source and of the spool."""
+        A segment that is due by its size alone, and has less than half of it, corrects the estimate."""
         services, is_urgent = self._services, uncopied.retention_share >= DUE_SHARE
         try:
             read = await self._read(start, is_begun=False, is_urgent=is_urgent)
@@ -236,9 +230,9 @@ class RLMCopyTask:
                 max_bytes = max(1, max_bytes // 8)
 
     async def _portion(self, *, is_begun: bool, is_urgent: bool) -> Reservation | None:
-        """Reserves a part of the quota before a read. An act that has begun waits for it. None: it does not begin.
+        """Reserves a part of the quota. A copy that has begun waits for it, and an urgent one never does.
 
-        Records that a broker removes soon do not wait."""
+        None: the copy does not begin."""
         services = self._services
         if is_urgent:
             return services.copy_quota.exceed(services.settings.fetch_bytes)

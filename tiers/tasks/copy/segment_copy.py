@@ -56,10 +56,8 @@ class SegmentContinuation:
 async def continuation_at(services: TaskServices, partition: TopicIdPartition, start: int) -> SegmentContinuation:
     """Returns what the segment beginning at `start` takes over, from the indexes of the segment before it.
 
-    That segment is stored, or its copy has not ended, and the spool has it. If the stored indexes are unreadable, the
-    metadata has the leader epochs. The state of producers and transactions is unknown where a CUT cuts a segment, and
-    after a gap. Leader epochs are kept over a gap, so the indexes of every segment have those of the whole log before.
-    """
+    The spool or the store has them. If the stored ones are unreadable, the metadata has the leader epochs, which
+    continue over gaps. The state of producers and transactions is unknown behind a gap and behind a CUT."""
     metadata, end = services.state, start
     for gap in reversed(metadata.gaps(partition)):
         if gap.next_offset == end:
@@ -143,8 +141,7 @@ async def epochs_in_hole(
 ) -> tuple[LeaderEpochEntry, ...]:
     """Returns the leader epochs from after `hole.known_epoch` to `hole.leader_epoch` where the leader lets them begin.
 
-    The first start may be too high, at `next_offset` at the lowest. If the leader does not know where the batch's epoch
-    begins, the function lets it begin at the batch. Raises `BrokerError`."""
+    None begins below `next_offset`. An epoch whose start the leader does not know begins at the batch."""
     entries: list[LeaderEpochEntry] = []
     epoch, bound = hole.leader_epoch, hole.first_offset
     while epoch > hole.known_epoch:
@@ -221,8 +218,7 @@ async def read_attempt(
 ) -> RemoteLogSegmentMetadata:
     """Reads the objects of an attempt back. Returns what its `.indexes` object says of it, and its custom metadata.
 
-    The record of an attempt has no custom metadata, and a store may find the objects by it alone. So if the store does
-    not find them, a listing of that one key has it. Raises the errors of `read_back`."""
+    A store may find the objects by that alone, and the record of an attempt lacks it. A listing of the key has it."""
     storage, settings = services.storage, services.settings
     async with while_active(None, progress):
         try:

@@ -1,11 +1,8 @@
 """`Spool` has the segments that are built, and whose copies have not ended (docs/design.md, "Attempts").
 
 A kept segment is two files, as the store gets them, encrypted if segments are. They stay until the copy counts, and a
-restart finds them again. Their names have the partition, the offsets, the last leader epoch and the uuid of the
-attempt. The `.indexes` file has a checksum of every chunk of the `.log` file.
-
-Disk use is bounded: while the kept segments have `max_bytes`, no build begins (`is_full`). A bounded thread pool does
-the file work.
+restart finds them again. The `.indexes` file has a checksum of every chunk of the `.log` file. While the kept segments
+have `max_bytes`, no build begins (`is_full`).
 """
 
 from __future__ import annotations

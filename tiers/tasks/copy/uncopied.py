@@ -101,10 +101,9 @@ def is_full(policy: TopicPolicy, uncopied: Uncopied) -> bool:
 def age_of_oldest(timestamp_ms: int | None, finished_ms: int | None, known_for_ms: int, now_ms: int) -> int:
     """Returns the age of the oldest record that is not remote.
 
-    `timestamp_ms` is that of the record, `finished_ms` the time of the partition's last COPY_SEGMENT_FINISHED, and
-    `known_for_ms` how long this owner has known the record. A timestamp counts if it lies between the last copy and
-    now: a client may set any. Without one, the record is at most as old as the last copy. A restart resets the age only
-    if there is no copy."""
+    `finished_ms` is the time of the last COPY_SEGMENT_FINISHED, and `known_for_ms` how long this owner has known the
+    record. Clients may set any timestamp: it counts if it lies between the last copy and now. Otherwise the record is
+    as old as that copy. A restart resets the age only if there is no copy."""
     if finished_ms is None:
         return known_for_ms
     if timestamp_ms is None or not finished_ms <= timestamp_ms <= now_ms:
@@ -143,14 +142,9 @@ class _Point(NamedTuple):
 class UncopiedRecords:
     """What the owner of a partition knows of the records that are not remote: the ages of the first ones, and the size.
 
-    The size is an estimate, which decides when the records fill a segment. It is a curve: the bytes that the log has
-    before an offset. Each survey adds the point of the high watermark. The curve begins with the bytes per offset of
-    the newest segment. It grows with the leader's replica, which also has records below the log start, or with the
-    offsets if that is more. Each read and each copy measures a part of it.
-
-    If the estimate is too high, a segment is smaller, or a read of less than half a segment corrects the estimate. One
-    that is too low delays a copy, until the records' age or the broker's retention (`at_most`) begins it. No deletion
-    depends on the estimate: see `at_least`."""
+    The size is an estimate: a curve of the bytes that the log has before an offset (docs/design.md, "Log range"). It
+    begins with the bytes per offset of the newest segment, and grows with the leader's replica, or with the offsets if
+    that is more. Each read and each copy measures a part of it. No deletion depends on it: see `at_least`."""
 
     def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
         self._services = services

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment
-from tests.support.tiers.running_manager import OTHER, Running
+from tests.support.tiers.running_manager import OTHER, Held, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import BrokerError, LogDivergedError, RetriableRemoteStorageError
@@ -154,19 +154,11 @@ async def test_the_owner_counts_failed_deletions(running: Running) -> None:
 async def test_a_copy_in_progress_is_finished_before_the_manager_ends(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copying, go_on = asyncio.Event(), asyncio.Event()
-    copy = running.bench.store.copy_log_segment_data
-
-    async def slow(*args: object) -> bytes | None:
-        copying.set()
-        await go_on.wait()
-        return await copy(*args)  # type: ignore[arg-type]  # handed through
-
-    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", slow)
+    copies = Held(monkeypatch, running.bench.store, "copy_log_segment_data")
     async with running.run():
-        await copying.wait()
+        await copies.reached.wait()
         running.manager.stop()
-        go_on.set()
+        copies.go_on.set()
     assert 29 in (running.remote_end(PARTITION), running.remote_end(OTHER))
     assert running.bench.spooled() == []
 
@@ -174,19 +166,12 @@ async def test_a_copy_in_progress_is_finished_before_the_manager_ends(
 async def test_a_copy_that_does_not_end_is_cancelled_at_the_deadline(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copying = asyncio.Event()
-
-    async def never(*args: object) -> bytes | None:
-        copying.set()
-        await asyncio.Event().wait()
-        raise RetriableRemoteStorageError("unreachable")
-
-    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", never)
+    copies = Held(monkeypatch, running.bench.store, "copy_log_segment_data")
     services = running.bench.services
     services = replace(services, settings=replace(services.settings, stop_timeout_ms=20))
     running.manager = RemoteLogManager(services, running.topics)
     async with running.run():
-        await copying.wait()
+        await copies.reached.wait()
     assert running.bench.finished == []
     assert {path.suffix for path in running.bench.spooled()} == {".log", ".indexes"}
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.running_manager import OTHER, Running
+from tests.support.tiers.running_manager import OTHER, Held, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.topic_policy import TierWork
@@ -38,23 +36,6 @@ def change(running: Running, **fields: Any) -> None:
     running.manager.settings_changed()
 
 
-class Pause:
-    """Holds up one call until the test lets it go on."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-        self.reached, self.go_on, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def __call__(self, *arguments: Any, **options: Any) -> Any:
-        self.reached.set()
-        try:
-            await self.go_on.wait()
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        return await self._call(*arguments, **options)
-
-
 @pytest.mark.parametrize("by", ["policy", "recorded total", "pause"])
 async def test_a_waiting_log_start_ends_when_its_settings_change(
     running: Running, monkeypatch: pytest.MonkeyPatch, by: str
@@ -63,8 +44,7 @@ async def test_a_waiting_log_start_ends_when_its_settings_change(
     changes = {"recorded total": {"remote.log.retention.bytes": "10000"}, "pause": {TierWork.EXPIRING.key: "true"}}
     async with running.run():
         await copied(running)
-        writing = Pause(metadata.put_log_start)
-        monkeypatch.setattr(metadata, "put_log_start", writing)
+        writing = Held(monkeypatch, metadata, "put_log_start")
         change(running, retention_bytes=0)
         await writing.reached.wait()
         if by == "policy":
@@ -83,8 +63,7 @@ async def test_a_trim_in_progress_ends_when_its_local_retention_is_replaced(
     share_groups, log = running.bench.share_groups, running.logs.of[PARTITION]
     async with running.run():
         await copied(running)
-        asking = Pause(share_groups.lowest_start)
-        monkeypatch.setattr(share_groups, "lowest_start", asking)
+        asking = Held(monkeypatch, share_groups, "lowest_start")
         change(running, local_retention_bytes=0)
         await asking.reached.wait()
         change(running, local_retention_bytes=None)
@@ -103,8 +82,7 @@ async def test_a_partition_that_is_tiered_no_more_is_given_up_at_once(
     store, logs = running.bench.store, running.logs.of
     async with running.run():
         await copied(running)
-        copying = Pause(store.copy_log_segment_data)
-        monkeypatch.setattr(store, "copy_log_segment_data", copying)
+        copying = Held(monkeypatch, store, "copy_log_segment_data")
         for log in logs.values():
             log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
         await copying.reached.wait()

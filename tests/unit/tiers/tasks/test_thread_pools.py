@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
 from tests.support.proxy.parsed_config import parse_config
-from tests.support.tiers.running_manager import OTHER, Running
+from tests.support.tiers.running_manager import OTHER, Held, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.total_retention import Retention, TotalRetention
@@ -23,26 +22,6 @@ POOL = "remote.log.manager.thread.pool.size"
 COPIERS = "remote.log.manager.copier.thread.pool.size"
 PAYMENTS = TopicIdPartition(UUID(int=7), 0, "payments")
 """A partition of a topic whose copying is off."""
-
-
-@dataclass
-class SlowStore:
-    """A store whose copies end when the test says so."""
-
-    running: Running
-    copying: set[TopicIdPartition] = field(default_factory=set)
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        copy = self.running.bench.store.copy_log_segment_data
-
-        async def held(*args: object) -> bytes | None:
-            partition = args[0].topic_id_partition  # type: ignore[attr-defined]  # the segment's metadata
-            self.copying.add(partition)
-            await self.go_on.wait()
-            return await copy(*args)  # type: ignore[arg-type]  # handed through
-
-        monkeypatch.setattr(self.running.bench.store, "copy_log_segment_data", held)
 
 
 @pytest.fixture
@@ -57,10 +36,12 @@ def running(bench: Workbench) -> Running:
 
 
 @pytest.fixture
-def store(running: Running, monkeypatch: pytest.MonkeyPatch) -> SlowStore:
-    store = SlowStore(running)
-    store.hold(monkeypatch)
-    return store
+def copies(running: Running, monkeypatch: pytest.MonkeyPatch) -> Held:
+    return Held(monkeypatch, running.bench.store, "copy_log_segment_data")
+
+
+def copied(copies: Held) -> set[TopicIdPartition]:
+    return {segment.topic_id_partition for segment in copies.firsts}
 
 
 def restart(running: Running, **sizes: int) -> None:
@@ -85,52 +66,44 @@ def test_each_key_is_the_default_of_the_other(keys: dict[str, int], expected: tu
     assert (remote_log.manager_pool_size, remote_log.copier_pool_size) == expected
 
 
-async def test_records_that_a_broker_removes_soon_wait_for_no_other_copy(running: Running, store: SlowStore) -> None:
+async def test_records_that_a_broker_removes_soon_wait_for_no_other_copy(running: Running, copies: Held) -> None:
     """All of the retention of the brokers has passed, which is not the total of the topic."""
     total = TotalRetention(minutes=90 * 1_440)
     urgent = replace(POLICY, topic="payments", topic_id=PAYMENTS.topic_id, recorded_total=total)
     urgent = replace(urgent, broker_retention=Retention(1_000, -1))
     restart(running, manager_threads=1)
     async with running.run():
-        await until(lambda: len(store.copying) == 1)
+        await until(lambda: len(copied(copies)) == 1)
         running.topics.policies[PAYMENTS.topic_id] = urgent
-        await until(lambda: PAYMENTS in store.copying)
-        assert len(store.copying) == 2
-        store.go_on.set()
+        await until(lambda: PAYMENTS in copied(copies))
+        assert len(copied(copies)) == 2
+        copies.go_on.set()
 
 
-async def test_a_pool_of_one_copies_one_partition_at_a_time(running: Running, store: SlowStore) -> None:
+async def test_a_pool_of_one_copies_one_partition_at_a_time(running: Running, copies: Held) -> None:
     """A copy that hangs holds up the other copies, and no round."""
     restart(running, manager_threads=1)
     async with running.run():
-        await until(lambda: len(store.copying) == 1)
+        await until(lambda: len(copied(copies)) == 1)
         before = [log.surveys for log in running.logs.of.values()]
         await until(
             lambda: all(log.surveys > seen + 3 for log, seen in zip(running.logs.of.values(), before, strict=True))
         )
-        assert len(store.copying) == 1
-        store.go_on.set()
+        assert len(copied(copies)) == 1
+        copies.go_on.set()
         await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
 
 
 async def test_a_pool_of_one_surveys_one_partition_at_a_time(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     restart(running, manager_threads=1)
-    asked, go_on = [], asyncio.Event()
-    fresh = running.bench.metadata.log.ensure_fresh
-
-    async def slowly(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
-        asked.append(partition)
-        await go_on.wait()
-        await fresh(partition, max_age_ms, timeout_ms)
-
-    monkeypatch.setattr(running.bench.metadata.log, "ensure_fresh", slowly)
+    fresh = Held(monkeypatch, running.bench.metadata.log, "ensure_fresh")
     async with running.run():
-        await until(lambda: len(asked) == 1)
+        await until(lambda: len(fresh.firsts) == 1)
         refreshes = running.topics.refreshes
         await until(lambda: running.topics.refreshes > refreshes + 3)
-        assert len(asked) == 1
-        go_on.set()
-        await until(lambda: set(asked) >= {PARTITION, OTHER, PAYMENTS})
+        assert len(fresh.firsts) == 1
+        fresh.go_on.set()
+        await until(lambda: set(fresh.firsts) >= {PARTITION, OTHER, PAYMENTS})
 
 
 async def test_a_step_that_ends_hands_its_place_on_at_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

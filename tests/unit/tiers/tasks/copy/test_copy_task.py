@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.attempts import batches
-from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.tier_config import ConfigError
 from tiers.errors import (
     BrokerError,
@@ -28,22 +28,12 @@ from tiers.model.log_source import LogRead
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.segment.segment_builder import SegmentBuilder
-from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.copy import segment_copy
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.spool import Spool, SpoolError
 
-RING = KeyRing({"k1": b"1" * 32}, current="k1")
 UPSTREAM = '[upstream]\nbootstrap.servers = "a:9092"\n'
-COPY_STEPS = [
-    "segment-built",
-    "segment-kept",
-    "copy-started-written",
-    "objects-written",
-    "copy-verified",
-    "copy-finished-written",
-]
 
 
 @pytest.mark.parametrize(
@@ -69,33 +59,6 @@ async def test_records_that_the_broker_removes_meanwhile_are_copied(
     monkeypatch.setattr(log, "read", removing)
     await bench.copy(policy)
     assert bench.finished == [(0, 29 if answer == "all records" else 19)]
-    assert bench.spooled() == []
-
-
-@pytest.mark.parametrize("key_ring", [KeyRing(), RING], ids=["plain", "encrypted"])
-@pytest.mark.parametrize("step", COPY_STEPS)
-async def test_a_process_that_ends_after_any_step_loses_nothing(bench: Workbench, step: str, key_ring: KeyRing) -> None:
-    bench.services = replace(bench.services, key_ring=key_ring)
-    bench.restart()
-    bench.log.append(*batches(0, 100))
-    bench.end_after = step
-    with pytest.raises(ProcessEnded):
-        await bench.copy_all()
-    begun = {one.segment_id for one in bench.segments}
-    bench.end_after = ""
-    bench.restart()
-    if step not in (COPY_STEPS[0], COPY_STEPS[-1]):
-        assert sorted(path.suffix for path in bench.spooled()) == [".indexes", ".log"]
-    is_plain, first = key_ring.current is None, bench.log.bytes_of(0, 9)[61:]
-    assert any(first in path.read_bytes() for path in bench.spooled()) <= is_plain
-    await bench.copy_all()
-    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
-    assert ((stored := await bench.remote_bytes()) == bench.log.bytes_of(0, 89), first in stored) == (
-        is_plain,
-        is_plain,
-    )
-    assert begun <= {one.segment_id for one in bench.segments}
-    assert len(await bench.objects()) == 2 * len(bench.segments) == 6
     assert bench.spooled() == []
 
 
