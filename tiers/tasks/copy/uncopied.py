@@ -23,8 +23,6 @@ from tiers.tasks.task_services import TaskServices
 
 MIN_BATCH_BYTES: Final = 61
 """The size of a batch without a record, so the least that any records have."""
-_MAX_POINTS: Final = 64
-"""With more points, every second one goes: the curve is a straight line between two points."""
 DUE_SHARE: Final = 0.4
 """The part of the broker's retention after which records are copied. The alarm `broker-retention-50` follows at 0.5, so
 it is raised only when copying fails."""
@@ -132,28 +130,29 @@ def estimated_bytes(metadata: RemoteLogMetadataState, partition: TopicIdPartitio
     return None if density is None else int(offsets * density)
 
 
-class _Point(NamedTuple):
-    """The records before `offset` have `size_bytes`, counted from any origin."""
+class _Known(NamedTuple):
+    """The records from `offset` up to `end` have `size_bytes`. The replica then had `replica_bytes`; None: unknown."""
 
     offset: int
     size_bytes: float
+    end: int
+    replica_bytes: int | None
 
 
 class UncopiedRecords:
     """What the owner of a partition knows of the records that are not remote: the ages of the first ones, and the size.
 
-    The size is an estimate: a curve of the bytes that the log has before an offset (docs/design.md, "Log range"). It
-    begins with the bytes per offset of the newest segment, and grows with the leader's replica, or with the offsets if
+    The size is an estimate (docs/design.md, "Log range"), which grows with the leader's replica, or with the offsets if
     that is more. Each read and each copy measures a part of it. No deletion depends on it: see `at_least`."""
 
     def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
         self._services = services
         self._partition = topic_id_partition
-        self._points = [_Point(0, 0.0)]
+        self._first = self._end = 0
+        """The first offset that is not remote, and the high watermark."""
+        self._known = _Known(0, 0.0, 0, None)
         self._bytes_per_offset: float | None = None
         self._replica_bytes: int | None = None
-        self._origin_bytes: float | None = None
-        """The point of the curve at which the replica would have no byte; None while its size is unknown."""
         self._leader_epoch = -1
         self._log_start = 0
         self._since_ms: dict[int, int] = {}
@@ -162,50 +161,29 @@ class UncopiedRecords:
 
     def survey(self, replica_bytes: int | None, bounds: LocalLogBounds) -> None:
         """Takes the leader's answers. `replica_bytes` is None if the leader does not answer the size of its replica."""
-        before, self._replica_bytes = self._replica_bytes, replica_bytes
         self._log_start = bounds.log_start_offset
         is_same_leader, self._leader_epoch = bounds.leader_epoch == self._leader_epoch, bounds.leader_epoch
         first = RemoteLog(self._services.state, self._partition).first_uncopied(bounds)
         end = max(first, bounds.high_watermark)
         if not is_same_leader:
             self._timestamps_ms.clear()  # other records may have the offsets
-        for known in (self._since_ms, self._timestamps_ms):
-            for at in [at for at in known if at < first]:
-                del known[at]
-        points, is_size_new = self._points, self._origin_bytes is None and replica_bytes is not None
-        is_continued = points[0].offset <= first and points[-1].offset <= end
-        if is_size_new or not (is_continued and is_same_leader):
-            self._begin(first, end)
-            return
-        size_bytes = points[-1].size_bytes + self._guess(end - points[-1].offset)
-        if replica_bytes is None:
-            self._origin_bytes = None
-        elif self._origin_bytes is None or replica_bytes < (before or 0):  # the broker has removed a file
-            self._origin_bytes = size_bytes - replica_bytes
-        else:
-            size_bytes = max(size_bytes, self._origin_bytes + replica_bytes)
-        self._replace(end, _Point(end, size_bytes))
-        self._replace(0, _Point(first, self._at(first)))
-        if len(self._points) > _MAX_POINTS:
-            del self._points[1:-1:2]
+        for ages in (self._since_ms, self._timestamps_ms):
+            for at in [at for at in ages if at < first]:
+                del ages[at]
+        known, before = self._known, self._replica_bytes
+        is_continued = is_same_leader and self._first <= first and self._end <= end
+        size_bytes = self._from(known.offset) + self._guess(end - self._end)
+        self._first, self._end, self._replica_bytes = first, end, replica_bytes
+        if not is_continued or (known.replica_bytes is None and replica_bytes is not None):
+            self._begin()
+        elif replica_bytes is None or replica_bytes < (before or 0):  # the broker has removed a file
+            self._known = _Known(known.offset, size_bytes, end, replica_bytes)
 
-    def _replace(self, first: int, *points: _Point) -> None:
-        """Puts points in the place of those from `first` to the last one of them. The curve never falls."""
-        last = points[-1]
-        later = (each for each in self._points if each.offset > last.offset)
-        self._points = [
-            *(each for each in self._points if each.offset < first),
-            *points,
-            *(_Point(each.offset, max(each.size_bytes, last.size_bytes)) for each in later),
-        ]
-
-    def _begin(self, first: int, end: int) -> None:
-        is_all = self._services.state.remote_end_offset(self._partition) is None
-        if is_all and self._replica_bytes is not None and end > first:
-            self._bytes_per_offset = self._replica_bytes / (end - first)
-        size_bytes = self._guess(end - first)
-        self._points = [_Point(first, 0.0)] + [_Point(end, size_bytes)] * (end > first)
-        self._origin_bytes = None if self._replica_bytes is None else size_bytes - self._replica_bytes
+    def _begin(self) -> None:
+        offsets, replica_bytes = self._end - self._first, self._replica_bytes
+        if replica_bytes is not None and offsets and self._services.state.remote_end_offset(self._partition) is None:
+            self._bytes_per_offset = replica_bytes / offsets
+        self._known = _Known(self._first, self._guess(offsets), self._end, replica_bytes)
         for each in self._kept():
             self.measured(each.start_offset, each.end_offset + 1, each.segment_size_bytes)
 
@@ -216,24 +194,28 @@ class UncopiedRecords:
 
     def measured(self, first: int, end: int, size_bytes: int) -> None:
         """Takes the size of the records from `first` (inclusive) to `end` (exclusive), which were read."""
-        self._bytes_per_offset = density = size_bytes / (end - first)
-        if not self._points[0].offset <= first < self._points[-1].offset:
-            return
-        last, begin = self._points[-1], _Point(first, self._at(first))
-        known_end = min(end, last.offset)
-        self._replace(first, begin, _Point(known_end, begin.size_bytes + density * (known_end - first)))
-        if self._origin_bytes is not None:
-            self._origin_bytes += self._points[-1].size_bytes - last.size_bytes
+        known_end = min(end, self._end)
+        rest_bytes = max(0.0, self._from(first) - size_bytes) if known_end < self._end else 0.0
+        self._bytes_per_offset = size_bytes / (end - first)
+        if self._first <= first < self._end:
+            self._known = _Known(known_end, rest_bytes, self._end, self._replica_bytes)
 
     def between(self, first: int, end: int | None = None) -> int:
         """Returns the size of the records from `first` to `end` (exclusive); None: to the high watermark."""
-        return max(0, int(self._at(self._points[-1].offset if end is None else end) - self._at(first)))
+        return max(0, int(self._from(first) - self._from(self._end if end is None else end)))
 
-    def _at(self, offset: int) -> float:
-        below = max((each for each in self._points if each.offset <= offset), default=self._points[0])
-        above = min((each for each in self._points if each.offset > offset), default=self._points[-1])
-        share = (offset - below.offset) / (above.offset - below.offset) if above.offset > below.offset else 0.0
-        return below.size_bytes + share * (above.size_bytes - below.size_bytes)
+    def _from(self, offset: int) -> float:
+        """Returns the size of the records from `offset` to the high watermark."""
+        if offset >= self._end:
+            return 0.0
+        known, replica_bytes = self._known, self._replica_bytes
+        grown_bytes = self._guess(self._end - known.end)
+        if known.replica_bytes is not None and replica_bytes is not None:
+            grown_bytes = max(grown_bytes, replica_bytes - known.replica_bytes)
+        size_bytes = known.size_bytes + grown_bytes
+        if offset <= known.offset:
+            return size_bytes + self._guess(known.offset - offset)
+        return size_bytes * (self._end - offset) / (self._end - known.offset)
 
     def at_most(self, offset: int) -> int | None:
         """Returns an upper bound of the size of the records from `offset` on.
@@ -258,11 +240,11 @@ class UncopiedRecords:
     @property
     def size_bytes(self) -> int:
         """The size of all records that are not remote."""
-        return self.between(RemoteLog(self._services.state, self._partition).next_uncopied(self._points[0].offset))
+        return self.between(RemoteLog(self._services.state, self._partition).next_uncopied(self._first))
 
     def at_least(self) -> int:
         """Returns a lower bound of the bytes that are not remote, by which segments may expire: those of one batch."""
-        return MIN_BATCH_BYTES if len(self._points) > 1 else 0
+        return MIN_BATCH_BYTES if self._end > self._first else 0
 
     def _kept(self) -> Iterator[RemoteLogSegmentMetadata]:
         return (each.metadata for each in self._services.spool.kept_in(self._partition))

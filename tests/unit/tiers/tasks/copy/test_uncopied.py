@@ -78,6 +78,25 @@ def test_records_of_one_size_are_never_estimated_too_low(
     asyncio.run(run())
 
 
+@given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=40), rounds=st.integers(1, 6))
+def test_the_estimate_grows_with_the_replica(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], rounds: int
+) -> None:
+    """Records of any size are due in the round in which they fill a segment."""
+
+    async def run() -> None:
+        async with workbench(tmp_path_factory.mktemp("bench")) as bench:
+            for number in range(rounds):
+                for value_bytes in sizes[number::rounds]:
+                    produce(bench, 1, value_bytes)
+                while await bench.copy():
+                    pass
+                assert left_bytes(bench, await bench.survey()) < POLICY.segment_bytes
+                assert await bench.remote_bytes() == bench.log.records[: len(await bench.remote_bytes())]
+
+    asyncio.run(run())
+
+
 async def test_an_owner_begins_with_the_density_of_the_newest_segment(bench: Workbench) -> None:
     """The broker has trimmed records in its files, and they count for nothing."""
     bench.log.has_large_files = True
