@@ -105,13 +105,11 @@ class PartitionWatch:
         broker, uncopied = policy.broker_retention, self._copy.uncopied
         if broker is None or not policy.recorded_total.is_set:
             return 0.0
-        timestamp_ms = await uncopied.look(offset)
-        # A record behind an open transaction cannot be read. It is at least as old as the owner knows it.
-        age_ms = uncopied.known_for_ms(offset)
-        if timestamp_ms is not None:
-            age_ms = max(age_ms, self._services.wall_clock_ms() - timestamp_ms)
+        timestamp_ms = await uncopied.look(offset)  # None: for example behind an open transaction
         size_bytes = uncopied.at_most(offset) if broker.size_bytes >= 0 else 0
-        share = used_share(broker, age_ms, uncopied.between(offset) if size_bytes is None else size_bytes)
+        share = used_share(
+            broker, uncopied.age_ms(offset), uncopied.between(offset) if size_bytes is None else size_bytes
+        )
         is_known = size_bytes is not None and (broker.ms < 0 or timestamp_ms is not None)
         return share if is_known else max(share, DUE_SHARE)
 

@@ -118,7 +118,7 @@ class RLMCopyTask:
         newest = newest_segment(services.state, self._partition)
         finished_ms = None if newest is None else newest.event_timestamp_ms
         age_ms = age_of_oldest(timestamp_ms, finished_ms, self.uncopied.known_for_ms(start), now_ms)
-        return replace(uncopied, age_ms=age_ms, timestamp_age_ms=0 if timestamp_ms is None else now_ms - timestamp_ms)
+        return replace(uncopied, age_ms=age_ms, lag_ms=max(age_ms, self.uncopied.age_ms(start)))
 
     async def _make(
         self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, uncopied: Uncopied
@@ -292,10 +292,7 @@ class RLMCopyTask:
 
     def show_age(self) -> None:
         """Shows how long records have not been remote. The caller calls it also while nothing is read."""
-        metrics, oldest_ms = self._services.metrics, self.behind_ms
-        timestamp_ms = self.uncopied.timestamp_ms(self._first) if oldest_ms else None
-        if timestamp_ms is not None:
-            oldest_ms = max(oldest_ms, self._services.wall_clock_ms() - timestamp_ms)
+        metrics, oldest_ms = self._services.metrics, self.uncopied.age_ms(self._first) if self.behind_ms else 0
         metrics.copy_lag_seconds.labels(*self._labels).set(self.behind_ms / 1000)
         metrics.oldest_uncopied_seconds.labels(*self._labels).set(oldest_ms / 1000)
 

@@ -33,20 +33,15 @@ logger = logging.getLogger(__name__)
 class Uncopied:
     """The records from where copying continues up to the LSO.
 
-    `size_bytes` is an estimate. `age_ms` is the age of the oldest record (`age_of_oldest`), and `timestamp_age_ms` that
-    by its timestamp, whatever that is. `retention_share` is the part of the broker's retention that records which are
-    not copied have used, if that retention is not the total."""
+    `size_bytes` is an estimate. `age_ms` is the age of the oldest record (`age_of_oldest`), and `lag_ms` that by its
+    timestamp, whatever that is: behind a lag, each record is older than the last copy. `retention_share` is the part of
+    the broker's retention that records which are not copied have used, if that retention is not the total."""
 
     offsets: int
     size_bytes: int
     age_ms: int = 0
     retention_share: float = 0.0
-    timestamp_age_ms: int = 0
-
-    @property
-    def lag_ms(self) -> int:
-        """The age that a lag counts. Behind a lag, each record is older than the last copy."""
-        return max(self.age_ms, self.timestamp_age_ms)
+    lag_ms: int = 0
 
 
 def copy_hold(policy: TopicPolicy) -> Hold | None:
@@ -254,9 +249,10 @@ class UncopiedRecords:
         now_ms = self._services.clock_ms()
         return now_ms - self._since_ms.setdefault(offset, now_ms)
 
-    def timestamp_ms(self, offset: int) -> int | None:
-        """Returns the timestamp of the batch at `offset`. None: it has none, or was not read."""
-        return self._timestamps_ms.get(offset)
+    def age_ms(self, offset: int) -> int:
+        """Returns the age of the record at `offset`: by its timestamp once it was read, or as long as it is known."""
+        timestamp_ms, known_ms = self._timestamps_ms.get(offset), self.known_for_ms(offset)
+        return known_ms if timestamp_ms is None else max(known_ms, self._services.wall_clock_ms() - timestamp_ms)
 
     async def look(self, offset: int) -> int | None:
         """Reads the batch at `offset`, unless it was read. Returns its timestamp, None while it cannot be read."""

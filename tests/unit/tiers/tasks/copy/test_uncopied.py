@@ -187,7 +187,7 @@ def test_one_lag_that_is_over_ends_the_delay(
 ) -> None:
     """A segment has 1,000 bytes, or is a minute old."""
     policy = replace(POLICY, copy_lag_ms=lag_ms, copy_lag_bytes=lag_bytes)
-    assert (copy_due(policy, Uncopied(1, size_bytes, age_ms, share), NOW_MS) is None) == is_due
+    assert (copy_due(policy, Uncopied(1, size_bytes, age_ms, share, lag_ms=age_ms), NOW_MS) is None) == is_due
 
 
 @given(
