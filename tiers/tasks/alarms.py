@@ -75,11 +75,6 @@ class RemoteLogAlarms:
             self.gauge.labels(topic, reason).inc()
         return is_new
 
-    def tell(self, topic: str, reason: AlarmReason, about: str, detail: str) -> None:
-        """Gives an alarm another detail, if it is raised now."""
-        if (reason, about) in self._active.get(topic, {}):
-            self._active[topic][reason, about] = detail
-
     def end(self, topic: str, reason: AlarmReason, about: str = "") -> bool:
         """Ends an alarm. Returns whether it was raised."""
         was_raised = self._active.get(topic, {}).pop((reason, about), None) is not None

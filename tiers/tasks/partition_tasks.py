@@ -247,16 +247,28 @@ class PartitionTasks:
     async def copy_segments(self, surveyed: Surveyed) -> bool:
         """Finishes attempts, and copies the segments that are ready. Returns True when more are ready.
 
-        Records that a broker removes soon are read and kept first. Attempts are finished whatever the policy is."""
+        Records that a broker removes soon are read and kept first. Attempts are finished whatever the policy is. Too
+        much custom metadata stops the copying of the partition."""
         if self.is_copy_stopped:
             return False
         is_any_kept = False
-        if self.is_urgent:
-            with suppress(RemoteLogError):  # the attempts are finished anyway, and then the error comes again
-                is_any_kept = await self._copy(surveyed)
-        if await self.attempts.run(surveyed.bounds, surveyed.log_start) or is_any_kept:
-            return True  # the next round finds where copying continues
-        return await self._copy(surveyed)
+        try:
+            if self.is_urgent:
+                with suppress(RemoteLogError):  # the attempts are finished anyway, and then the error comes again
+                    is_any_kept = await self._copy(surveyed)
+            if await self.attempts.run(surveyed.bounds, surveyed.log_start) or is_any_kept:
+                return True  # the next round finds where copying continues
+            return await self._copy(surveyed)
+        except CustomMetadataTooLargeError as error:
+            topic, partition = self.partition.topic, str(self.partition)
+            self.is_copy_stopped = True
+            self._services.metrics.copy_stopped.labels(topic, str(self.partition.partition)).set(1)
+            self._services.metrics.alarms.begin(topic, AlarmReason.CUSTOM_METADATA, partition, str(error))
+            logger.error(
+                "copying stops: the store's custom metadata is too large",
+                extra={"partition": partition, "error": str(error)},
+            )
+            return False
 
     async def _copy(self, surveyed: Surveyed) -> bool:
         start = surveyed.copy_start
@@ -270,7 +282,7 @@ class PartitionTasks:
 
     async def run_copy(self, surveyed: Surveyed) -> None:
         copying = self.stages["copy"]
-        more = await copying.run(partial(self._copy_unless_stopped, surveyed))
+        more = await copying.run(partial(self.copy_segments, surveyed))
         remote_log, now_ms = self._services.settings.remote_log, self._services.clock_ms()
         if more:
             copying.due_ms = now_ms
@@ -279,20 +291,6 @@ class PartitionTasks:
             copying.due_ms = now_ms + min(remote_log.task_interval_ms, pause_ms)
         if self.attempts.due_ms is not None:
             copying.due_ms = min(copying.due_ms, self.attempts.due_ms)
-
-    async def _copy_unless_stopped(self, surveyed: Surveyed) -> bool:
-        try:
-            return await self.copy_segments(surveyed)
-        except CustomMetadataTooLargeError as error:
-            topic = self.partition.topic
-            self.is_copy_stopped = True
-            self._services.metrics.copy_stopped.labels(topic, str(self.partition.partition)).set(1)
-            self._services.metrics.alarms.begin(topic, AlarmReason.CUSTOM_METADATA, str(self.partition), str(error))
-            logger.error(
-                "copying stops: the store's custom metadata is too large",
-                extra={"partition": str(self.partition), "error": str(error)},
-            )
-            return False
 
     async def expire(self, surveyed: Surveyed) -> Surveyed:
         """Moves the log start, and applies it to the broker. Returns what the survey would find now."""

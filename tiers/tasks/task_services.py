@@ -238,7 +238,6 @@ class Stage:
         self.due_ms = self._services.retry_at_ms(self.failures)
         self.failures += 1
         self.last_error = str(error) or repr(error)
-        self._services.metrics.alarms.tell(*self._alarm, self.last_error)
         self._services.metrics.stage_failures.labels(self._topic, self.name).inc()
 
     def watch(self) -> None:
