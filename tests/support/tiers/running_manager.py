@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.tiers.attempts import batches
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
@@ -94,6 +95,11 @@ class Running:
         bench.services = replace(bench.services, source=self.logs, settings=settings, clock_ms=monotonic_ms)
         bench.metadata.clock_ms = monotonic_ms
         self.manager = RemoteLogManager(bench.services, self.topics)
+
+    def produce(self, first: int, end: int) -> None:
+        """Appends records of these offsets to the logs of all partitions."""
+        for log in self.logs.of.values():
+            log.append(*batches(first, end))
 
     def remote_end(self, partition: TopicIdPartition) -> int | None:
         return self.bench.state.remote_end_offset(partition)

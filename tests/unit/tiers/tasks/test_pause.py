@@ -12,8 +12,6 @@ from tests.support.tiers.running_manager import Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.topic_policy import TierWork, TopicPolicy, paused_work
-from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap
 
 KEEP_NOTHING = replace(POLICY, partition_count=1, local_retention_bytes=0)
@@ -33,18 +31,9 @@ async def record(bench: Workbench, *work: TierWork) -> None:
     await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", changes)
 
 
-class CountingLog(InMemoryLog):
-    """Counts the questions for its bounds. A round asks at least twice."""
-
-    asked = 0
-
-    async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
-        self.asked += 1
-        return await super().bounds(partition, timeout_ms)
-
-    async def rounds(self, count: int) -> None:
-        goal = self.asked + 4 * count
-        await until(lambda: self.asked >= goal)
+async def rounds(log: InMemoryLog, count: int) -> None:
+    goal = log.surveys + 4 * count  # a round asks for the bounds at least twice
+    await until(lambda: log.surveys >= goal)
 
 
 @pytest.fixture
@@ -61,7 +50,6 @@ async def copied(bench: Workbench) -> Workbench:
 @pytest.fixture
 def running(bench: Workbench) -> Running:
     running = Running(bench, KEEP_NOTHING)
-    running.logs.of[PARTITION] = CountingLog()
     running.topics.policies = {POLICY.topic_id: KEEP_NOTHING}
     produce(running, 0, 10)
     return running
@@ -93,7 +81,6 @@ async def test_a_job_expires_nothing_of_a_paused_topic(copied: Workbench) -> Non
 
 async def test_each_work_is_paused_alone_and_goes_on(running: Running) -> None:
     bench, log = running.bench, running.logs.of[PARTITION]
-    assert isinstance(log, CountingLog)
 
     async def change(*work: TierWork) -> None:
         await record(bench, *work)
@@ -101,11 +88,11 @@ async def test_each_work_is_paused_alone_and_goes_on(running: Running) -> None:
 
     await change(TierWork.COPYING)
     async with running.run():
-        await log.rounds(3)
+        await rounds(log, 3)
         assert bench.segments == []
         await change(TierWork.TRIMMING, TierWork.EXPIRING)
         await until(lambda: len(bench.finished) == 3)
-        await log.rounds(3)
+        await rounds(log, 3)
         assert (log.trims, bench.state.log_starts(PARTITION), len(bench.finished)) == ([], [], 3)
         await change(TierWork.EXPIRING)
         await until(lambda: log.trims == [60])
@@ -120,8 +107,8 @@ async def test_records_that_brokers_remove_while_nothing_is_copied_are_a_gap(
 ) -> None:
     """Otherwise no client gets past them, and no search by timestamp has an answer, until something is copied."""
     bench.services = replace(bench.services, settings=replace(bench.services.settings, gap_alarm_ms=1))
-    running, log = Running(bench, POLICY), CountingLog()
-    running.logs.of[PARTITION] = log
+    running = Running(bench, POLICY)
+    log = running.logs.of[PARTITION]
     produce(running, 0, 10)
     running.topics.policies = {POLICY.topic_id: replace(POLICY, partition_count=1)}
     async with running.run():
@@ -132,7 +119,7 @@ async def test_records_that_brokers_remove_while_nothing_is_copied_are_a_gap(
         produce(running, 10, 12)
         log.log_start_offset = 110
         await until(lambda: bench.state.gaps(PARTITION) == [LogGap(90, 110)])
-        await log.rounds(3)
+        await rounds(log, 3)
         assert (len(bench.finished), bench.finished[-1]) == (3, (60, 89))
         running.topics.policies = {POLICY.topic_id: replace(POLICY, partition_count=1)}
         produce(running, 12, 15)
@@ -142,7 +129,6 @@ async def test_records_that_brokers_remove_while_nothing_is_copied_are_a_gap(
 async def test_paused_expiry_keeps_segments_that_users_deleted(running: Running) -> None:
     """They are hidden from clients already, and go after the pause."""
     bench, log = running.bench, running.logs.of[PARTITION]
-    assert isinstance(log, CountingLog)
     policy = replace(POLICY, partition_count=1)
     running.topics.policies = {POLICY.topic_id: policy}
     async with running.run():
@@ -152,7 +138,7 @@ async def test_paused_expiry_keeps_segments_that_users_deleted(running: Running)
         running.topics.policies = {POLICY.topic_id: paused(policy, TierWork.EXPIRING)}
         await until(lambda: TierWork.EXPIRING in work.policy.paused)
         await bench.record_log_start(30)
-        await log.rounds(3)
+        await rounds(log, 3)
         assert bench.finished[0] == (0, 29)
         await record(bench)
         running.topics.policies = {POLICY.topic_id: policy}

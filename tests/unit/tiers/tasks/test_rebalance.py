@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.attempts import batches
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
@@ -19,8 +19,7 @@ from tiers.storage.remote_storage_manager import LogSegmentData
 @pytest.fixture
 def running(bench: Workbench) -> Running:
     running = Running(bench, replace(POLICY, local_retention_bytes=0))
-    for log in running.logs.of.values():
-        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    running.produce(0, 100)
     return running
 
 
@@ -69,7 +68,7 @@ async def test_nothing_begins_while_the_ownership_is_awaited(running: Running) -
         running.bench.metadata.owned, running.bench.metadata.is_awaiting = False, True
         await until(lambda: is_quiet(running))
         written = running.bench.metadata.written
-        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
+        log.append(*batches(100, 200))
         await rounds_of_the_manager(running)
         assert is_quiet(running)
         assert (running.bench.metadata.written, log.log_start_offset) == (written, 60)
@@ -86,5 +85,5 @@ async def test_work_of_an_earlier_tenure_is_dropped(running: Running) -> None:
         await until(lambda: is_quiet(running) and bool(managed.copy.uncopied.size_bytes))
         running.bench.metadata.tenures += 1
         await until(lambda: running.manager._managed.get(PARTITION) not in (None, managed))
-        running.logs.of[PARTITION].append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
+        running.logs.of[PARTITION].append(*batches(100, 200))
         await until(lambda: running.remote_end(PARTITION) == 179)

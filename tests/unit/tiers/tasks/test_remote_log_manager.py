@@ -23,8 +23,7 @@ from tiers.tasks.remote_log_manager import RemoteLogManager
 @pytest.fixture
 def running(bench: Workbench) -> Running:
     running = Running(bench, replace(POLICY, local_retention_bytes=0))
-    for log in running.logs.of.values():
-        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    running.produce(0, 100)
     return running
 
 

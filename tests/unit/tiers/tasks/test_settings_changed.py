@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.running_manager import OTHER, Held, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
@@ -21,8 +20,7 @@ BOTH = [PARTITION, OTHER]
 @pytest.fixture
 def running(bench: Workbench) -> Running:
     running = Running(bench, POLICY)
-    for log in running.logs.of.values():
-        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    running.produce(0, 100)
     return running
 
 
@@ -83,8 +81,7 @@ async def test_a_partition_that_is_tiered_no_more_is_given_up_at_once(
     async with running.run():
         await copied(running)
         copying = Held(monkeypatch, store, "copy_log_segment_data")
-        for log in logs.values():
-            log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
+        running.produce(100, 200)
         await copying.reached.wait()
         policies, running.topics.policies = running.topics.policies, {}
         running.manager.settings_changed()

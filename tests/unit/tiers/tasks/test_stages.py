@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.fakes.in_memory_log import DamagedLog
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.attempts import batches
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
@@ -43,13 +44,8 @@ def running(bench: Workbench) -> Running:
     running = Running(bench, TRIMMING)
     running.logs.of[PARTITION] = DamagedLog()
     running.topics.policies = {TRIMMING.topic_id: TRIMMING}
-    produce(running, 0, 10)
+    running.produce(0, 100)
     return running
-
-
-def produce(running: Running, first: int, end: int) -> None:
-    for log in running.logs.of.values():
-        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(first, end)])
 
 
 def set_policy(running: Running, policy: Any) -> None:
@@ -120,7 +116,7 @@ async def test_a_batch_that_cannot_be_read_stops_no_trim_and_no_expiry(
     log = running.logs.of[PARTITION]
     assert isinstance(log, DamagedLog)
     log.damaged_offset = 70
-    produce(running, 10, 12)
+    running.produce(100, 120)
     async with running.run():
         await until(lambda: failures(running, "copy") >= 9)
         assert running.remote_end(PARTITION) == 69, "the records before the damaged batch"
@@ -143,7 +139,7 @@ async def test_copies_that_hang_hold_up_no_trim_and_no_expiry(running: Running, 
         await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
         store.hanging = {"copy_log_segment_data"}
         store.asked.clear()
-        produce(running, 10, 20)
+        running.produce(100, 200)
         await until(lambda: "copy_log_segment_data" in store.asked)
         set_policy(running, replace(TRIMMING, partition_count=2))
         await until(lambda: all(each.log_start_offset == 60 for each in running.logs.of.values()))
@@ -217,7 +213,7 @@ async def test_deletions_that_hang_hold_up_no_copy_and_no_trim(running: Running,
     async with running.run():
         await until(lambda: "delete_log_segment_data" in store.asked)
         for end in (20, 30):
-            produce(running, end - 10, end)
+            running.produce(10 * end - 100, 10 * end)
             await until(partial(is_copied_and_trimmed, running, 10 * end - 40))
         store.hanging.clear()
 
@@ -226,7 +222,7 @@ async def test_deletions_that_hang_hold_up_no_copy_and_no_trim(running: Running,
 async def test_a_doubt_ends_the_deletions_in_progress(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, are_expired: bool
 ) -> None:
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    bench.log.append(*batches(0, 100))
     await bench.copy_all()
     if not are_expired:
         for segment in bench.segments:
@@ -284,10 +280,10 @@ async def test_a_copy_in_progress_ends_before_the_tier_is_cut(running: Running, 
         await until(lambda: running.remote_end(PARTITION) == 89)
         store.hanging = {"copy_log_segment_data"}
         store.asked.clear()
-        produce(running, 10, 20)
+        running.produce(100, 200)
         await until(lambda: "copy_log_segment_data" in store.asked)
         log.elect_unclean(80)
-        log.append(*[batch_of(10 * n, 10, value_bytes=15, leader_epoch=1) for n in range(8, 15)])
+        log.append(*batches(80, 150, leader_epoch=1))
         await until(lambda: bench.metric("remote_log_cuts_total", topic="orders") == 1)
         store.hanging.clear()
         await until(lambda: running.remote_end(PARTITION) == 139)
@@ -304,7 +300,7 @@ async def test_a_copy_that_ends_during_the_comparison_does_not_expire_yet(
 
     The earlier leader has answered the question that the owner asked before the copy counts."""
     log, policy = bench.log, replace(POLICY, retention_ms=60_000)
-    log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(7)])
+    log.append(*batches(0, 70))
     settings = replace(bench.services.settings, segments_per_run=2)  # no read of a third one follows the copy
     tasks = PartitionTasks(replace(bench.services, settings=settings), PARTITION, policy, Tenure(0, 0))
     write, ask = bench.metadata.update_remote_log_segment_metadata, log.end_offset_for_epoch
@@ -349,7 +345,7 @@ async def test_a_copy_in_progress_is_no_leftover_when_the_log_start_passes_it(
         await until(lambda: running.remote_end(PARTITION) == 89)
         store.hanging = {"copy_log_segment_data"}
         store.asked.clear()
-        produce(running, 10, 20)
+        running.produce(100, 200)
         await until(lambda: "copy_log_segment_data" in store.asked)
         attempt = running.manager._managed[PARTITION].attempts.in_progress
         await bench.metadata.put_log_start(PARTITION, LogStart(180, 0, LogStartReason.USER))

@@ -8,7 +8,6 @@ from uuid import UUID
 import pytest
 
 from tests.support.fakes.in_memory_log import InMemoryLog
-from tests.support.fakes.record_batches import batch_of
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.running_manager import OTHER, Held, Running
 from tests.support.tiers.waiting import until
@@ -28,8 +27,7 @@ PAYMENTS = TopicIdPartition(UUID(int=7), 0, "payments")
 def running(bench: Workbench) -> Running:
     running = Running(bench, replace(POLICY, local_retention_bytes=0))
     running.logs.of[PAYMENTS] = InMemoryLog()
-    for log in running.logs.of.values():
-        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    running.produce(0, 100)
     payments = replace(POLICY, topic="payments", topic_id=PAYMENTS.topic_id, copy_disable=True)
     running.topics.policies[payments.topic_id] = payments
     return running

@@ -75,11 +75,14 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 def tiered(
-    cluster: Cluster, *rules: TopicConfig, overrides: Mapping[UUID, Mapping[str, str]] | None = None
+    cluster: Cluster,
+    *patterns: str | TopicConfig,
+    metadata: InMemoryRemoteLogMetadataManager | None = None,
+    registry: CollectorRegistry | None = None,
 ) -> TieredTopics:
-    return TieredTopics(
-        cluster.client, rules, RemoteLogManagerMetrics(CollectorRegistry()), settings(overrides or {}).log
-    )
+    rules = [each if isinstance(each, TopicConfig) else TopicConfig(pattern=each) for each in patterns]
+    metrics = RemoteLogManagerMetrics(registry or CollectorRegistry())
+    return TieredTopics(cluster.client, rules, metrics, (metadata or settings({})).log)
 
 
 def doubtful(policy: TopicPolicy, **changes: Any) -> TopicPolicy:
@@ -123,7 +126,7 @@ async def test_the_first_rule_that_matches_decides(cluster: Cluster) -> None:
 async def test_a_topic_with_tier_settings_of_its_own_needs_no_rule(cluster: Cluster) -> None:
     topic_id = cluster.add("clicks", 3)
     own = {topic_id: {"remote.storage.enable": "true", "local.retention.bytes": "77"}}
-    policies = await tiered(cluster, overrides=own).refresh(TIMEOUT_MS)
+    policies = await tiered(cluster, metadata=settings(own)).refresh(TIMEOUT_MS)
     assert policies[topic_id].local_retention_bytes == 77
 
 
@@ -133,9 +136,7 @@ async def test_what_is_paused_is_told_at_its_beginning_and_at_its_end(
     topic_id = cluster.add("orders", 1)
     metadata = settings({topic_id: {TierWork.TRIMMING.key: "true"}})
     registry = CollectorRegistry()
-    topics = TieredTopics(
-        cluster.client, [TopicConfig(pattern="orders")], RemoteLogManagerMetrics(registry), metadata.log
-    )
+    topics = tiered(cluster, "orders", metadata=metadata, registry=registry)
     labels = {"topic": "orders", "work": "trimming"}
     for _ in range(2):
         assert (await topics.refresh(TIMEOUT_MS))[topic_id].paused == {TierWork.TRIMMING}
@@ -178,7 +179,7 @@ async def test_a_topic_that_cannot_be_tiered_is_refused_once_with_the_reason(
     cluster: Cluster, config: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("state", 1, config)
-    topics = tiered(cluster, TopicConfig(pattern="state"))
+    topics = tiered(cluster, "state")
     with caplog.at_level(logging.ERROR):
         assert await topics.refresh(TIMEOUT_MS) == {}
         assert await topics.refresh(TIMEOUT_MS) == {}
@@ -193,7 +194,7 @@ async def test_an_unfit_topic_is_an_error_if_it_is_meant_or_has_remote_records(
         cluster.add(name, number, DELETE | {"cleanup.policy": "compact"})
     metadata, registry = settings({UUID(int=3): {"remote.storage.enable": "true"}}), CollectorRegistry()
     await copied(metadata, segment(TopicIdPartition(UUID(int=2), 0, "orders"), 0, 9))
-    topics = TieredTopics(cluster.client, [TopicConfig(pattern="*")], RemoteLogManagerMetrics(registry), metadata.log)
+    topics = tiered(cluster, "*", metadata=metadata, registry=registry)
     with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
         assert await topics.refresh(TIMEOUT_MS) == {}
     refused = [line for line in caplog.records if line.message == "a topic cannot be tiered"]
@@ -218,7 +219,7 @@ async def test_an_unfit_topic_is_an_error_if_it_is_meant_or_has_remote_records(
 async def test_an_unreadable_tier_setting_refuses_its_topic_alone(cluster: Cluster, key: str, value: str) -> None:
     damaged, whole = cluster.add("orders", 1), cluster.add("clicks", 2)
     own = {damaged: {"remote.storage.enable": "true", key: value}}
-    topics = tiered(cluster, TopicConfig(pattern="*"), overrides=own)
+    topics = tiered(cluster, "*", metadata=settings(own))
     policies = await topics.refresh(TIMEOUT_MS)
     assert policies.keys() == {whole}
     assert not policies[whole].is_doubtful
@@ -228,11 +229,14 @@ async def test_an_unreadable_tier_setting_refuses_its_topic_alone(cluster: Clust
 
 async def test_an_unreadable_configuration_changes_and_expires_nothing(cluster: Cluster) -> None:
     topic_id = cluster.add("orders", 1)
-    topics = tiered(cluster, TopicConfig(pattern="*"))
+    topics = tiered(cluster, "*")
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]
     cluster.unreadable.add("orders")
     for _ in range(2):
         assert (await topics.refresh(TIMEOUT_MS))[topic_id] == doubtful(before)
+    topics.change_rules([TopicConfig(pattern="orders", segment_bytes=5)])
+    assert topics.policies == {topic_id: doubtful(before, segment_bytes=5)}
+    topics.change_rules([TopicConfig(pattern="*")])
     cluster.unreadable.clear()
     assert (await topics.refresh(TIMEOUT_MS))[topic_id] == before
 
@@ -242,7 +246,7 @@ async def test_nothing_expires_by_what_a_second_broker_does_not_say_too(
 ) -> None:
     topic_id, agreed = cluster.add("orders", 1), cluster.add("clicks", 2)
     second.broker.topics = cluster.broker.topics
-    topics = tiered(cluster, TopicConfig(pattern="*"))
+    topics = tiered(cluster, "*")
     before = dict(await topics.refresh(TIMEOUT_MS))
     second.configs = {"orders": DELETE | {"retention.ms": "700000000"}, "clicks": DELETE}
     with caplog.at_level(logging.WARNING):
@@ -262,7 +266,7 @@ async def test_nothing_expires_while_a_broker_does_not_answer(
 ) -> None:
     topic_id = cluster.add("orders", 1)
     second.broker.topics = cluster.broker.topics
-    topics = tiered(cluster, TopicConfig(pattern="*"))
+    topics = tiered(cluster, "*")
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]
     request = cluster.client.request
 
@@ -285,7 +289,7 @@ async def test_nothing_expires_while_a_broker_does_not_answer(
 async def test_a_topic_that_one_answer_lacks_is_tiered_as_before(cluster: Cluster, second: Cluster) -> None:
     topic_id = cluster.add("orders", 1)
     second.broker.topics = list(cluster.broker.topics)
-    topics = tiered(cluster, TopicConfig(pattern="*"))
+    topics = tiered(cluster, "*")
     cluster.broker.brokers = [cluster.broker]  # which is asked for the list of the topics
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]
     cluster.broker.brokers = second.broker.brokers
@@ -300,10 +304,7 @@ async def test_tier_settings_that_are_not_read_change_and_expire_nothing(cluster
     metadata = settings(
         {switched_off: {"remote.storage.enable": "false"}, own: {"remote.storage.enable": "true"}},
     )
-    metrics = RemoteLogManagerMetrics(CollectorRegistry())
-    topics = TieredTopics(
-        cluster.client, [TopicConfig(pattern="orders"), TopicConfig(pattern="views")], metrics, metadata.log
-    )
+    topics = tiered(cluster, "orders", "views", metadata=metadata)
     metadata.fresh = False
     assert await topics.refresh(TIMEOUT_MS) == {}
     metadata.fresh = True
@@ -330,7 +331,7 @@ async def test_rules_that_change_while_policies_are_made_count(
 ) -> None:
     """The policies are made in slices, between which a reload may come."""
     kept, dropped = cluster.add("orders", 1), cluster.add("clicks", 2)
-    topics = tiered(cluster, TopicConfig(pattern="*"))
+    topics = tiered(cluster, "*")
     before = dict(await topics.refresh(TIMEOUT_MS))
     monkeypatch.setattr("tiers.tasks.tiered_topics._TOPICS_OF_A_TURN", 1)
     is_first = True
@@ -347,19 +348,9 @@ async def test_rules_that_change_while_policies_are_made_count(
     assert dropped in before
 
 
-async def test_other_rules_make_no_doubtful_retention_count(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic_id = cluster.add("orders", 1)
-    topics = tiered(cluster, TopicConfig(pattern="orders"))
-    before = (await topics.refresh(TIMEOUT_MS))[topic_id]
-    cluster.unreadable.add("orders")
-    await topics.refresh(TIMEOUT_MS)
-    topics.change_rules([TopicConfig(pattern="orders", segment_bytes=5)])
-    assert topics.policies == {topic_id: doubtful(before, segment_bytes=5)}
-
-
 async def test_other_rules_change_the_refused_topics_at_once(cluster: Cluster) -> None:
     cluster.add("state", 1, DELETE | {"cleanup.policy": "compact"})
-    topics = tiered(cluster, TopicConfig(pattern="s*"))
+    topics = tiered(cluster, "s*")
     await topics.refresh(TIMEOUT_MS)
     assert (set(topics.refused), topics.is_expected("state")) == ({"state"}, False)
     topics.change_rules([TopicConfig(pattern="state")])
@@ -374,7 +365,7 @@ async def test_one_line_says_what_is_tiered_and_by_which_rule(
     metadata = settings({})
     for number, name in enumerate(("orders-eu", "orders-us", "payments"), 1):
         cluster.add(name, number)
-    topics = TieredTopics(cluster.client, [], RemoteLogManagerMetrics(CollectorRegistry()), metadata.log)
+    topics = tiered(cluster, metadata=metadata)
     with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
         for _ in range(2):
             await topics.refresh(TIMEOUT_MS)
