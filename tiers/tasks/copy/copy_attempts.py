@@ -134,18 +134,20 @@ class CopyAttempts:
     async def copy(self, kept: KeptSegment, progress: Progress) -> None:
         """Makes one attempt. Raises the errors of each step, and leaves the attempt to `run`.
         It ends before the metadata drops a deletion of its segment."""
+        metrics, topic = self._services.metrics, self._partition.topic
         limit_ms = self._services.settings.remote_log.deleted_segment_retention_ms // 2
-        self._services.metrics.copy_requests.labels(self._partition.topic).inc()
+        metrics.copy_requests.labels(topic).inc()
         self.in_progress = kept.metadata.segment_id
         try:
-            async with asyncio.timeout(limit_ms / 1000):
-                await announce(self._services, kept.metadata)
-                reading = self._readings[self.in_progress.id]
-                segment = await store(self._services, kept, progress)
-                reading.is_stored = True
-                found = await self._read_back(segment, progress)
-                await self._check_history(found)
-                await finish(self._services, found, progress)
+            with metrics.copy_errors.labels(topic).count_exceptions(BaseException):
+                async with asyncio.timeout(limit_ms / 1000):
+                    await announce(self._services, kept.metadata)
+                    reading = self._readings[self.in_progress.id]
+                    segment = await store(self._services, kept, progress)
+                    reading.is_stored = True
+                    found = await self._read_back(segment, progress)
+                    await self._check_history(found)
+                    await finish(self._services, found, progress)
         except TimeoutError as error:
             raise RetriableRemoteStorageError(f"the copy did not end within {limit_ms} ms") from error
         except CustomMetadataTooLargeError:

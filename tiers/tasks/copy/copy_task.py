@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from uuid import uuid4
 
@@ -97,7 +98,7 @@ class RLMCopyTask:
                     # The broker may soon remove the next records. `CopyAttempts.run` asks the store, which may be slow.
                     await announce(services, kept.metadata)
                 else:
-                    await self._copy(kept)
+                    await self._attempts.copy(kept, partial(self._progress, kept.metadata.end_offset + 1, count(1)))
                 start = kept.metadata.end_offset + 1
                 if services.state.remote_log_segment_metadata(self._partition, start) is not None:
                     break  # the copied records lay before others: the next round finds where copying continues
@@ -196,7 +197,7 @@ class RLMCopyTask:
                 if builder.size_bytes == 0:
                     raise
                 return read  # the disk has room for no more: the records that it has are copied
-            self._progress(builder.next_offset)
+            self._progress(builder.next_offset, count())
             is_full = fits < len(read.records) or builder.next_offset >= read.last_stable_offset
             if is_last_copy or is_full or not read.records:
                 return read
@@ -245,20 +246,11 @@ class RLMCopyTask:
         self.throttled_ms = 0
         return portion
 
-    async def _copy(self, kept: KeptSegment) -> None:
-        services, next_offset, stages = self._services, kept.metadata.end_offset + 1, count(1)
-        services.metrics.spool_bytes.set(services.spool.used_bytes)
-        try:
-            await self._attempts.copy(kept, lambda: self._progress(next_offset, next(stages)))
-        except BaseException:
-            services.metrics.copy_errors.labels(self._partition.topic).inc()
-            raise
-        services.metrics.spool_bytes.set(services.spool.used_bytes)
-
-    def _progress(self, next_offset: int, stage: int = 0) -> None:
+    def _progress(self, next_offset: int, steps: Iterator[int]) -> None:
         """Notes progress. Steps that an earlier failed act reached do not count again."""
-        if (next_offset, stage) > self._furthest:
-            self._furthest = next_offset, stage
+        reached = next_offset, next(steps)
+        if reached > self._furthest:
+            self._furthest = reached
             self.progress_at_ms = self._services.clock_ms()
 
     async def _append_fitting(self, builder: SegmentBuilder, read: LogRead, end: int) -> int:
@@ -286,6 +278,7 @@ class RLMCopyTask:
         elif self._behind_since_ms is None:
             self._behind_since_ms = services.clock_ms() - self.uncopied.known_for_ms(start)
         size_bytes = self.uncopied.size_bytes
+        services.metrics.spool_bytes.set(services.spool.used_bytes)
         services.metrics.copy_lag_bytes.labels(*self._labels).set(size_bytes)
         services.metrics.copy_lag_segments.labels(*self._labels).set(size_bytes // policy.segment_bytes)
         self.show_age()

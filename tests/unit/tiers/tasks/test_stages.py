@@ -32,7 +32,6 @@ from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.remote_log_manager import RemoteLogManager
-from tiers.tasks.retention.trim_task import TrimTask
 
 TRIMMING = replace(POLICY, partition_count=1, local_retention_bytes=0)
 EXPIRING = replace(TRIMMING, retention_bytes=0)
@@ -170,40 +169,22 @@ async def test_an_unexpected_error_of_one_round_ends_no_other_work(
         await until(lambda: running.remote_end(PARTITION) == 89)
 
 
-async def test_a_divergence_ends_the_round_in_progress(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_divergence_ends_the_round_in_progress(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trim that runs beside the round finds that the leader has another history than the round has checked."""
-    launched: list[int] = []
-    in_round, copy_start, launch = asyncio.Event(), LogGapTask.copy_start, RemoteLogManager._launch
+    tasks, copy_start = PartitionTasks(bench.services, PARTITION, TRIMMING, Tenure(0, 0)), LogGapTask.copy_start
+    bench.log.append(*batches(0, 100))
 
-    async def slow_gap(task: LogGapTask, *arguments: Any) -> int | None:
-        tasks = running.manager._managed[PARTITION]
-        if tasks in running.manager._places["copy"] and "trim" in tasks.running and not in_round.is_set():
-            in_round.set()
-            await until(lambda: tasks.stages["survey"].failures > 0)
+    async def diverging(task: LogGapTask, *arguments: Any) -> int | None:
+        tasks.stop(LogDivergedError("the leader has another history"), "trim")
         return await copy_start(task, *arguments)
 
-    async def diverging_trim(task: TrimTask, *arguments: Any) -> None:
-        if not in_round.is_set():
-            await in_round.wait()
-            raise LogDivergedError("the leader has another history")
-
-    def launching(
-        manager: RemoteLogManager, group: asyncio.TaskGroup, tasks: PartitionTasks, name: str, work: Any
-    ) -> None:
-        if name == "copy":
-            launched.append(tasks.stages["survey"].failures)
-        launch(manager, group, tasks, name, work)
-
-    monkeypatch.setattr(LogGapTask, "copy_start", slow_gap)
-    monkeypatch.setattr(TrimTask, "run", diverging_trim)
-    monkeypatch.setattr(RemoteLogManager, "_launch", launching)
-    async with running.run():
-        await until(in_round.is_set)
-        begun = len(launched)
-        await until(lambda: len(launched) > begun + 2)
-    assert set(launched) == {0}
-    # The next survey compared the histories itself, and found none.
-    assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(LogGapTask, "copy_start", diverging)
+        assert await tasks.round() is None
+    assert [tasks.stages[name].failures for name in ("survey", "trim", "copy")] == [1, 1, 0]
+    bench.now_ms += bench.services.settings.remote_log.task_interval_ms
+    assert await tasks.round() is not None, "the next survey compared the histories itself"
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 0
 
 
 async def test_deletions_that_hang_hold_up_no_copy_and_no_trim(running: Running, store: Store) -> None:
