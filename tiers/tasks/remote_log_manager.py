@@ -133,7 +133,7 @@ class RemoteLogManager:
                 while not self._stopping:
                     self._wake.clear()
                     self._start_rounds(tasks)
-                    await self._wait(self._wake, self._idle_ms())
+                    await self._wait(self._idle_ms())
                 for keeper in keepers:
                     keeper.cancel()
                 await self._end_work()
@@ -152,7 +152,7 @@ class RemoteLogManager:
                 await self._services.spool.open()
             except SpoolError as error:
                 failing.found(error=str(error))
-                await self._wait(self._wake, self._services.settings.remote_log.task_retry_backoff_ms)
+                await self._wait(self._services.settings.remote_log.task_retry_backoff_ms)
             else:
                 failing.ended()
                 return
@@ -444,11 +444,10 @@ class RemoteLogManager:
         first = self._schedule.first(self._open_stages()) if has_place else None
         return interval_ms if first is None else max(1, min(first.at_ms - self._services.clock_ms(), interval_ms))
 
-    @staticmethod
-    async def _wait(event: asyncio.Event, timeout_ms: int) -> None:
+    async def _wait(self, timeout_ms: int) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
-                await event.wait()
+                await self._wake.wait()
 
     async def _end_work(self) -> None:
         if tasks := self._running_tasks():
