@@ -23,8 +23,7 @@ from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMe
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.deletion.failed_deletions import FailedDeletions
-from tiers.tasks.deletion.failed_deletions_topic import FailedDeletionsTopic
+from tiers.tasks.deletion.failed_deletions import FailedDeletions, FailedDeletionsTopic
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics

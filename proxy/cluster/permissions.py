@@ -25,7 +25,7 @@ from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import is_internal
 from tiers.errors import BrokerError
 from tiers.metadata.topic.settings import metadata_group_id
-from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
+from tiers.tasks.deletion.failed_deletions import FAILED_DELETIONS_TOPIC
 
 # Kafka's numbers of operations: the bits of `authorized operations`.
 _READ, _WRITE, _DELETE, _DESCRIBE_CONFIGS = 3, 4, 6, 10

@@ -34,8 +34,7 @@ from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.deletion.failed_deletions import FailedDeletions
-from tiers.tasks.deletion.failed_deletions_topic import FailedDeletionsTopic
+from tiers.tasks.deletion.failed_deletions import FailedDeletions, FailedDeletionsTopic
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager

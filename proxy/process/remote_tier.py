@@ -56,7 +56,7 @@ from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.reader.remote_reads import RemoteReads, TracedReads
 from tiers.reader.shared.channel import Address
 from tiers.reader.shared.lent_reads import RemoteReadClient
-from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
+from tiers.tasks.deletion.failed_deletions import FAILED_DELETIONS_TOPIC
 from tiers.tasks.history.align import require_aligned
 from tiers.tasks.task_services import NoLocalIndexes
 from tiers.tracing import Tracer

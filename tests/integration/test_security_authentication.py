@@ -71,7 +71,7 @@ from tests.support.servers.producing import TopicWith, create_topic, delete_topi
 from tests.support.servers.secure_kafka import MECHANISMS, PROXY, USERS, allow, allow_all, deny
 from tests.support.servers.tidegate import TidegateProcess
 from tiers.commands.console import FAILED
-from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
+from tiers.tasks.deletion.failed_deletions import FAILED_DELETIONS_TOPIC
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,7 @@ from proxy import cli
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, delete_topic
 from tiers.broker.client import BrokerClient
-from tiers.tasks.deletion.failed_deletions_topic import (
+from tiers.tasks.deletion.failed_deletions import (
     FAILED_DELETIONS_TOPIC,
     FailedDeletion,
     FailedDeletionsTopic,

@@ -24,7 +24,7 @@ from tests.support.servers.peer import Peer
 from tests.support.servers.producing import create_topic, delete_topic, produce, random_values
 from tests.support.servers.secure_kafka import add_rights
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
-from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
+from tiers.tasks.deletion.failed_deletions import FAILED_DELETIONS_TOPIC
 
 pytestmark = pytest.mark.integration
 

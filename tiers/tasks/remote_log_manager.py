@@ -29,8 +29,8 @@ from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import ActiveAlarm
 from tiers.tasks.copy.copy_attempts import store_for_its_owner
 from tiers.tasks.copy.spool import SpoolError
-from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
-from tiers.tasks.deletion.remote_disable import RemoteDisableTask
+from tiers.tasks.deletion.remote_disable import delete_disabled
+from tiers.tasks.deletion.segment_deletion import forget_deleted_segments
 from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
 from tiers.tasks.partition_tasks import PartitionReport, PartitionTasks
 from tiers.tasks.retention.total_retention import TotalRetentionTask
@@ -199,7 +199,7 @@ class RemoteLogManager:
         """Yields the work beside the rounds, which goes on until it is cancelled."""
         services, settings = self._services, self._services.settings
         interval_ms, retention_ms = settings.topics_interval_ms, settings.remote_log.deleted_segment_retention_ms
-        totals, disable = TotalRetentionTask(services), RemoteDisableTask(services)
+        totals = TotalRetentionTask(services)
         yield self._keep_topics()
         yield self._keep_watch()
         yield self._keep(
@@ -216,7 +216,7 @@ class RemoteLogManager:
                 interval_ms,
             )
         yield self._keep(
-            partial(disable.run, self._is_worked_on),
+            partial(delete_disabled, services, self._is_worked_on),
             "the remote log of a disabled topic could not be removed",
             "remote logs of disabled topics are removed again",
             interval_ms,
@@ -231,7 +231,7 @@ class RemoteLogManager:
         # A look at millions of deleted segments takes time, and none of them is urgent.
         rarely_ms = max(interval_ms, retention_ms // 100)
         yield self._keep(
-            DeletedSegmentsTask(services).run,
+            partial(forget_deleted_segments, services),
             "the objects of deleted segments could not be deleted once more",
             "the objects of deleted segments are deleted once more again",
             rarely_ms,

@@ -12,7 +12,7 @@ from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import TIMEOUT_MS, tiered_cluster
 from tiers.commands.console import AsJson, ConfigFile, show_json, show_table, time_text
-from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion, read_failed_deletions
+from tiers.tasks.deletion.failed_deletions import FailedDeletion, read_failed_deletions
 
 
 def failed_deletes(config: ConfigFile, as_json: AsJson = False) -> None:

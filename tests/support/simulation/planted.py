@@ -33,7 +33,7 @@ from tiers.reader.remote_log_reader import CollectedBatches, RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.tasks.copy import copy_attempts
 from tiers.tasks.copy.uncopied import UncopiedRecords
-from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
+from tiers.tasks.deletion import segment_deletion
 from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
 from tiers.tasks.history import align, stored_facts, tier_place
 from tiers.tasks.history.log_gap_task import LogGapTask
@@ -92,8 +92,8 @@ def _takes_any_store(stack: ExitStack) -> None:
 
 
 def _deletes_void(stack: ExitStack) -> None:
-    async def all_of_them(self: Any, policy: Any, log_start: int, segments: Any) -> list[Any]:
-        return [each for each in segments if each.is_cut_off]
+    async def all_of_them(self: Any, policy: Any, log_start: int) -> list[Any]:
+        return [each for each in self._finished_apart() if each.is_cut_off]
 
     _replace(stack, RLMExpirationTask, "_expired_void", all_of_them)
 
@@ -336,11 +336,11 @@ def _stores_no_facts(stack: ExitStack) -> None:
 def _forgets_at_once(stack: ExitStack) -> None:
     """A deleted segment is forgotten without a second deletion of its objects."""
 
-    async def forget(self: Any, partition: Any, segments: Any, troubles: Any) -> int:
-        await self._services.metadata.forget_deleted_segments([one.segment_id for one in segments])
+    async def forget(services: TaskServices, partition: Any, segments: Any, troubles: Any) -> int:
+        await services.metadata.forget_deleted_segments([one.segment_id for one in segments])
         return len(segments)
 
-    _replace(stack, DeletedSegmentsTask, "_forget", forget)
+    _replace(stack, segment_deletion, "_forget", forget)
 
 
 def _restores_all_but_the_last(stack: ExitStack) -> None:

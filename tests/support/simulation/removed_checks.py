@@ -284,9 +284,9 @@ _CHECKS = (
     ),
     _returns("retention/total_retention:_check_unrecorded", "None", "no recorded total is replaced", _SETTINGS),
     # Deletions
-    _returns("deletion/remote_disable:RemoteDisableTask._check", "None", "the deletion is still asked for", _SETTINGS),
+    _returns("deletion/remote_disable:_check", "None", "the deletion is still asked for", _SETTINGS),
     _without(
-        "deletion/remote_disable:RemoteDisableTask._delete", "await services.present_tier_settings(partition)", "pass",
+        "deletion/remote_disable:_delete", "await services.present_tier_settings(partition)", "pass",
         "the settings are read to their end", _SETTINGS,
     ),
     _returns("deletion/topic_deletion:TopicDeletionTask._is_idle_for_long", "True", "records end late", _TOPICS),
@@ -304,12 +304,12 @@ _CHECKS = (
         "no finished segment is deleted as an attempt", _OTHER_OWNERS,
     ),
     _without(
-        "deletion/deleted_segments:DeletedSegmentsTask._forget.<locals>.delete_again",
+        "deletion/segment_deletion:_forget.<locals>.delete_again",
         "if services.state.remote_log_segment_metadata_by_id(segment.segment_id) is not None:", "if False:",
         "no announced segment is deleted again", _OTHER_OWNERS,
     ),
     _without(
-        "deletion/deleted_segments:DeletedSegmentsTask.run", "if abs(skew_ms) > max_skew_ms:", "if False:",
+        "deletion/segment_deletion:forget_deleted_segments", "if abs(skew_ms) > max_skew_ms:", "if False:",
         "the clock is right before a segment is forgotten", _CLOCKS,
     ),
     # Rounds

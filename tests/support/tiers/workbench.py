@@ -27,8 +27,7 @@ from tiers.storage.object_key import marked_cluster
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.deletion.failed_deletions import FailedDeletions
-from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
+from tiers.tasks.deletion.failed_deletions import FailedDeletion, FailedDeletions
 from tiers.tasks.deletion.segment_deletion import delete_attempts
 from tiers.tasks.history.acceptance import accept_what_is_left
 from tiers.tasks.history.align import RLMCutTask

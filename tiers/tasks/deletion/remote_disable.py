@@ -1,4 +1,4 @@
-"""`RemoteDisableTask` deletes the remote logs of topics that were disabled with deletion (KIP-950).
+"""`delete_disabled` deletes the remote logs of topics that were disabled with deletion (KIP-950).
 
 * The tier's log start moves to the local one first, so a client is never offered a segment in deletion. Then the
   stored facts call every segment dead, so that `rebuild` does not restore any.
@@ -28,69 +28,67 @@ from tiers.tasks.task_services import TIER_SETTINGS_MAX_AGE_MS, TaskServices
 logger = logging.getLogger(__name__)
 
 
-class RemoteDisableTask:
-    """Works on the partitions that this process owns. One round at a time."""
+async def delete_disabled(services: TaskServices, is_worked_on: Callable[[TopicIdPartition], bool]) -> int:
+    """Works once on the partitions that this process owns, and returns how many segments were deleted.
 
-    def __init__(self, services: TaskServices) -> None:
-        self._services = services
+    Raises the first error at the end."""
+    troubles = list[Exception]()
+    partitions = (
+        each
+        for each in services.state.partitions()
+        if services.log.owns(each) and not is_worked_on(each) and _is_to_go(services, each)
+    )
+    deleted = await each_alone(partitions, partial(_delete, services), troubles)
+    if troubles:
+        raise troubles[0]
+    return sum(deleted)
 
-    async def run(self, is_worked_on: Callable[[TopicIdPartition], bool]) -> int:
-        """Runs one round, and returns how many segments were deleted. Raises the first error after the round."""
-        metadata, troubles = self._services.metadata, list[Exception]()
-        partitions = (
-            each
-            for each in metadata.state.partitions()
-            if metadata.log.owns(each) and not is_worked_on(each) and self._is_to_go(each)
+
+def _is_to_go(services: TaskServices, partition: TopicIdPartition) -> bool:
+    config = services.state.topic_tier_config(partition.topic_id)
+    return is_deletion_requested(config) and TierWork.EXPIRING not in paused_work(config)
+
+
+async def _delete(services: TaskServices, partition: TopicIdPartition) -> int:
+    segments, timeout_ms = (
+        list(services.state.list_remote_log_segments(partition)),
+        services.settings.request_timeout_ms,
+    )
+    if not segments:
+        await end_copy_plans(services, partition)
+        return 0
+    await services.log.ensure_fresh(partition, services.settings.remote_log.fresh_within_ms, timeout_ms)
+    bounds = await services.source.bounds(partition, timeout_ms)
+    await require_aligned(services.source, services.state, partition, bounds, timeout_ms)
+    log_start = await kept_log_start(services.source, services.state, partition, timeout_ms)
+    require_no_open_cut(services.state, partition, log_start)
+    # The user may have taken the request back, and this process may be behind with the topic's settings.
+    await services.present_tier_settings(partition)
+    # If the metadata lost records, the request to delete may be an old one that the user has taken back since.
+    facts, check = FactsTask(services, partition), partial(_check, services, partition)
+    await facts.require_proved()
+    check()
+    # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
+    last_epoch = RemoteLog(services.state, partition).epoch_at(bounds.log_start_offset - 1)
+    start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
+    await services.metadata.put_log_start(partition, start, check=check)
+    await services.metadata.put_local_log_start(partition, start.position)
+    services.checkpoint("log-start-raised")
+    await facts.store_dead()
+    # If the user takes the request back now, the segments that stay must leave no hole before them: the owner continues
+    # to copy at the remote end.
+    deleted = await delete_all(services, reversed(segments), check)
+    if deleted == len(segments):
+        logger.info(
+            "the remote log of a topic that is not tiered any more was deleted", extra={"partition": str(partition)}
         )
-        deleted = await each_alone(partitions, self._delete, troubles)
-        if troubles:
-            raise troubles[0]
-        return sum(deleted)
+    return deleted
 
-    def _is_to_go(self, partition: TopicIdPartition) -> bool:
-        config = self._services.state.topic_tier_config(partition.topic_id)
-        return is_deletion_requested(config) and TierWork.EXPIRING not in paused_work(config)
 
-    async def _delete(self, partition: TopicIdPartition) -> int:
-        services, settings = self._services, self._services.settings
-        segments = list(services.state.list_remote_log_segments(partition))
-        if not segments:
-            await end_copy_plans(services, partition)
-            return 0
-        timeout_ms = settings.request_timeout_ms
-        await services.log.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
-        bounds = await services.source.bounds(partition, timeout_ms)
-        await require_aligned(services.source, services.state, partition, bounds, timeout_ms)
-        log_start = await kept_log_start(services.source, services.state, partition, timeout_ms)
-        require_no_open_cut(services.state, partition, log_start)
-        # The user may have taken the request back, and this process may be behind with the topic's settings.
-        await services.present_tier_settings(partition)
-        # If the metadata lost records, the request to delete may be an old one that the user has taken back since.
-        facts = FactsTask(services, partition)
-        await facts.require_proved()
-        check = partial(self._check, partition)
-        check()
-        # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
-        last_epoch = RemoteLog(services.state, partition).epoch_at(bounds.log_start_offset - 1)
-        start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
-        await services.metadata.put_log_start(partition, start, check=check)
-        await services.metadata.put_local_log_start(partition, start.position)
-        services.checkpoint("log-start-raised")
-        await facts.store_dead()
-        # If the user takes the request back now, the segments that stay must leave no hole before them: the owner
-        # continues to copy at the remote end.
-        deleted = await delete_all(services, reversed(segments), check)
-        if deleted == len(segments):
-            logger.info(
-                "the remote log of a topic that is not tiered any more was deleted", extra={"partition": str(partition)}
-            )
-        return deleted
-
-    def _check(self, partition: TopicIdPartition) -> None:
-        """Checks the ownership, and that the deletion is still asked for, as far as any proxy has recorded it."""
-        services = self._services
-        services.require_ownership(partition)
-        if not services.log.is_fresh(partition.of_settings, TIER_SETTINGS_MAX_AGE_MS):
-            raise RemoteLogMetadataNotReadyError(f"the tier settings of {partition.topic} are not read to their end")
-        if not self._is_to_go(partition):
-            raise RemoteLogError(f"{partition} is tiered again, or expiring is paused: its remote log is not deleted")
+def _check(services: TaskServices, partition: TopicIdPartition) -> None:
+    """Checks the ownership, and that the deletion is still asked for, as far as any proxy has recorded it."""
+    services.require_ownership(partition)
+    if not services.log.is_fresh(partition.of_settings, TIER_SETTINGS_MAX_AGE_MS):
+        raise RemoteLogMetadataNotReadyError(f"the tier settings of {partition.topic} are not read to their end")
+    if not _is_to_go(services, partition):
+        raise RemoteLogError(f"{partition} is tiered again, or expiring is paused: its remote log is not deleted")

@@ -2,23 +2,31 @@
 
 Only a segment with a DELETE record is ever deleted (docs/design.md, safety rule 3). Every step may be repeated after a
 crash. A failed deletion is retried with a backoff per segment, and published (`failed_deletions`).
+
+A process that was paused in the middle of a copy may send its PUT long after another owner deleted the segment. A copy
+gives up after half of `remote.log.deleted.segment.retention.ms`. So hardly any PUT arrives after the whole time, and a
+second deletion removes what came late. Only then the metadata forgets the segment (docs/design.md, "Objects").
 """
 
 from __future__ import annotations
 
+import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import CircuitOpenError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.task_services import TaskServices
 
 _FAILURES_PER_ROUND = 3
 """After this many failures in a row, the store is in trouble, and is not asked again before the next round."""
-_ATTEMPTS_AT_ONCE = 8
+_DELETIONS_AT_ONCE = 8
+_FORGOTTEN_AT_ONCE = 100
+logger = logging.getLogger(__name__)
 
 
 async def delete_segment(
@@ -61,13 +69,13 @@ async def finish_deletion(services: TaskServices, segment: RemoteLogSegmentMetad
     await services.write_state(segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
 
 
-def is_due(services: TaskServices, segment: RemoteLogSegmentMetadata) -> bool:
-    """Returns whether the deletion may be tried: it never failed in this process, or its backoff has passed."""
-    return services.failed_deletions.is_due(segment.segment_id, services.clock_ms())
+def _due(services: TaskServices, segments: Iterable[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
+    now_ms = services.clock_ms()
+    return [each for each in segments if services.failed_deletions.is_due(each.segment_id, now_ms)]
 
 
 async def try_to_delete(services: TaskServices, segment: RemoteLogSegmentMetadata) -> bool:
-    """Tries to delete a segment. Returns False when the store failed; the segment is retried when it `is_due`.
+    """Tries to delete a segment. Returns False when the store failed; the segment is retried later.
 
     Raises the errors of the metadata manager."""
     try:
@@ -116,7 +124,7 @@ async def _delete_due(
             troubles.append(error)
             return None
 
-    due = [each for each in segments if is_due(services, each)]
+    due = _due(services, segments)
     deleted = failed = started = 0
     while started < len(due) and failed < _FAILURES_PER_ROUND:
         count = at_once if deleted and not failed else 1
@@ -150,7 +158,7 @@ async def delete_attempts(
     labels = partition.topic, str(partition.partition)
     services.metrics.delete_lag_segments.labels(*labels).set(len(known))
     services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in known))
-    due = [one for one in known if is_due(services, one)]
+    due = _due(services, known)
     if due:
         await services.place.require(services, due)
 
@@ -164,7 +172,7 @@ async def delete_attempts(
             return None
         return await try_to_delete(services, known)
 
-    deleted = await _delete_due(services, due, delete, _ATTEMPTS_AT_ONCE)
+    deleted = await _delete_due(services, due, delete, _DELETIONS_AT_ONCE)
     await end_copy_plans(services, partition)
     return deleted
 
@@ -179,3 +187,65 @@ async def end_copy_plans(services: TaskServices, partition: TopicIdPartition) ->
     for plan in plans:
         if left.isdisjoint(plan.segment_ids()):
             await services.metadata.end_copy_plan(plan)
+
+
+async def forget_deleted_segments(services: TaskServices) -> int:
+    """Deletes the objects of deleted segments once more, and forgets these segments. Returns how many.
+
+    It works on every partition that this process owns, also of topics that are deleted or not tiered any more. A
+    segment whose objects cannot be deleted stays for the next run, and holds up no other segment. While a circuit
+    breaker is open, the run ends. Raises the first error of the store after the run, and the errors of the metadata
+    manager at once."""
+    retention_ms = services.settings.remote_log.deleted_segment_retention_ms
+    max_skew_ms = services.settings.max_clock_skew_ms
+    latest_ms = services.wall_clock_ms() + max_skew_ms - retention_ms
+    deleted: dict[TopicIdPartition, list[RemoteLogSegmentMetadata]] = defaultdict(list)
+    for segment in services.state.deleted_segments(until_ms=latest_ms):
+        if services.log.owns(segment.topic_id_partition):
+            deleted[segment.topic_id_partition].append(segment)
+    forgotten, troubles = 0, list[RemoteStorageError]()
+    for partition, candidates in deleted.items():
+        skew_ms = await services.metadata.clock_skew_ms(partition)
+        if abs(skew_ms) > max_skew_ms:
+            continue
+        # The time of a deletion is that of the brokers' clock.
+        until_ms = services.wall_clock_ms() + skew_ms - retention_ms
+        segments = [one for one in candidates if one.event_timestamp_ms <= until_ms]
+        if segments:
+            await services.place.require(services, segments)  # another place has no late objects
+        for first in range(0, len(segments), _FORGOTTEN_AT_ONCE):
+            forgotten += await _forget(services, partition, segments[first : first + _FORGOTTEN_AT_ONCE], troubles)
+            if troubles and isinstance(troubles[-1], CircuitOpenError):
+                raise troubles[0]
+    if troubles:
+        raise troubles[0]
+    return forgotten
+
+
+async def _forget(
+    services: TaskServices,
+    partition: TopicIdPartition,
+    segments: Sequence[RemoteLogSegmentMetadata],
+    troubles: list[RemoteStorageError],
+) -> int:
+    gone: list[RemoteLogSegmentId] = []
+
+    async def delete_again(segment: RemoteLogSegmentMetadata) -> None:
+        services.require_ownership(partition)
+        if services.state.remote_log_segment_metadata_by_id(segment.segment_id) is not None:
+            return  # a job announced it again since the list was made, and decides about it
+        if troubles and isinstance(troubles[-1], CircuitOpenError):
+            return
+        try:
+            if await services.storage.delete_log_segment_data(segment):
+                gone.append(segment.segment_id)
+        except RemoteStorageError as error:
+            troubles.append(error)
+
+    await bounded_gather(segments, delete_again, _DELETIONS_AT_ONCE)
+    if gone:
+        services.require_ownership(partition)
+        await services.metadata.forget_deleted_segments(gone)
+        services.checkpoint("deleted-segments-forgotten")
+        logger.debug("deleted segments are forgotten", extra={"partition": str(partition), "segments": len(gone)})
+    return len(gone)

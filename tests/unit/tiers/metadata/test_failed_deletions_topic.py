@@ -9,7 +9,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
-from tiers.tasks.deletion.failed_deletions_topic import FailedDeletionsTopic
+from tiers.tasks.deletion.failed_deletions import FailedDeletionsTopic
 
 
 async def test_the_cluster_is_asked_for_a_missing_topic_only_now_and_then(

@@ -16,8 +16,8 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key
 from tiers.storage.remote_storage_manager import LogSegmentData
-from tiers.tasks.deletion import deleted_segments
-from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
+from tiers.tasks.deletion import segment_deletion
+from tiers.tasks.deletion.segment_deletion import forget_deleted_segments
 
 DAY_MS = 86_400_000
 
@@ -36,17 +36,16 @@ async def late(bench: Workbench) -> RemoteLogSegmentMetadata:
 
 
 async def test_a_late_object_is_deleted_after_a_day(bench: Workbench, late: RemoteLogSegmentMetadata) -> None:
-    task = DeletedSegmentsTask(bench.services)
     bench.wall_ms += DAY_MS - 1
-    assert await task.run() == 0
+    assert await forget_deleted_segments(bench.services) == 0
     assert len(await bench.objects()) == 2
     (kept,) = bench.state.deleted_segments(PARTITION)
     assert (kept.segment_id, kept.state) == (late.segment_id, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
     bench.wall_ms += 1
-    assert await task.run() == 1
+    assert await forget_deleted_segments(bench.services) == 1
     assert await bench.objects() == []
     assert bench.state.deleted_segments() == []
-    assert await task.run() == 0
+    assert await forget_deleted_segments(bench.services) == 0
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ async def test_a_late_object_is_deleted_after_a_day(bench: Workbench, late: Remo
 async def test_a_segment_that_cannot_be_deleted_holds_up_no_other(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, refusal: RemoteStorageError, are_others_forgotten: bool
 ) -> None:
-    monkeypatch.setattr(deleted_segments, "_FORGOTTEN_AT_ONCE", 10)
+    monkeypatch.setattr(segment_deletion, "_FORGOTTEN_AT_ONCE", 10)
     await put_segments(bench, 25)
     await bench.expire(with_retention(retention_bytes=0))
     bench.wall_ms += 2 * DAY_MS
@@ -71,7 +70,7 @@ async def test_a_segment_that_cannot_be_deleted_holds_up_no_other(
 
     monkeypatch.setattr(bench.store, "delete_log_segment_data", all_but_the_first)
     with pytest.raises(type(refusal)):
-        await DeletedSegmentsTask(bench.services).run()
+        await forget_deleted_segments(bench.services)
     left = {one.segment_id for one in bench.state.deleted_segments()}
     assert len(known) == 25
     assert (left == {first}) is are_others_forgotten
@@ -92,7 +91,7 @@ async def test_a_segment_that_is_announced_again_keeps_its_objects(
 
     bench.wall_ms += DAY_MS
     monkeypatch.setattr(bench.metadata, "clock_skew_ms", again)
-    assert await DeletedSegmentsTask(bench.services).run() == 0
+    assert await forget_deleted_segments(bench.services) == 0
     assert len(await bench.objects()) == 2
 
 
@@ -101,7 +100,7 @@ async def test_only_the_owner_forgets_and_only_with_a_clock_that_it_trusts(
 ) -> None:
     bench.wall_ms += DAY_MS
     bench.metadata.owned = False
-    assert await DeletedSegmentsTask(bench.services).run() == 0
+    assert await forget_deleted_segments(bench.services) == 0
     bench.metadata.owned = True
 
     async def ahead(*arguments: object, **options: object) -> int:
@@ -109,7 +108,7 @@ async def test_only_the_owner_forgets_and_only_with_a_clock_that_it_trusts(
 
     with monkeypatch.context() as skewed:
         skewed.setattr(bench.metadata, "clock_skew_ms", ahead)
-        assert await DeletedSegmentsTask(bench.services).run() == 0
+        assert await forget_deleted_segments(bench.services) == 0
 
     async def lost(metadata: RemoteLogSegmentMetadata) -> bool:
         bench.metadata.owned = False
@@ -117,7 +116,7 @@ async def test_only_the_owner_forgets_and_only_with_a_clock_that_it_trusts(
 
     monkeypatch.setattr(bench.store, "delete_log_segment_data", lost)
     with pytest.raises(OwnershipLostError):
-        await DeletedSegmentsTask(bench.services).run()
+        await forget_deleted_segments(bench.services)
     assert [one.segment_id for one in bench.state.deleted_segments()] == [late.segment_id]
 
 
@@ -133,9 +132,9 @@ async def test_the_time_since_a_deletion_is_counted_on_the_clock_of_the_brokers(
     monkeypatch.setattr(bench.metadata, "clock_skew_ms", measured)
     (deleted,) = bench.state.deleted_segments()
     bench.wall_ms = deleted.event_timestamp_ms + DAY_MS - skew_ms - 1
-    assert await DeletedSegmentsTask(bench.services).run() == 0
+    assert await forget_deleted_segments(bench.services) == 0
     bench.wall_ms += 1
-    assert await DeletedSegmentsTask(bench.services).run() == 1
+    assert await forget_deleted_segments(bench.services) == 1
 
 
 async def test_the_facts_call_a_kept_segment_dead(bench: Workbench, late: RemoteLogSegmentMetadata) -> None:

@@ -12,7 +12,7 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
+from tiers.tasks.deletion.failed_deletions import FailedDeletion
 from tiers.tasks.deletion.segment_deletion import delete_attempts
 
 HOUR_MS = 3_600_000

@@ -23,7 +23,7 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import parse_facts_key
-from tiers.tasks.deletion.remote_disable import RemoteDisableTask
+from tiers.tasks.deletion.remote_disable import delete_disabled
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild_plan import plan_partition
 
@@ -44,17 +44,16 @@ async def copied(bench: Workbench) -> Workbench:
 
 
 async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench) -> None:
-    task = RemoteDisableTask(copied.services)
-    assert await task.run(idle) == 0
+    assert await delete_disabled(copied.services, idle) == 0
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    assert await task.run(lambda partition: partition == PARTITION) == 0
+    assert await delete_disabled(copied.services, lambda partition: partition == PARTITION) == 0
     assert len(copied.finished) == 3
-    assert await task.run(idle) == 3
+    assert await delete_disabled(copied.services, idle) == 3
     assert [parse_facts_key(key) is not None for key in await copied.objects()] == [True]
     assert copied.segments == []
     assert copied.steps[0] == "log-start-raised"
     assert copied.state.log_start_offset(PARTITION) == 0
-    assert await task.run(idle) == 0
+    assert await delete_disabled(copied.services, idle) == 0
 
 
 async def test_the_log_start_names_the_epoch_of_the_last_remote_record(bench: Workbench) -> None:
@@ -64,7 +63,7 @@ async def test_the_log_start_names_the_epoch_of_the_last_remote_record(bench: Wo
     await bench.copy_all()
     bench.log.log_start_offset = 60
     await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    assert await RemoteDisableTask(bench.services).run(idle) == 3
+    assert await delete_disabled(bench.services, idle) == 3
     assert bench.state.log_starts(PARTITION) == [user_log_start(60, leader_epoch=6, last_epoch=5)]
 
 
@@ -72,9 +71,8 @@ async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) 
     """The offload died. Without this deletion, a process that reads the topic anew would find its segments begun."""
     await copied.metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, 0, (90, 95, 100)))
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    task = RemoteDisableTask(copied.services)
-    assert await task.run(idle) == 5
-    assert await task.run(idle) == 0
+    assert await delete_disabled(copied.services, idle) == 5
+    assert await delete_disabled(copied.services, idle) == 0
     assert copied.state.copy_plans(PARTITION) == []
 
 
@@ -90,7 +88,7 @@ async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) 
 )
 async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", config)
-    assert await RemoteDisableTask(copied.services).run(idle) == 0
+    assert await delete_disabled(copied.services, idle) == 0
     assert len(copied.finished) == 3
 
 
@@ -107,7 +105,7 @@ async def test_a_request_that_is_taken_back_in_time_deletes_nothing(
 
     monkeypatch.setattr(metadata, "put_log_start", waits)
     with pytest.raises(RemoteLogError, match="tiered again"):
-        await RemoteDisableTask(copied.services).run(idle)
+        await delete_disabled(copied.services, idle)
     assert (len(copied.finished), metadata.state.log_starts(PARTITION)) == (3, [])
 
 
@@ -117,7 +115,7 @@ async def test_a_segment_that_only_the_store_knows_stops_the_deletion(copied: Wo
     del copied.metadata.segments[copied.segments[-1].segment_id]
     objects = await copied.objects()
     with pytest.raises(MetadataLostError, match="which the metadata does not know"):
-        await RemoteDisableTask(copied.services).run(idle)
+        await delete_disabled(copied.services, idle)
     assert await copied.objects() == objects
     assert copied.state.log_starts(PARTITION) == []
 
@@ -126,7 +124,7 @@ async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     copied.end_after = "delete-started-written"
     with pytest.raises(ProcessEnded):
-        await RemoteDisableTask(copied.services).run(idle)
+        await delete_disabled(copied.services, idle)
     scan = BucketScan("cluster")
     await scan.list(copied.store)
     await scan.read(copied.store, lambda read: read(), 1)
@@ -148,25 +146,23 @@ async def test_a_store_that_fails_is_left_alone_until_the_next_round(
 
     monkeypatch.setattr(bench.store, "delete_log_segment_data", refuse)
     await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    task = RemoteDisableTask(bench.services)
-    assert await task.run(idle) == 0
+    assert await delete_disabled(bench.services, idle) == 0
     assert asked == [150, 120, 90]
-    assert await task.run(idle) == 0
+    assert await delete_disabled(bench.services, idle) == 0
     assert asked == [150, 120, 90, 60, 30, 0]
 
 
 async def test_only_the_owner_deletes_and_a_failure_is_tried_again(copied: Workbench) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    task = RemoteDisableTask(copied.services)
     copied.metadata.owned = False
-    assert await task.run(idle) == 0
+    assert await delete_disabled(copied.services, idle) == 0
     copied.metadata.owned = True
     copied.metadata.fail_writes = RemoteLogMetadataError("not now")
     with pytest.raises(RemoteLogMetadataError, match="not now"):
-        await task.run(idle)
+        await delete_disabled(copied.services, idle)
     assert len(copied.finished) == 3
     copied.metadata.fail_writes = None
-    assert await task.run(idle) == 3
+    assert await delete_disabled(copied.services, idle) == 3
 
 
 async def test_a_request_that_was_taken_back_unread_deletes_nothing(
@@ -183,7 +179,7 @@ async def test_a_request_that_was_taken_back_unread_deletes_nothing(
     metadata.tier_configs[PARTITION] = DISABLED
     monkeypatch.setattr(metadata.log, "ensure_fresh", read_to_the_end)
     with pytest.raises(RemoteLogError, match="tiered again"):
-        await RemoteDisableTask(copied.services).run(idle)
+        await delete_disabled(copied.services, idle)
     assert len(copied.finished) == 3
     assert metadata.state.log_starts(PARTITION) == []
 
@@ -205,7 +201,7 @@ async def test_a_request_that_is_taken_back_half_way_leaves_no_record_uncopied(
     with monkeypatch.context() as patched:
         patched.setattr(copied.store, "delete_log_segment_data", delete_and_tier_again)
         with pytest.raises(RemoteLogError, match="tiered again"):
-            await RemoteDisableTask(copied.services).run(idle)
+            await delete_disabled(copied.services, idle)
     assert copied.finished == [(0, 29), (30, 59)]
     copied.restart()
     await copied.copy_all()
@@ -225,7 +221,7 @@ async def test_the_deletion_ends_while_the_settings_cannot_be_read(
 
     monkeypatch.setattr(copied.store, "delete_log_segment_data", delete_and_lag)
     with pytest.raises(RemoteLogMetadataNotReadyError):
-        await RemoteDisableTask(copied.services).run(idle)
+        await delete_disabled(copied.services, idle)
     assert len(copied.finished) == 2
 
 
@@ -237,6 +233,6 @@ async def test_a_request_that_came_back_with_lost_metadata_deletes_nothing(copie
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     copied.metadata.is_position_confirmed = False
     with pytest.raises(MetadataLostError, match="lost records since"):
-        await RemoteDisableTask(copied.services).run(idle)
+        await delete_disabled(copied.services, idle)
     assert len(copied.finished) == 3
     assert copied.state.log_starts(PARTITION) == []
