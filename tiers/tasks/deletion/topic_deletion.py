@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
@@ -99,30 +99,21 @@ class TopicDeletionTask:
         """Runs one round, and returns how many partitions were deleted completely.
 
         Raises the first error at the end of the round."""
-        metadata, troubles = self._services.metadata, list[Exception]()
-        partitions, configured = metadata.state.partitions(), metadata.state.topics_with_tier_config()
+        state, troubles = self._services.state, list[Exception]()
+        partitions, configured = state.partitions(), state.topics_with_tier_config()
         names = {each.topic_id: each.topic for each in (*configured, *partitions)}
-        known = names.keys() | metadata.state.missing_topics().keys() | metadata.state.topic_deletions().keys()
+        known = names.keys() | state.missing_topics().keys() | state.topic_deletions().keys()
         topics = self._owned(TopicIdPartition(each, 0, names.get(each, "")) for each in known)
         partitions = self._owned(partitions)
         gone = await self._gone([*topics, *partitions]) if topics or partitions else ()
         now_ms = self._services.clock_ms()
         self._missing_since_ms = {each: self._missing_since_ms.get(each, now_ms) for each in gone}
-        recorded, deletions = metadata.state.missing_topics(), metadata.state.topic_deletions()
-
-        async def record(topic: TopicIdPartition) -> None:
-            await self._record(topic, topic.topic_id in names, topic.topic_id in recorded, deletions)
-
-        async def forget_settings(topic: TopicIdPartition) -> None:
-            nothing = dict.fromkeys(metadata.state.topic_tier_config(topic.topic_id))
-            await metadata.change_topic_tier_config(topic.topic_id, topic.topic, nothing)
-
-        await each_alone(topics, record, troubles)
+        await each_alone(topics, lambda topic: self._record(topic, topic.topic_id in names), troubles)
         self._watch(topics)
         proved = self._proved()
         done = await each_alone([each for each in partitions if each.topic_id in proved], self._delete, troubles)
         set_up = [each for each in self._owned(configured) if each.topic_id in proved]
-        await each_alone(set_up, forget_settings, troubles)
+        await each_alone(set_up, self._forget_settings, troubles)
         if troubles:
             raise troubles[0]
         return sum(done)
@@ -130,18 +121,13 @@ class TopicDeletionTask:
     def _owned(self, partitions: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
         return [each for each in partitions if self._services.log.owns(each)]
 
-    async def _record(
-        self,
-        topic: TopicIdPartition,
-        is_left: bool,
-        is_recorded: bool,
-        deletions: Mapping[UUID, TopicDeletionUpdate],
-    ) -> None:
+    async def _record(self, topic: TopicIdPartition, is_left: bool) -> None:
         """Records that the topic is missing or is there again, or ends its records.
 
         `topic` is partition 0 of the topic. `is_left` is true when the metadata has segments or settings of it."""
         services, metadata, topic_id = self._services, self._services.metadata, topic.topic_id
-        deletion, is_missing = deletions.get(topic_id), topic_id in self._missing_since_ms
+        deletion, is_missing = metadata.state.topic_deletions().get(topic_id), topic_id in self._missing_since_ms
+        is_recorded = topic_id in metadata.state.missing_topics()
         if is_recorded and not is_missing:
             await metadata.put_topic_missing(topic_id, topic.topic, is_missing=False)
             logger.info("a topic that was missing is there again", extra={"topic": topic.topic, "id": str(topic_id)})
@@ -154,6 +140,10 @@ class TopicDeletionTask:
                 await metadata.put_topic_missing(topic_id, topic.topic, is_missing=False)
             if deletion is not None and metadata.state.topic_deletions().get(topic_id) == deletion:
                 await metadata.end_topic_deletion(topic_id)
+
+    async def _forget_settings(self, topic: TopicIdPartition) -> None:
+        nothing = dict.fromkeys(self._services.state.topic_tier_config(topic.topic_id))
+        await self._services.metadata.change_topic_tier_config(topic.topic_id, topic.topic, nothing)
 
     def _was_missing_before(self, topic_id: UUID) -> bool:
         """Whether the topic was missing in an earlier round too: the brokers were asked twice."""
