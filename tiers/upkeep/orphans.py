@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, readable_segments
@@ -46,7 +46,7 @@ ORPHAN, LOST, FACTS, UNKNOWN, MISSING, UPLOAD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Orphan:
     """One object or upload of the report.
 
@@ -90,7 +90,7 @@ async def find_orphans(tier: OpenTier, older_than_ms: int, grace_ms: int) -> Orp
 
 async def judge_orphans(
     tier: OpenTier,
-    listed: Iterable[StoredObject],
+    listed: Sequence[StoredObject],
     uploads: Iterable[UnfinishedUpload],
     older_than_ms: int,
     grace_ms: int,
@@ -98,29 +98,31 @@ async def judge_orphans(
     """Returns the orphaned objects and uploads. The metadata must have been read after they were listed."""
     known = set(tier.state.partitions())
     kept = {segment.segment_id.id for segment in tier.state.deleted_segments()}
-    report = OrphanReport([])
+    report, of_segments = OrphanReport([]), list[tuple[Orphan, SegmentObjectKey]]()
     for stored in listed:
-        key, facts = parse_segment_key(stored.key), parse_facts_key(stored.key)
-        named = key or facts
-        marked = marked_cluster(stored.key)
+        key, facts, cluster_id = parse_segment_key(stored.key), parse_facts_key(stored.key), marked_cluster(stored.key)
+        if (named := key or facts) is not None:
+            cluster_id = named.cluster_id
+        if cluster_id not in (None, tier.cluster_id):
+            report.other_clusters += 1
+            continue
         is_old = _is_old(stored.modified_ms, older_than_ms, grace_ms)
         line = Orphan(
             stored.key, stored.size_bytes, stored.modified_ms, UNKNOWN, custom_metadata=stored.custom_metadata
         )
-        if marked is not None:
-            report.other_clusters += marked != tier.cluster_id
-        elif named is None:
-            if is_old or not is_probe_key(stored.key):
-                report.orphans.append(line)
-        elif named.cluster_id != tier.cluster_id:
-            report.other_clusters += 1
-        elif key is not None:
-            if _known(tier, key) is None and key.segment_uuid not in kept:
-                uuid = str(key.segment_uuid)
-                report.orphans.append(replace(line, what=ORPHAN, segment=uuid, deletable=is_old))
-        elif _partition_of(named) not in known:
-            report.orphans.append(replace(line, what=FACTS))
-    report.orphans = _as_one(await _without_the_lost(tier, report.orphans))
+        if key is not None:
+            if _known(tier, key) is not None or key.segment_uuid in kept:
+                continue
+            line.what, line.segment, line.deletable = ORPHAN, str(key.segment_uuid), is_old
+            of_segments.append((line, key))
+        elif facts is not None:
+            if _partition_of(facts) in known:
+                continue
+            line.what = FACTS
+        elif cluster_id is not None or (is_probe_key(stored.key) and not is_old):
+            continue
+        report.orphans.append(line)
+    await _keep_the_lost(tier, of_segments)
     for upload in uploads:
         key = parse_segment_key(upload.key)
         if key is not None and key.cluster_id != tier.cluster_id:
@@ -150,41 +152,33 @@ def _leaves_uploads(tier: OpenTier, key: SegmentObjectKey) -> bool:
     return known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
-async def _without_the_lost(tier: OpenTier, orphans: list[Orphan]) -> list[Orphan]:
+async def _keep_the_lost(tier: OpenTier, orphans: Sequence[tuple[Orphan, SegmentObjectKey]]) -> None:
     """Keeps the objects of partitions whose metadata lost records from being deletable: the lost ones may name them.
 
-    Raises `BrokerError`, and the errors of the store."""
-    reasons: dict[TopicIdPartition, str] = {}
-    judged = []
-    for orphan in orphans:
-        key = parse_segment_key(orphan.key)
-        if key is not None:
-            partition = _partition_of(key)
-            if partition not in reasons and _is_of_cluster(tier, partition):
-                reasons[partition] = await _lost(tier, partition)
-            if reasons.get(partition):
-                orphan = replace(orphan, what=LOST, deletable=False)
-        judged.append(orphan)
-    return judged
+    The two objects of a segment become deletable together, or neither of them. Raises `BrokerError`, and the errors of
+    the store."""
+    lost: dict[TopicIdPartition, bool] = {}
+    young = {orphan.segment for orphan, _ in orphans if not orphan.deletable}
+    for orphan, key in orphans:
+        partition = _partition_of(key)
+        if partition not in lost:
+            lost[partition] = await _is_lost(tier, partition)
+        if lost[partition]:
+            orphan.what = LOST
+        orphan.deletable = not lost[partition] and orphan.segment not in young
 
 
-def _is_of_cluster(tier: OpenTier, partition: TopicIdPartition) -> bool:
-    """Whether the topic is not known to be gone: the brokers may hide a topic that this client may not describe."""
-    return partition.topic_id in tier.cluster.topics_by_id or tier.state.is_known(partition)
+async def _is_lost(tier: OpenTier, partition: TopicIdPartition) -> bool:
+    """Whether the metadata of the partition lost records. False for a topic that is known to be gone.
 
-
-async def _lost(tier: OpenTier, partition: TopicIdPartition) -> str:
+    The brokers may hide a topic that this client may not describe."""
+    if partition.topic_id not in tier.cluster.topics_by_id and not tier.state.is_known(partition):
+        return False
     try:
         stored = await with_retries(lambda: read_stored_facts(tier.storage, tier.cluster_id, partition))
-    except (LaterFormatError, RemoteLogMetadataError) as error:
-        return str(error)
-    return await stored.lost_reason(tier.log, TIMEOUT_MS)
-
-
-def _as_one(orphans: list[Orphan]) -> list[Orphan]:
-    """Makes the two objects of a segment deletable together, or neither of them."""
-    kept = {each.segment for each in orphans if not each.deletable}
-    return [replace(each, deletable=each.deletable and each.segment not in kept) for each in orphans]
+    except (LaterFormatError, RemoteLogMetadataError):
+        return True
+    return bool(await stored.lost_reason(tier.log, TIMEOUT_MS))
 
 
 def _missing(tier: OpenTier, seen: set[tuple[UUID, str]]) -> Iterable[Orphan]:
