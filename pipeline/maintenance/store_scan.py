@@ -17,14 +17,11 @@ from pipeline.spark.task_runner import TaskRunner
 from pipeline.spark.worker import worker
 from tiers.access.open_tier import open_key_ring
 from tiers.bounded_gather import bounded_gather
-from tiers.metadata.partition_facts import PartitionFacts
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.object_key import FactsKey
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.retries import with_retries
-from tiers.upkeep.bucket_scan import BucketScan, IndexesKey, read_object
+from tiers.upkeep.bucket_scan import BucketScan, Found, read_object
 from tiers.upkeep.rebuild import Rebuild, judge_scan
-from tiers.upkeep.rebuild_plan import FoundIndexes
 from tiers.verify.segment_verification import verify_segment
 
 T = TypeVar("T")
@@ -44,7 +41,7 @@ class ListTask:
 @dataclass(frozen=True, slots=True)
 class ReadTask:
     store: TierStore
-    keys: tuple[IndexesKey | FactsKey, ...]
+    objects: tuple[StoredObject, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +63,14 @@ async def _list(task: ListTask) -> list[StoredObject]:
     return await with_retries(listed)
 
 
-def read_objects(task: ReadTask) -> list[FoundIndexes | PartitionFacts | str]:
+def read_objects(task: ReadTask) -> list[Found]:
     """Returns the results in the order of the task. An object that cannot be read has a sentence with the reason."""
     return worker().run(_read(task))
 
 
-async def _read(task: ReadTask) -> list[FoundIndexes | PartitionFacts | str]:
+async def _read(task: ReadTask) -> list[Found]:
     storage = await task.store.opened()
-    return await bounded_gather(task.keys, lambda key: read_object(storage, key, with_retries), READS_AT_ONCE)
+    return await bounded_gather(task.objects, lambda each: read_object(storage, each, with_retries), READS_AT_ONCE)
 
 
 def verify_segments(task: VerifyTask) -> list[list[str]]:
@@ -99,8 +96,8 @@ async def scan_store(config: PipelineConfig, runner: TaskRunner, cluster_id: str
             scan.take(stored)
     plan = [ReadTask(store, tuple(part)) for part in parts_of(scan.to_read, OBJECTS_PER_TASK)]
     for task, results in zip(plan, await run_beside(runner, "reading", plan, read_objects), strict=True):
-        for key, found in zip(task.keys, results, strict=True):
-            scan.put(key, found)
+        for stored, found in zip(task.objects, results, strict=True):
+            scan.put(stored, found)
     return scan
 
 

@@ -7,7 +7,7 @@ write about the same partitions at the same time, so no owner may run.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, read_all
 from tiers.access.progress import SILENCE, Progress
@@ -43,20 +43,6 @@ async def refuse_beside_owners(client: BrokerClient, topics: Iterable[str]) -> N
             )
 
 
-async def records_read(
-    config: TierConfig,
-    client: BrokerClient,
-    look: Callable[[TopicBasedMetadataLog], Awaitable[None]],
-    progress: Progress = SILENCE,
-) -> int:
-    """Returns the number of used offsets of an existing metadata topic; 0 when it was never written to.
-
-    Calls `look` with the metadata as of now."""
-    async with metadata_to_now(config, client, progress=progress) as log:
-        await look(log)
-        return _taken(log)
-
-
 async def write_all(
     config: TierConfig,
     client: BrokerClient,
@@ -72,7 +58,7 @@ async def write_all(
     believes a metadata partition before all its records are written. Raises `RemoteTierError`."""
     await refuse_beside_owners(client, [config.remote_log.metadata_topic])
     async with metadata_to_now(config, client, progress=progress) as log:
-        if into_empty and _taken(log):
+        if into_empty and used_offsets(log):
             raise RemoteTierError(f"topic {log.topic.name} is not empty: delete it, or name another topic")
         by_partition: dict[int, list[KeyAndValue]] = {}
         for partition, records in records_of(log):
@@ -101,7 +87,8 @@ def as_a_whole(
     return announced, whole
 
 
-def _taken(log: TopicBasedMetadataLog) -> int:
+def used_offsets(log: TopicBasedMetadataLog) -> int:
+    """Returns the number of used offsets of the metadata topic; 0 when it was never written to."""
     return sum(log.follower.position(number) for number in range(log.topic.partition_count))
 
 

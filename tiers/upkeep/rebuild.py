@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, S
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, storage_cluster_id, tiered_cluster
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_now, storage_cluster_id, tiered_cluster
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.config.tier_config import TierConfig
@@ -26,7 +26,7 @@ from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
 from tiers.upkeep.bucket_scan import BucketScan
-from tiers.upkeep.importing import WRITER, records_read, refuse_beside_owners, write_all
+from tiers.upkeep.importing import WRITER, refuse_beside_owners, used_offsets, write_all
 from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition, records_of, tier_configs_of
 from tiers.verify.segment_verification import verify_segment
 
@@ -92,7 +92,9 @@ async def rebuild(
         )
         done.topic = config.remote_log.metadata_topic
         if done.topic in cluster.topics:
-            done.taken = await records_read(config, client, lambda log: compare(done, log), progress)
+            async with metadata_now(config, client, progress) as log:
+                await compare(done, log)
+                done.taken = used_offsets(log)
         if not done.plans:
             raise RemoteTierError(f"the store holds no objects of cluster {cluster_id}")
         if done.is_needless:
@@ -167,7 +169,9 @@ def judge_unknown_topics(plans: Iterable[PartitionPlan], unknown: Set[UUID], are
 async def compare(done: Rebuild, log: MetadataLog) -> None:
     """Counts, for each partition, what the plan has and the metadata lacks. Raises `BrokerError`."""
     for plan in done.plans:
+        has_settings = any(True for _ in tier_configs_of([plan], WRITER, 0))
         lacking = _lacking(plan, log.state)
+        lacking += has_settings and not log.state.topic_tier_config(plan.topic_id_partition.topic_id)
         for partition, position in plan.positions:
             is_of_topic = position.topic_id == log.position(partition).topic_id
             if is_of_topic and not await log.confirms(partition, position, TIMEOUT_MS):
@@ -177,6 +181,7 @@ async def compare(done: Rebuild, log: MetadataLog) -> None:
 
 
 def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataState) -> int:
+    """Returns how many records about the partition alone the metadata lacks."""
     partition = plan.topic_id_partition
     lacking = 0
     for wanted in plan.segments:
@@ -195,8 +200,6 @@ def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataState) -> int:
     lacking += sum(gap not in gaps and gap.next_offset > log_start for gap in plan.gaps)
     known_cuts = {(cut.leader_epoch, cut.offset) for cut in metadata.cuts(partition)}
     lacking += sum((cut.leader_epoch, cut.offset) not in known_cuts for cut in plan.cuts)
-    has_settings = any(True for _ in tier_configs_of([plan], WRITER, 0))
-    lacking += has_settings and not metadata.topic_tier_config(partition.topic_id)
     return lacking
 
 
@@ -208,15 +211,7 @@ def _records(plans: Sequence[PartitionPlan]) -> Iterator[tuple[TopicIdPartition,
         yield plan.topic_id_partition, records_of(plan, WRITER, now_ms)
 
 
-def _check_written(metadata: RemoteLogMetadataState, plans: Sequence[PartitionPlan]) -> None:
+def _check_written(metadata: RemoteLogMetadataState, plans: Iterable[PartitionPlan]) -> None:
     for plan in plans:
-        partition = plan.topic_id_partition
-        segments = metadata.list_remote_log_segments(partition)
-        found, wanted = (
-            {each.segment_id.id: (each.custom_metadata, each.cut_at) for each in several}
-            for several in (segments, plan.segments)
-        )
-        starts = {start.offset for start in metadata.recorded_log_starts(partition)}
-        lacks_start = any(start.offset not in starts for start in plan.log_starts)
-        if found != wanted or lacks_start or metadata.gaps(partition) != sorted(plan.gaps):
-            raise RemoteTierError(f"the metadata of {partition} does not read back as it was written")
+        if _lacking(plan, metadata):
+            raise RemoteTierError(f"the metadata of {plan.topic_id_partition} does not read back as it was written")

@@ -260,30 +260,39 @@ def _agrees(segment: RemoteLogSegmentMetadata, beside: Iterable[RemoteLogSegment
     )
 
 
+def _runs(plan: PartitionPlan) -> list[LogGap]:
+    return sorted(LogGap(each.start_offset, each.valid_end_offset + 1) for each in plan.readable)
+
+
+def _without(run: LogGap, taken: Iterable[LogGap]) -> Iterator[LogGap]:
+    """Yields the offsets of `run` that none of `taken` has. `taken` are in ascending order."""
+    offset = run.first_offset
+    for each in taken:
+        if each.first_offset >= run.next_offset:
+            break
+        if offset < each.first_offset:
+            yield LogGap(offset, each.first_offset)
+        offset = max(offset, each.next_offset)
+    if offset < run.next_offset:
+        yield LogGap(offset, run.next_offset)
+
+
 def _gaps_left(plan: PartitionPlan, gaps: Iterable[LogGap]) -> list[LogGap]:
     """Returns the runs of the offsets of `gaps` that no segment has. An attempt that was finished later ends a gap."""
     left: list[LogGap] = []
-    readable = sorted(plan.readable, key=_place)
-    for gap in sorted(gaps):
-        offset = max(gap.first_offset, plan.log_start_offset, left[-1].next_offset if left else 0)
-        for segment in readable:
-            if segment.start_offset >= gap.next_offset:
-                break
-            if offset < segment.start_offset:
-                left.append(LogGap(offset, segment.start_offset))
-            offset = max(offset, segment.valid_end_offset + 1)
-        if offset < gap.next_offset:
-            left.append(LogGap(offset, gap.next_offset))
+    taken = _runs(plan)
+    for first, end in sorted(gaps):
+        first = max(first, plan.log_start_offset, left[-1].next_offset if left else 0)
+        left += _without(LogGap(first, end), taken)
     return left
 
 
 def _note_holes(plan: PartitionPlan) -> None:
-    runs = [(each.start_offset, each.valid_end_offset + 1) for each in plan.readable]
-    end: int | None = None
-    for first, following in sorted([*runs, *plan.gaps]):
-        if end is not None and first > end:
-            plan.notes.append(f"no segment has the offsets {end} to {first - 1}: their owner finds out what they were")
-        end = following if end is None else max(end, following)
+    taken = sorted([*_runs(plan), *plan.gaps])
+    if taken:
+        whole = LogGap(taken[0].first_offset, max(each.next_offset for each in taken))
+        for first, end in _without(whole, taken):
+            plan.notes.append(f"no segment has the offsets {first} to {end - 1}: their owner finds out what they were")
 
 
 def _check_epochs(plan: PartitionPlan) -> None:
