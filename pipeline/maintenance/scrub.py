@@ -11,11 +11,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -44,15 +46,16 @@ from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import RemoteResourceNotFoundError
+from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.stored_segment import StoredSegment
 from tiers.storage.object_key import INDEXES_SUFFIX, parse_facts_key, parse_segment_key
 from tiers.storage.retries import with_retries
 from tiers.upkeep.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
 from tiers.upkeep.resume_notes import note_segment, noted_segments
-from tiers.verify.segment_tiling import OffsetRun, Overlap, holes, overlaps
 
 _DEPTHS = {ScrubLevel.META: 0, ScrubLevel.BATCH: 1, ScrubLevel.DEEP: 2}
 _MIN_TASK_BYTES = {ScrubLevel.BATCH: 512 << 20, ScrubLevel.DEEP: 256 << 20}
@@ -110,8 +113,8 @@ async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: TaskRunner,
     findings += await _of_listing(
         tier, [misfit for part in listed for misfit in part.misfits if misfit.segment_id not in judged], report
     )
-    findings += [of_gap(each.topic, each.partition, run) for each in partitions for run in holes(tier.state, each)]
-    findings += [of_overlap(one) for one in _overlaps(tier, set(overlapping.values())) if _both(one) in overlapping]
+    findings += [of_gap(each, gap) for each in partitions for gap in RemoteLog(tier.state, each).remote_holes()]
+    findings += [of_overlap(*one) for one in _overlaps(tier, set(overlapping.values())) if _both(one) in overlapping]
     report.objects = sum(part.objects for part in listed)
     report.stored_bytes = sum(part.stored_bytes for part in listed)
     unknown = [stored for part in listed for stored in part.unknown]
@@ -239,8 +242,7 @@ async def _of_orphans(
         key = parse_segment_key(orphan.key)
         named = key or parse_facts_key(orphan.key)
         topic = None if named is None else topics.get(named.topic_id, str(named.topic_id))
-        run = None if key is None else OffsetRun(key.base_offset, key.end_offset)
-        findings.append(of_orphan(orphan, topic, None if named is None else named.partition, run))
+        findings.append(of_orphan(orphan, topic, None if named is None else named.partition, key))
     deletable = [each for each in orphans.orphans if each.deletable]
     report.other_clusters = orphans.other_clusters
     report.deletable_segments = len({each.segment for each in deletable if each.upload is None})
@@ -273,6 +275,31 @@ def _overlaps(tier: OpenTier, partitions: Collection[TopicIdPartition]) -> Itera
         log_start = tier.state.log_start_offset(each)
         finished = (segment for segment in tier.state.stored_segments(each) if segment.is_finished)
         yield from overlaps(finished, log_start or 0)
+
+
+class Overlap(NamedTuple):
+    """Two segments that have offsets together, from `first_offset` on."""
+
+    first_offset: int
+    one: RemoteLogSegmentMetadata
+    other: RemoteLogSegmentMetadata
+
+
+def overlaps(readable: Iterable[StoredSegment], log_start: int) -> Iterator[Overlap]:
+    """Yields the overlaps of one partition's readable segments from `log_start` on.
+
+    `readable` must be in ascending order of start offsets. Each segment is compared with the earlier segment that
+    reaches furthest. Offsets that a CUT cut off do not count."""
+    furthest: StoredSegment | None = None
+    for _, together in groupby(readable, key=lambda each: each.start_offset):
+        for segment in sorted(together, key=lambda each: each.valid_end_offset):
+            first, end = max(segment.start_offset, log_start), segment.valid_end_offset
+            if first > end:
+                continue
+            if furthest is not None and first <= furthest.valid_end_offset:
+                yield Overlap(first, furthest.metadata, segment.metadata)
+            if furthest is None or end > furthest.valid_end_offset:
+                furthest = segment
 
 
 def _both(overlap: Overlap) -> tuple[RemoteLogSegmentId, RemoteLogSegmentId]:

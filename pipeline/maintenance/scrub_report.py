@@ -8,9 +8,11 @@ from enum import StrEnum
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.object_key import SegmentObjectKey
 from tiers.upkeep.orphans import Orphan
-from tiers.verify.segment_tiling import OffsetRun, Overlap
 from tiers.verify.segment_verification import Damage
 
 
@@ -121,20 +123,21 @@ def _of_segment(
     )
 
 
-def of_gap(topic: str, partition: int, run: OffsetRun) -> Finding:
-    what = "no segment has these offsets"
-    return Finding(FindingKind.GAP, topic, partition, None, *run, None, None, None, what)
+def of_gap(partition: TopicIdPartition, gap: LogGap) -> Finding:
+    what, last = "no segment has these offsets", gap.next_offset - 1
+    place = partition.topic, partition.partition, None
+    return Finding(FindingKind.GAP, *place, gap.first_offset, last, None, None, None, what)
 
 
-def of_overlap(overlap: Overlap) -> Finding:
-    partition, name = overlap.other.topic_id_partition, str(overlap.other.segment_id.id)
-    what = f"segment {overlap.one.segment_id.id} has these offsets too"
-    place = partition.topic, partition.partition
-    return Finding(FindingKind.OVERLAP, *place, name, *overlap.run, None, None, None, what)
+def of_overlap(first_offset: int, one: RemoteLogSegmentMetadata, other: RemoteLogSegmentMetadata) -> Finding:
+    """Returns the finding of two segments that have the same offsets, from `first_offset` on."""
+    last = min(one.valid_end_offset, other.valid_end_offset)
+    what = f"segment {one.segment_id.id} has these offsets too"
+    return _of_segment(FindingKind.OVERLAP, other, what, first_offset, last, None)
 
 
-def of_orphan(orphan: Orphan, topic: str | None, partition: int | None, run: OffsetRun | None) -> Finding:
-    first, last = (None, None) if run is None else run
+def of_orphan(orphan: Orphan, topic: str | None, partition: int | None, key: SegmentObjectKey | None) -> Finding:
+    first, last = (None, None) if key is None else (key.base_offset, key.end_offset)
     place = topic, partition, orphan.segment, first, last
     return Finding(FindingKind.ORPHAN, *place, None, orphan.key, orphan.size_bytes, orphan.what)
 

@@ -259,6 +259,17 @@ class RemoteLog:
             found.append(LogGap(first, log_start))
         return found
 
+    def remote_holes(self) -> Iterator[LogGap]:
+        """Yields the runs of offsets that neither a readable segment nor a gap has, from the log start to the remote
+        end, without those before the first segment."""
+        end, earliest = self.end(), self.metadata.earliest_offset(self.partition)
+        if end is None or earliest is None:
+            return
+        offset = max(self.log_start(), earliest)
+        while (first := self.next_uncopied(offset)) <= end:
+            offset = self.hole_end(first, end + 1)
+            yield LogGap(first, offset)
+
     async def unknown_offsets(self, log_start: int, local_log_start: int) -> list[LogGap]:
         """Returns the `holes`, with the whole head if a trim shows that its records were copied."""
         if self.lost_trim(log_start) is None:

@@ -19,12 +19,12 @@ from proxy.config import load_config
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.bounded_gather import bounded_gather
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
+from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.texts import size_text
 from tiers.upkeep.resume_notes import note_segment, noted_segments
-from tiers.verify.segment_tiling import holes
 from tiers.verify.segment_verification import Damage, verify_segment
 
 
@@ -130,8 +130,8 @@ async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: 
 
 def hole_findings(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> Iterator[Finding]:
     what = "no segment has these offsets"
-    for first, last in holes(metadata, partition):
-        yield Finding(partition.topic, partition.partition, None, first, last, None, what)
+    for first, end in RemoteLog(metadata, partition).remote_holes():
+        yield Finding(partition.topic, partition.partition, None, first, end - 1, None, what)
 
 
 def _finding(segment: RemoteLogSegmentMetadata, damage: Damage) -> Finding:

@@ -75,6 +75,13 @@ def runs(offsets: Iterator[int]) -> list[LogGap]:
     return found
 
 
+def holes(offsets: range, made: Made) -> list[LogGap]:
+    """Each run without a segment, from its first offset on that no gap has."""
+    apart = runs(each for each in offsets if each not in made.epochs)
+    lost = [next((each for each in range(*run) if each not in made.gaps), None) for run in apart]
+    return [LogGap(first, run.next_offset) for first, run in zip(lost, apart, strict=True) if first is not None]
+
+
 @given(logs(), st.integers(0, LAST))
 def test_an_offset_is_in_a_segment_in_a_gap_or_in_neither(made: Made, offset: int) -> None:
     log, epochs, gaps, log_start = made
@@ -99,6 +106,8 @@ def test_an_offset_is_in_a_segment_in_a_gap_or_in_neither(made: Made, offset: in
     is_below = offset < (log_start or min(epochs, default=LAST + 1))
     reached = offset if offset in epochs else behind_gap if offset in gaps and behind_gap in epochs else None
     assert log.remote_position(offset) == (None if is_below else reached)
+    inner = range(max(log_start, min(epochs)), max(epochs)) if epochs else range(0)
+    assert list(log.remote_holes()) == holes(inner, made)
     assert log.has_gap_behind() is any(each > max(epochs, default=-1) for each in gaps)
 
 
@@ -114,9 +123,12 @@ def test_the_bounds_are_those_of_the_offsets(made: Made, start: int, local_start
     assert limited == explained or (
         explained is not None and limited is not None and local_start <= limited <= explained
     )
-    lost = (each for each in range(min(above, default=LAST), local_start) if each not in epochs.keys() | gaps)
-    assert asyncio.run(log.holes(start, local_start)) == (runs(lost) if above else [])
-    assert log.is_at_head(start, log_start) is (start < min((each for each in epochs if each >= log_start), default=99))
+    lost = range(min(above, default=LAST), local_start)
+    assert asyncio.run(log.holes(start, local_start)) == (holes(lost, made) if above else [])
+    offset = max(start, log_start)
+    assert log.is_at_head(offset, log_start) is (
+        offset < min((each for each in epochs if each >= log_start), default=99)
+    )
     bounds = LocalLogBounds(local_start, local_start + length, local_start + length, 5)
     assert log.next_local(bounds) == min(max(local_start, max(epochs, default=-1) + 1), bounds.last_stable_offset)
     confirmed = log_start if log_start <= local_start else 0

@@ -8,11 +8,11 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.maintenance.scrub import overlaps
 from tests.support.fakes.segments import PARTITION
 from tests.support.fakes.stored_segments import stored
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import SegmentObjectKey, segment_of_key
-from tiers.verify.segment_tiling import overlaps
 
 
 def segment(start: int, end: int, cut_at: int | None = None) -> RemoteLogSegmentMetadata:
@@ -33,5 +33,8 @@ def test_they_are_what_more_than_one_segment_holds(made: list[tuple[int, int, in
     several = {offset for offset in held if offset >= log_start and held.count(offset) > 1}
     in_order = map(stored, sorted(segments, key=lambda each: each.start_offset))
     found = list(overlaps(in_order, log_start))
-    assert {offset for one in found for offset in range(one.run.first_offset, one.run.last_offset + 1)} == several
+    common = [
+        range(each.first_offset, min(each.one.valid_end_offset, each.other.valid_end_offset) + 1) for each in found
+    ]
+    assert {offset for each in common for offset in each} == several
     assert all(one.one.segment_id != one.other.segment_id for one in found)
