@@ -41,7 +41,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.segment_copy import SegmentContinuation, continuation_at
 from tiers.tasks.deletion.segment_deletion import delete_attempts
-from tiers.tasks.history.align import RLMCutTask, check_epochs, epoch_ranges, open_cut
+from tiers.tasks.history.align import RLMCutTask, check_epochs, open_cut
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.task_services import TaskServices
@@ -253,8 +253,7 @@ class OffloadCommitter:
         """Checks that the topic is the same, and that its log still has the segment's history."""
         source, timeout_ms = self.services.source, self.services.settings.request_timeout_ms
         await source.bounds(one.partition, timeout_ms)  # fails if the topic id has changed
-        ranges = epoch_ranges(segment.segment_leader_epochs, segment.start_offset, segment.end_offset)
-        await check_epochs(source, one.partition, ranges, timeout_ms)
+        await check_epochs(source, segment, segment.start_offset, segment.end_offset, timeout_ms)
 
     def _check_place(self, one: PartitionOffload, segment: RemoteLogSegmentMetadata) -> None:
         remote_end = self.services.state.remote_end_offset(one.partition)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, S
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_now, storage_cluster_id, tiered_cluster
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, storage_cluster_id, tiered_cluster
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.config.tier_config import TierConfig
@@ -92,7 +92,7 @@ async def rebuild(
         )
         done.topic = config.remote_log.metadata_topic
         if done.topic in cluster.topics:
-            async with metadata_now(config, client, progress) as log:
+            async with metadata_to_now(config, client, progress=progress) as log:
                 await compare(done, log)
                 done.taken = used_offsets(log)
         if not done.plans:

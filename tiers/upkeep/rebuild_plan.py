@@ -23,9 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from tiers.config.topic_policy import paused_work
 from tiers.config.topic_settings import is_deletion_requested
-from tiers.config.total_retention import TOTAL_KEYS, longest_total, recorded_total
+from tiers.config.total_retention import TOTAL_KEYS, holding_back
 from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import PartitionFacts, joined, newest_of_topics
 from tiers.metadata.records.serde import KeyAndValue, key_and_value
@@ -358,9 +357,7 @@ def tier_configs_of(plans: Iterable[PartitionPlan], writer: str, now_ms: int) ->
         keeping = [each for each in configs if not is_deletion_requested(each)]
         chosen = next((each for each in keeping or configs if each), {})
         own = {key: value for key, value in chosen.items() if key not in TOTAL_KEYS}
-        pauses = {work.key: "true" for each in configs for work in paused_work(each)}
-        total = longest_total([recorded_total(each) for each in configs])
-        if config := own | pauses | total.config():
+        if config := own | holding_back(configs):
             first = TopicIdPartition(topic_id, 0, alike[0].topic_id_partition.topic)
             yield TopicTierConfigUpdate(first, writer, now_ms, config)
 

@@ -14,6 +14,7 @@ says so, writes nothing, and ends with exit code 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 from uuid import UUID
 
@@ -32,6 +33,8 @@ from tiers.access.open_tier import (
     tiered_cluster,
 )
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
+from tiers.config.topic_policy import paused_work
+from tiers.config.total_retention import recorded_total
 from tiers.errors import LaterFormatError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.metadata_log import MetadataLog
@@ -42,7 +45,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.storage.locations import HOME
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tasks.history.acceptance import KeptSettings, accept_what_is_left, kept_settings, may_be_in_doubt
+from tiers.tasks.history.acceptance import accept_what_is_left, kept_settings, may_be_in_doubt
 from tiers.tasks.history.stored_facts import StoredFacts, read_stored_facts
 from tiers.tasks.history.tier_place import NO_COPY, find_copied, location_of, missing_marker, write_marker
 
@@ -55,7 +58,7 @@ class Acceptance(NamedTuple):
 
     bounds: PartitionBounds
     is_needed: bool
-    settings: KeptSettings = KeptSettings()
+    settings: Mapping[str, str] = {}
     not_restored: tuple[str, ...] = ()
 
 
@@ -76,10 +79,9 @@ def accept(
         raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
     settings = load_config(config)
     found, is_needed, lost, not_restored = run_command(lambda: accept_partition(settings, topic, number, yes))
-    total, paused = lost.total, lost.paused
+    total, paused = recorded_total(lost), paused_work(lost)
     if as_json:
-        kept = None if total is None else total.config()
-        changes = {"total": kept, "paused": sorted(paused), "not_restored": list(not_restored)}
+        changes = {"total": total.config() or None, "paused": sorted(paused), "not_restored": list(not_restored)}
         show_json(found.as_json() | changes | {"needed": is_needed, "written": yes and is_needed})
     else:
         show_bounds([found])
@@ -91,7 +93,7 @@ def accept(
                 f"{topic}-{number}: with an acceptance, the owner reads back the segments of these offsets that the"
                 " store has, and records a gap for the rest"
             )
-        if total is not None:
+        if total.is_set:
             typer.echo(
                 f"{topic}: the metadata may have lost the total retention of the topic. An acceptance records the"
                 f" longest that is known, {total}, so that it expires no record. Correct it afterwards by"

@@ -39,7 +39,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.segment_copy import Progress, announce, finish, keep, no_progress, read_attempt, store
 from tiers.tasks.copy.spool import KeptSegment, SpoolError
 from tiers.tasks.deletion.segment_deletion import delete_segment
-from tiers.tasks.history.align import check_epochs, check_lineage, epoch_ranges
+from tiers.tasks.history.align import check_epochs, check_lineage
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 
@@ -451,9 +451,9 @@ class CopyAttempts:
         if not is_measured(attempt) and attempt.cut_at is not None:
             return False
         services, timeout_ms = self._services, self._services.settings.request_timeout_ms
-        ranges = epoch_ranges(found.segment_leader_epochs, bounds.log_start_offset, attempt.valid_end_offset)
+        first, last = bounds.log_start_offset, attempt.valid_end_offset
         try:
-            await check_epochs(services.source, self._partition, ranges, timeout_ms)
+            await check_epochs(services.source, found, first, last, timeout_ms)
         except LogDivergedError:
             return False  # the next survey compares the attempt with the leader's log, and may cut the tier
         return True

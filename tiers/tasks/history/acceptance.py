@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 
-from tiers.config.topic_policy import NOTHING_PAUSED, TierWork, paused_work
-from tiers.config.total_retention import TotalRetention, longest_total, recorded_total
+from tiers.config.total_retention import TOTAL_KEYS, holding_back, recorded_total
 from tiers.errors import LaterFormatError, RemoteLogMetadataError
 from tiers.metadata.metadata_log import MetadataLog
 from tiers.metadata.partition_facts import (
@@ -53,36 +51,21 @@ async def may_be_in_doubt(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class KeptSettings:
-    """The settings that an acceptance records, so that no record expires by it.
-
-    `total` None: the recorded one stays."""
-
-    total: TotalRetention | None = None
-    paused: frozenset[TierWork] = NOTHING_PAUSED
-
-    def config(self) -> dict[str, str]:
-        return {work.key: "true" for work in self.paused} | ({} if self.total is None else self.total.config())
-
-
-async def kept_settings(log: MetadataLog, stored: StoredFacts, timeout_ms: int) -> KeptSettings:
-    """Returns the longest total retention and the pauses that the metadata has or may have lost.
+async def kept_settings(log: MetadataLog, stored: StoredFacts, timeout_ms: int) -> dict[str, str]:
+    """Returns the longest total retention and the pauses that the metadata may have lost, as settings of the topic.
 
     An acceptance is about the known records. It is no word for a shorter total or for the end of a pause. If the
     metadata lost records since the facts were stored, the settings that it has may be earlier ones, or none. Raises
     `BrokerError`."""
     partition = stored.partition
     if not await stored.lost_positions(log, timeout_ms):
-        return KeptSettings()
-    facts = stored.all()
+        return {}
+    facts, present = stored.all(), log.state.topic_tier_config(partition.topic_id)
     of_topic = newest_of(facts, log.position(partition).topic_id)
-    configs = [each.tier_config for each in ([of_topic] if of_topic else newest_of_topics(facts))]
-    present = log.state.topic_tier_config(partition.topic_id)
-    known = recorded_total(present)
-    kept = longest_total([*map(recorded_total, configs), known])
-    paused = frozenset(work for each in configs for work in paused_work(each))
-    return KeptSettings(None if kept == known else kept, paused - paused_work(present))
+    stored_configs = [each.tier_config for each in ([of_topic] if of_topic else newest_of_topics(facts))]
+    kept, known = holding_back([*stored_configs, present]), holding_back([present])
+    lost = {key: value for key, value in kept.items() if known.get(key) != value}
+    return lost if lost.keys().isdisjoint(TOTAL_KEYS) else lost | recorded_total(kept).config()
 
 
 async def accept_what_is_left(
@@ -113,7 +96,7 @@ async def accept_what_is_left(
         except LaterFormatError as error:
             not_restored.append(f"segment {each.segment_id.id}: {error}")
     lost = await stored.lost_positions(log, timeout_ms)
-    settings = (await kept_settings(log, stored, timeout_ms)).config()
+    settings = await kept_settings(log, stored, timeout_ms)
     if settings:  # first: the owner may expire records as soon as its doubt ends
         await metadata.change_topic_tier_config(partition.topic_id, partition.topic, settings)
     facts = stored.joined(log.position(partition).topic_id) or PartitionFacts(cluster_id, partition)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import Cut, LeaderEpochEntry, leader_epoch_at
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, leader_epoch_at
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.task_services import TaskServices
@@ -61,11 +62,12 @@ async def check_lineage(
 
 
 async def check_epochs(
-    source: LogSource, partition: TopicIdPartition, ranges: Iterable[EpochRange], timeout_ms: int
+    source: LogSource, segment: RemoteLogSegmentMetadata, first_offset: int, last_offset: int, timeout_ms: int
 ) -> None:
-    """Raises the errors of `check_lineage` unless the leader's log has all of `ranges`, or begins behind them."""
-    for each in ranges:
-        await check_lineage(source, partition, each.leader_epoch, each.last_offset + 1, timeout_ms)
+    """Raises the errors of `check_lineage` unless the leader's log has these offsets of the segment, or begins behind
+    them."""
+    for each in _ranges_of(segment, first_offset, last_offset):
+        await check_lineage(source, segment.topic_id_partition, each.leader_epoch, each.last_offset + 1, timeout_ms)
 
 
 async def align(
@@ -205,16 +207,16 @@ def _epoch_ranges(metadata: RemoteLogMetadataState, partition: TopicIdPartition,
     attempts = RemoteLog(metadata, partition).attempts(offset)
     ranges: list[EpochRange] = []
     for segment in (*readable, *filter(is_measured, attempts)):
-        ranges += epoch_ranges(segment.segment_leader_epochs, offset, segment.valid_end_offset)
+        ranges += _ranges_of(segment, offset, segment.valid_end_offset)
         offset = max(offset, segment.valid_end_offset + 1)
     return ranges
 
 
-def epoch_ranges(epochs: Sequence[LeaderEpochEntry], first: int, last: int) -> Iterator[EpochRange]:
+def _ranges_of(segment: RemoteLogSegmentMetadata, first: int, last: int) -> Iterator[EpochRange]:
     """Yields the ranges of a segment's leader epochs that have offsets from `first` to `last` (inclusive)."""
-    ends = [*(entry.start_offset - 1 for entry in epochs[1:]), last]
-    for entry, end in zip(epochs, ends, strict=True):
-        found = EpochRange(max(first, entry.start_offset), min(end, last), entry.epoch)
+    for entry, following in zip_longest(segment.segment_leader_epochs, segment.segment_leader_epochs[1:]):
+        end = last if following is None else min(following.start_offset - 1, last)
+        found = EpochRange(max(first, entry.start_offset), end, entry.epoch)
         if found.first_offset <= found.last_offset:
             yield found
 

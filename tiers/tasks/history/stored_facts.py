@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
-from tiers.config.topic_policy import paused_work
-from tiers.config.total_retention import longest_total, recorded_total
+from tiers.config.total_retention import holding_back
 from tiers.errors import (
     CorruptSegmentError,
     LaterFormatError,
@@ -147,13 +146,10 @@ def _lacks(state: RemoteLogMetadataState, several: Sequence[PartitionFacts]) -> 
     """Whether the metadata lacks a CUT, a user's log start, or what holds back deletions: a longer total, a pause."""
     partition = several[0].topic_id_partition
     config = state.topic_tier_config(partition.topic_id)
-    known = recorded_total(config)
     cuts = {(cut.leader_epoch, cut.offset) for cut in state.cuts(partition)}
     log_start = RemoteLog(state, partition).log_start()
-    return any(
-        longest_total([recorded_total(each.tier_config), known]) != known
-        or not paused_work(each.tier_config) <= paused_work(config)
-        or not cuts.issuperset((cut.leader_epoch, cut.offset) for cut in each.cuts)
+    return holding_back([*(each.tier_config for each in several), config]) != holding_back([config]) or any(
+        not cuts.issuperset((cut.leader_epoch, cut.offset) for cut in each.cuts)
         or any(start.reason is LogStartReason.USER and start.offset > log_start for start in each.log_starts)
         for each in several
     )
