@@ -67,7 +67,6 @@ async def _delete(services: TaskServices, partition: TopicIdPartition) -> int:
     # If the metadata lost records, the request to delete may be an old one that the user has taken back since.
     facts, check = FactsTask(services, partition), partial(_check, services, partition)
     await facts.require_proved()
-    check()
     # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
     last_epoch = RemoteLog(services.state, partition).epoch_at(bounds.log_start_offset - 1)
     start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)

@@ -14,7 +14,7 @@ from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteStorageErro
 from tiers.metadata.partition_facts import facts_of
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.object_key import indexes_key, log_key
+from tiers.storage.object_key import indexes_key, log_key, marker_key
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.deletion import segment_deletion
 from tiers.tasks.deletion.segment_deletion import forget_deleted_segments
@@ -95,7 +95,7 @@ async def test_a_segment_that_is_announced_again_keeps_its_objects(
     assert len(await bench.objects()) == 2
 
 
-async def test_only_the_owner_forgets_and_only_with_a_clock_that_it_trusts(
+async def test_only_the_owner_forgets_in_its_place_by_a_clock_that_it_trusts(
     bench: Workbench, late: RemoteLogSegmentMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.wall_ms += DAY_MS
@@ -110,14 +110,23 @@ async def test_only_the_owner_forgets_and_only_with_a_clock_that_it_trusts(
         skewed.setattr(bench.metadata, "clock_skew_ms", ahead)
         assert await forget_deleted_segments(bench.services) == 0
 
+    async def unconfirmed(metadata: RemoteLogSegmentMetadata) -> bool:
+        return False
+
     async def lost(metadata: RemoteLogSegmentMetadata) -> bool:
         bench.metadata.owned = False
         return True
 
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", unconfirmed)
+    assert await forget_deleted_segments(bench.services) == 0
     monkeypatch.setattr(bench.store, "delete_log_segment_data", lost)
     with pytest.raises(OwnershipLostError):
         await forget_deleted_segments(bench.services)
     assert [one.segment_id for one in bench.state.deleted_segments()] == [late.segment_id]
+    bench.metadata.owned = True
+    await bench.store.delete_object(marker_key("cluster"))
+    with pytest.raises(RemoteStorageError, match="another place"):
+        await forget_deleted_segments(bench.services)
 
 
 @pytest.mark.parametrize("skew_ms", [-50_000, 0, 50_000])

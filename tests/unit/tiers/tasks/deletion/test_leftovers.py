@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -11,11 +12,18 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.workbench import PARTITION, Workbench
-from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.errors import (
+    CircuitOpenError,
+    OwnershipLostError,
+    RemoteLogMetadataError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+)
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.segment_deletion import delete_attempts
+from tiers.storage.object_key import marker_key
+from tiers.tasks.deletion.segment_deletion import delete_attempts, delete_segment
 
 DEADLINE_S = 60
 
@@ -137,3 +145,51 @@ async def test_a_copy_that_another_owner_finished_is_no_leftover(
     [left] = bench.segments
     assert left.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     assert await bench.remote_bytes() == batch_of(left.start_offset, 10)
+
+
+@pytest.mark.parametrize(
+    ("answer", "failures"), [(False, 1), (RetriableRemoteStorageError("503"), 1), (CircuitOpenError("open"), 0)]
+)
+async def test_only_what_the_store_confirms_is_deleted(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, answer: bool | RemoteStorageError, failures: int
+) -> None:
+    """A store that was not asked has not failed."""
+    await leave(bench, tiles=1, attempts=1)
+
+    async def answers(metadata: RemoteLogSegmentMetadata) -> bool:
+        if isinstance(answer, bool):
+            return answer
+        raise answer
+
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", answers)
+    assert await delete_attempts(bench.services, PARTITION, bench.segments) == 0
+    assert (len(bench.segments), bench.services.failed_deletions.count) == (1, failures)
+
+
+async def test_the_store_is_asked_only_by_the_owner_in_the_right_place(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await leave(bench, tiles=2, attempts=1)
+    begun, stored = bench.segments[0], list[bytes | None]()
+    await bench.services.write_state(begun, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+
+    async def ask(metadata: RemoteLogSegmentMetadata) -> bool:
+        stored.append(metadata.custom_metadata)
+        return True
+
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", ask)
+    assert await delete_attempts(bench.services, PARTITION, bench.segments[1:], lambda: False) == 0
+    bench.metadata.owned = False
+    with pytest.raises(OwnershipLostError):
+        await delete_attempts(bench.services, PARTITION, ())
+    bench.metadata.owned = True
+    marker = await bench.store.get_object(marker_key("cluster"))
+    await bench.store.delete_object(marker_key("cluster"))
+    with pytest.raises(RemoteStorageError, match="another place"):
+        await delete_attempts(bench.services, PARTITION, ())
+    await bench.store.put_object(marker_key("cluster"), marker)
+    assert stored == []
+    recorded = replace(bench.segments[1], custom_metadata=b"recorded")
+    await delete_segment(bench.services, recorded)
+    await delete_segment(bench.services, replace(begun, custom_metadata=b"recorded"), b"of no record")
+    assert stored == [b"recorded", b"of no record"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from uuid import UUID
 
@@ -209,20 +210,43 @@ async def test_a_request_that_is_taken_back_half_way_leaves_no_record_uncopied(
     assert await copied.remote_bytes() == copied.log.bytes_of(0, 89)
 
 
-async def test_the_deletion_ends_while_the_settings_cannot_be_read(
-    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("left", [3, 2])
+async def test_the_deletion_ends_while_the_metadata_cannot_be_read(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
+    """The metadata of the partition before, or the settings while the segments go one after the other."""
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    delete = copied.store.delete_log_segment_data
+    delete, fresh = copied.store.delete_log_segment_data, copied.metadata.log.ensure_fresh
 
     async def delete_and_lag(metadata: RemoteLogSegmentMetadata) -> bool:
         copied.metadata.fresh = False
         return await delete(metadata)
 
+    async def only_settings(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        if max_age_ms:
+            raise RemoteLogMetadataNotReadyError("behind")
+        await fresh(partition, max_age_ms, timeout_ms)
+
+    if left == 3:
+        monkeypatch.setattr(copied.metadata.log, "ensure_fresh", only_settings)
     monkeypatch.setattr(copied.store, "delete_log_segment_data", delete_and_lag)
     with pytest.raises(RemoteLogMetadataNotReadyError):
         await delete_disabled(copied.services, idle)
-    assert len(copied.finished) == 2
+    assert len(copied.finished) == left
+
+
+async def test_segments_go_one_after_the_other_from_the_end(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    delete, under_way = copied.store.delete_log_segment_data, list[int]()
+
+    async def alone(metadata: RemoteLogSegmentMetadata) -> bool:
+        under_way.append(metadata.start_offset)
+        assert len(under_way) == 1
+        await asyncio.sleep(0)
+        return await delete(metadata) and metadata.start_offset == under_way.pop()
+
+    monkeypatch.setattr(copied.store, "delete_log_segment_data", alone)
+    assert await delete_disabled(copied.services, idle) == 3
 
 
 async def test_a_request_that_came_back_with_lost_metadata_deletes_nothing(copied: Workbench) -> None:

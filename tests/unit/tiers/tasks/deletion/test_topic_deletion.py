@@ -21,7 +21,11 @@ from tiers.errors import (
 )
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
+from tiers.model.segment_metadata import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.upkeep.bucket_scan import BucketScan
@@ -188,19 +192,22 @@ async def test_only_the_owner_deletes(copied: Workbench) -> None:
     assert len(copied.finished) == 3
 
 
-async def test_losing_the_partition_ends_the_deletion(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = await deleted_after_the_delay(copied)
-    delete = copied.store.delete_log_segment_data
+@pytest.mark.parametrize(("deleted", "objects"), [(1, 4 + 1), (3, 1)])
+async def test_losing_the_partition_ends_the_deletion(
+    told: Workbench, monkeypatch: pytest.MonkeyPatch, deleted: int, objects: int
+) -> None:
+    """The facts go last."""
+    task = await deleted_after_the_delay(told)
+    update = told.metadata.update_remote_log_segment_metadata
 
-    async def then_lose(*args: object) -> bool:
-        done = await delete(*args)  # type: ignore[arg-type]  # handed through
-        copied.metadata.owned = False
-        return done
+    async def then_lose(one: RemoteLogSegmentMetadataUpdate) -> None:
+        await update(one)
+        told.metadata.owned = len(told.segments) > 3 - deleted
 
-    monkeypatch.setattr(copied.store, "delete_log_segment_data", then_lose)
+    monkeypatch.setattr(told.metadata, "update_remote_log_segment_metadata", then_lose)
     with pytest.raises(OwnershipLostError):
         await task.run()
-    assert len(await copied.objects()) == 5  # the facts go last
+    assert len(await told.objects()) == objects
 
 
 async def test_a_partition_that_cannot_be_deleted_leaves_the_others_alone(
