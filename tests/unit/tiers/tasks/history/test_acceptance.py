@@ -8,6 +8,8 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.attempts import batches, whole_rounds
 from tests.support.tiers.segment_metadata import copied
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.config.paused_work import TierWork
+from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.tenure import Tenure
 from tiers.model.log_start import LogGap, OffsetAndEpoch
@@ -70,6 +72,20 @@ async def test_an_acceptance_restores_a_cut_and_both_segments(bench: Workbench) 
     assert bench.state.gaps(PARTITION) == []
     assert [(each.start_offset, each.cut_at) for each in bench.segments][:4] == answers[:4]
     assert all(each.is_finished for each in bench.state.stored_segments(PARTITION))
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_an_acceptance_restores_what_holds_back_deletions(bench: Workbench, is_lost: bool) -> None:
+    """The total retention that the metadata has may be an earlier one, and a pause may be lost."""
+    longest = {RETENTION_MINUTES: "90", RETENTION_BYTES: "-1", TierWork.EXPIRING.key: "true"}
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", longest)
+    await bench.check_facts()
+    await bench.facts_task.store()
+    bench.metadata.is_position_confirmed = not is_lost
+    known = {RETENTION_MINUTES: "30", RETENTION_BYTES: "-1", TierWork.TRIMMING.key: "true"}
+    bench.metadata.tier_configs[PARTITION] = known
+    assert await bench.accept() == []
+    assert bench.state.topic_tier_config(PARTITION.topic_id) == (known | longest if is_lost else known)
 
 
 async def test_a_doubt_about_one_hole_records_no_gap_over_the_next(bench: Workbench) -> None:

@@ -17,7 +17,7 @@ from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.producer_state import decode_producer_snapshot
-from tiers.tasks.history.align import Parting, find_parting
+from tiers.tasks.history.align import Parting, check_lineage, find_parting, require_aligned
 
 AT_ONCE = replace(POLICY, segment_ms=0)
 
@@ -223,6 +223,37 @@ async def test_a_log_start_above_the_cut_does_not_prevent_the_cut(
     await bench.copy_all(policy)
     await bench.expire(POLICY)
     assert answering(bench)[0][0] == log_start
+
+
+async def test_until_the_owner_has_cut_nothing_else_relies_on_the_tier(bench: Workbench) -> None:
+    await copied(bench, 10)
+    bench.log.elect_unclean(50)
+    produce(bench, 8)
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="from offset 50 on"):
+        await require_aligned(bench.log, bench.state, PARTITION, bounds, 1000)
+    await check_lineage(bench.log, PARTITION, 0, 50, 1000)
+    with pytest.raises(LogDivergedError):
+        await check_lineage(bench.log, PARTITION, 0, 51, 1000)
+    await bench.cut_task.run(bounds)
+    await require_aligned(bench.log, bench.state, PARTITION, bounds, 1000)
+
+
+async def test_a_leader_that_comes_during_the_cut_needs_another_round(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await copied(bench, 10)
+    bench.log.elect_unclean(50)
+    bounds, put = await bench.log.bounds(PARTITION, 1000), bench.metadata.put_cut
+
+    async def put_and_elect(partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool) -> None:
+        await put(partition, leader_epoch, offset, **options)
+        bench.log.elect_unclean(20)
+
+    monkeypatch.setattr(bench.metadata, "put_cut", put_and_elect)
+    with pytest.raises(BrokerError, match="parts from the tier again"):
+        await bench.cut_task.run(bounds)
+    assert [each.offset for each in bench.state.cuts(PARTITION)] == [50]
 
 
 async def test_a_former_owner_does_not_cut(bench: Workbench) -> None:

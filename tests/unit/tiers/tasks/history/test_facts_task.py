@@ -17,7 +17,7 @@ from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts, newest_of
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
-from tiers.storage.object_key import parse_facts_key
+from tiers.storage.object_key import log_key, parse_facts_key
 from tiers.tasks.history.stored_facts import FactsTask, put_facts, read_stored_facts
 
 DAY_MS = 24 * 3_600_000
@@ -58,6 +58,8 @@ async def test_every_copy_has_the_facts_as_of_its_announcement(bench: Workbench)
 
 
 async def test_a_change_is_stored_alone_only_if_no_copy_follows(bench: Workbench) -> None:
+    await runs(bench, 3)
+    assert await alone(bench) == []
     await bench.check_facts()
     await copied(bench)
     await runs(bench, 3)
@@ -118,7 +120,7 @@ async def test_a_whole_unknown_segment_shows_a_loss(bench: Workbench, lost: int)
     del bench.metadata.segments[segment.segment_id]
     with pytest.raises(MetadataLostError, match="which the metadata does not know"):
         await bench.check_facts()
-    await bench.store.delete_log_segment_data(segment)
+    (bench.folder / "remote" / log_key("cluster", segment)).unlink()
     await bench.check_facts()
 
 

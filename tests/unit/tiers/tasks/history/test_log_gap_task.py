@@ -20,6 +20,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.storage.object_key import marker_key
 from tiers.storage.remote_storage_manager import StoredObject
+from tiers.tasks.history.log_gap_task import MEMBER_RETURNS_WITHIN_MS
 
 GAP_ALARM_MS = 30_000
 
@@ -188,12 +189,17 @@ async def with_lost_segments(bench: Workbench, *lost: int) -> None:
         del bench.metadata.segments[segment.segment_id]
 
 
-async def test_the_store_has_segments_at_the_head_that_the_metadata_lost(bench: Workbench) -> None:
+@pytest.mark.parametrize("trimmed_to", [None, 60])
+async def test_the_store_has_segments_at_the_head_that_the_metadata_lost(
+    bench: Workbench, trimmed_to: int | None
+) -> None:
     """The trim shows every process that the log does not begin at the local log. Copying goes on."""
     await with_lost_segments(bench, 0, 1, 2)
+    if trimmed_to is not None:
+        await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(trimmed_to, 0))
     for _ in range(2):
         assert await copy_start(bench) == 90
-        assert "trimmed to 90" in str(bench.gap_task.doubt)
+        assert "trimmed to" in str(bench.gap_task.doubt)
         assert bench.state.local_log_start(PARTITION) == (90, 0)
     assert bench.state.gaps(PARTITION) == []
     await copy_to_the_end(bench)
@@ -238,8 +244,13 @@ async def test_two_holes_become_gaps_at_once(bench: Workbench) -> None:
     assert (alarms(bench), bench.gap_task.doubt) == (2, None)
 
 
-async def test_a_hole_whose_segment_the_store_has_becomes_no_gap(bench: Workbench) -> None:
-    await with_lost_segments(bench, 1)
+@pytest.mark.parametrize("is_proved", [True, False])
+async def test_a_hole_whose_segment_the_store_has_becomes_no_gap(bench: Workbench, is_proved: bool) -> None:
+    """Its record may be lost after the owner compared the metadata with the store."""
+    await with_lost_segments(bench)
+    if is_proved:
+        await bench.check_facts()
+    del bench.metadata.segments[bench.segments[1].segment_id]
     for _ in range(2):
         assert await copy_start(bench) == 90
         assert "the metadata does not know" in str(bench.gap_task.doubt)
@@ -265,6 +276,20 @@ async def test_a_local_log_start_that_moves_costs_few_listings(
         assert bench.gap_task.doubt is not None
         bench.now_ms += 30_000
     assert len(listed) < 10
+
+
+async def test_copying_goes_on_behind_an_attempt_whose_member_may_return(bench: Workbench) -> None:
+    """Its spool may have the only copy. The gap waits for it."""
+    await with_removed_records(bench)
+    built = build_segment(bench.folder / "attempt", batches(90, 120), 90)
+    await bench.metadata.add_remote_log_segment_metadata(metadata_of(built, PARTITION))
+    for _ in range(2):
+        await bench.attempts.run(await bench.log.bounds(PARTITION, 1000), 0)
+        bench.now_ms += bench.services.settings.remote_log.visible_after_ms
+    for waited_ms, gaps in ((0, []), (MEMBER_RETURNS_WITHIN_MS - 1, []), (1, [LogGap(90, 120)])):
+        bench.now_ms += waited_ms
+        assert await copy_start(bench) == 120
+        assert bench.state.gaps(PARTITION) == gaps
 
 
 @pytest.mark.parametrize(("is_cut", "gaps"), [(False, [LogGap(30, 60)]), (True, [])])

@@ -12,7 +12,7 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers import segment_metadata
 from tests.support.tiers.workbench import Workbench, copied, with_retention
-from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import HOME, LocatedRemoteStorageManager, StorageLocation
@@ -66,6 +66,33 @@ async def test_a_marker_that_was_announced_is_written_by_any_owner(bench: Workbe
     await require(bench)
     assert recorded(bench) == (UUID(int=7), True)
     assert await read_marker(bench.store, "cluster") == UUID(int=7)
+
+
+async def test_new_metadata_takes_the_marker_that_the_store_has(bench: Workbench) -> None:
+    marker_id, _ = recorded(bench)
+    bench.metadata.markers.clear()
+    assert await missing_marker(bench.store, bench.state, "cluster", HOME) is None
+    await require(bench)
+    assert recorded(bench) == (marker_id, True)
+    assert await missing_marker(bench.store, bench.state, "cluster", HOME) is None
+    await bench.store.delete_object(KEY)
+    assert await missing_marker(bench.store, bench.state, "cluster", HOME) == marker_id
+    await bench.store.put_object(KEY, f'{{"version": 2, "clusterId": "cluster", "id": "{marker_id}"}}'.encode())
+    with pytest.raises(RemoteStorageError, match="of a later release"):
+        await require(bench)
+
+
+async def test_an_unread_metadata_partition_may_know_copies(bench: Workbench) -> None:
+    """Or the metadata of the markers may be behind: another process has written one."""
+    await without_marker(bench)
+    bench.metadata.knows_all_partitions = False
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="unknown whether any partition was copied"):
+        await require(bench)
+    bench.metadata.fresh = False
+    await bench.store.put_object(KEY, b"damaged")
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="not fresh"):
+        await require(bench)
+    assert bench.metadata.markers == {}
 
 
 async def test_the_place_of_another_tier_is_refused(bench: Workbench) -> None:
