@@ -20,7 +20,7 @@ from tiers.metadata.log_history import disproved_log_starts, kept_log_start
 from tiers.metadata.remote_log import RemoteLog, is_measured
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LocalLogBounds, LogSource
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogSource
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, leader_epoch_at
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -28,6 +28,7 @@ from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
+AskEpoch = Callable[[int], Awaitable[EpochEndOffset]]
 
 
 class Parting(NamedTuple):
@@ -121,50 +122,44 @@ async def find_parting(
     # A log start at or below the leader's hides no record of the leader's log.
     known = [each for each in metadata.log_starts(partition) if each.offset <= bounds.log_start_offset]
     log_start = await kept_log_start(source, metadata, partition, timeout_ms, known)
-    found: list[Parting] = []
-    ranges: list[EpochRange] = []
-    for end, epoch in _ends(metadata, partition, bounds, log_start):
-        answer = await source.end_offset_for_epoch(partition, epoch, timeout_ms)
+    remote, found, ranges = RemoteLog(metadata, partition), list[Parting](), list[EpochRange]()
+
+    async def ask(leader_epoch: int) -> EpochEndOffset:
+        return await source.end_offset_for_epoch(partition, leader_epoch, timeout_ms)
+
+    for end, epoch in _ends(remote, bounds, log_start):
+        answer = await ask(epoch)
         if answer.leader_epoch != epoch or answer.end_offset < end:
-            ranges = ranges or _epoch_ranges(metadata, partition, log_start)
-            parting = await _parting_below(source, partition, ranges, bounds, end, timeout_ms)
+            ranges = ranges or _epoch_ranges(remote, log_start)
+            parting = await _parting_below(ask, ranges, bounds, end)
             found += [] if parting is None else [parting]
-    deleted = await _deleted_otherwise(source, metadata, partition, bounds, timeout_ms)
-    return min([*found, *deleted], default=None)
+    return min([*found, *await _deleted_otherwise(ask, remote, bounds)], default=None)
 
 
-def _ends(
-    metadata: RemoteLogMetadataState, partition: TopicIdPartition, bounds: LocalLogBounds, log_start: int
-) -> list[tuple[int, int]]:
+def _ends(log: RemoteLog, bounds: LocalLogBounds, log_start: int) -> list[tuple[int, int]]:
     """Returns the offset behind the last record, and behind the last one before each gap that the local log has.
 
     Each has the leader epoch of the record before it. The records behind a gap show nothing about those before it.
     Attempts count as segments do: the owner may find them whole."""
-    log, begun = RemoteLog(metadata, partition), RemoteLog(metadata, partition).last_attempt()
-    end, ends = log.end(), list[tuple[int, int]]()
+    begun, end, ends = log.last_attempt(), log.end(), list[tuple[int, int]]()
     if begun is not None:
         ends.append((begun.valid_end_offset, leader_epoch_at(begun.segment_leader_epochs, begun.valid_end_offset)))
     if end is not None:
-        before_gaps = (gap.first_offset - 1 for gap in metadata.gaps(partition))
+        before_gaps = (gap.first_offset - 1 for gap in log.gaps())
         offsets = (end, *(each for each in before_gaps if bounds.log_start_offset <= each < end))
         ends += [(offset, log.epoch_at(offset)) for offset in offsets if log.has(offset)]
     return [(offset + 1, epoch) for offset, epoch in ends if offset >= log_start]
 
 
 async def _parting_below(
-    source: LogSource,
-    partition: TopicIdPartition,
-    ranges: Sequence[EpochRange],
-    bounds: LocalLogBounds,
-    end: int,
-    timeout_ms: int,
+    ask: AskEpoch, ranges: Sequence[EpochRange], bounds: LocalLogBounds, end: int
 ) -> Parting | None:
     """Asks from the newest epoch below `end` down, until the leader confirms one. None: it confirms the newest."""
     start = end
     while place := bisect_left(ranges, end, key=attrgetter("first_offset")):
         newest = ranges[place - 1]
         asked, last = newest.leader_epoch, min(newest.last_offset + 1, end)
-        answer = await source.end_offset_for_epoch(partition, asked, timeout_ms)
+        answer = await ask(asked)
         if answer.leader_epoch == asked and answer.end_offset >= last:
             # An end above the start of the log is the end of an epoch of which the leader has records.
             return None if end == start else Parting(end, answer.end_offset > bounds.log_start_offset)
@@ -179,34 +174,27 @@ async def _parting_below(
     return None if end == start else Parting(end, bounds.log_start_offset < end <= bounds.high_watermark)
 
 
-async def _deleted_otherwise(
-    source: LogSource,
-    metadata: RemoteLogMetadataState,
-    partition: TopicIdPartition,
-    bounds: LocalLogBounds,
-    timeout_ms: int,
-) -> list[Parting]:
+async def _deleted_otherwise(ask: AskEpoch, remote: RemoteLog, bounds: LocalLogBounds) -> list[Parting]:
     """Returns the offsets of copied records that a log start of the leader's history deleted in another leader epoch.
 
     The leader had the deleted record if that record's epoch ends above the start of its log. All records below are
     deleted, so the offset is proved."""
     found: list[Parting] = []
-    for start in metadata.recorded_log_starts(partition):
-        copied_epoch = RemoteLog(metadata, partition).epoch_at(start.offset - 1)
+    for start in remote.metadata.recorded_log_starts(remote.partition):
+        copied_epoch = remote.epoch_at(start.offset - 1)
         if start.deletes and UNKNOWN_EPOCH not in (start.last_epoch, copied_epoch) and copied_epoch != start.last_epoch:
-            answer = await source.end_offset_for_epoch(partition, start.last_epoch, timeout_ms)
+            answer = await ask(start.last_epoch)
             end = answer.end_offset if answer.leader_epoch == start.last_epoch else -1
             if end >= start.offset and end > bounds.log_start_offset:
                 found.append(Parting(start.offset - 1, is_proved=True))
     return found
 
 
-def _epoch_ranges(metadata: RemoteLogMetadataState, partition: TopicIdPartition, offset: int) -> list[EpochRange]:
+def _epoch_ranges(remote: RemoteLog, offset: int) -> list[EpochRange]:
     """Returns the ranges from `offset` on that clients can read, and those of the attempts above them, ascending."""
-    readable = (each.metadata for each in metadata.answering_segments(partition, offset))
-    attempts = RemoteLog(metadata, partition).attempts(offset)
+    readable = (each.metadata for each in remote.metadata.answering_segments(remote.partition, offset))
     ranges: list[EpochRange] = []
-    for segment in (*readable, *filter(is_measured, attempts)):
+    for segment in (*readable, *filter(is_measured, remote.attempts(offset))):
         ranges += _ranges_of(segment, offset, segment.valid_end_offset)
         offset = max(offset, segment.valid_end_offset + 1)
     return ranges
