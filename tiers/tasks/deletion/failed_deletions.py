@@ -160,7 +160,6 @@ class FailedDeletionsTopic:
         self._settings = MetadataTopicSettings(name, 1, replication_factor)
         self._clock_ms = clock_ms
         self._topic: MetadataTopic | None = None
-        self._is_there = False
         self._look_again_at_ms = clock_ms()
         self._opening = asyncio.Lock()
 
@@ -170,26 +169,27 @@ class FailedDeletionsTopic:
 
     async def retract(self, segment: UUID) -> None:
         """Writes the tombstone of a segment, if the topic exists. Raises `RemoteLogError`."""
-        now_ms = self._clock_ms()
-        if not self._is_there and now_ms >= self._look_again_at_ms:
+        if self._topic is None:
             # An earlier owner of the segment may have created the topic. But most tiers never have the topic, and every
             # expired segment passes here, so the brokers are asked only from time to time.
+            now_ms = self._clock_ms()
+            if now_ms < self._look_again_at_ms:
+                return
             metadata = await self._client.topic_named(self._settings.name, self._timeout_ms)
-            self._is_there = self._settings.name in metadata.topics
-            self._look_again_at_ms = now_ms + _LOOK_AGAIN_MS
-        if self._is_there:
-            await self._write(str(segment), None)
+            if self._settings.name not in metadata.topics:
+                self._look_again_at_ms = now_ms + _LOOK_AGAIN_MS
+                return
+        await self._write(str(segment), None)
 
     async def _write(self, segment: str, value: bytes | None) -> None:
         async with self._opening:
             if self._topic is None:
                 self._topic = await open_metadata_topic(self._client, self._settings, self._timeout_ms)
-                self._is_there = True
         producer = MetadataProducer(self._client, self._topic)
         try:
             await producer.send(0, [(segment.encode(), value)], self._timeout_ms)
         except RemoteLogMetadataError:
-            self._topic, self._is_there = None, False  # the topic may have been deleted since
+            self._topic, self._look_again_at_ms = None, 0  # the topic may have been deleted since
             raise
 
 

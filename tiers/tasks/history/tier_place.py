@@ -158,19 +158,16 @@ async def read_marker(storage: RemoteStorageManager, cluster_id: str, location: 
     raise RemoteStorageError(f"the object {key} is of another cluster, or of a later release")
 
 
-def _name(known: TierMarkerUpdate) -> str:
-    return marker_key("", known.location)[1:]
-
-
 def _compare(known: TierMarkerUpdate, found: UUID | None) -> None:
+    name = marker_key("", known.location)[1:]
     if found is None:
         raise RemoteStorageError(
-            f"the store does not have the marker {_name(known)}: does [storage] name another place than before, or is"
+            f"the store does not have the marker {name}: does [storage] name another place than before, or is"
             " it not mounted? Correct that; nothing is copied, trimmed or deleted here. If the store lost it,"
             " `tidegate tier accept` writes it again"
         )
     if found != known.marker_id:
         raise RemoteStorageError(
-            f"the marker {_name(known)} of the store names the place {found}, and the metadata {known.marker_id}: does"
+            f"the marker {name} of the store names the place {found}, and the metadata {known.marker_id}: does"
             " [storage] name the place of another tier? Correct that; nothing is copied, trimmed or deleted here"
         )

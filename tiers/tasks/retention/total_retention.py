@@ -57,7 +57,6 @@ class TotalRetentionTask:
     async def _record(self, partition: TopicIdPartition, total: TotalRetention) -> None:
         services = self._services
         try:
-            _check_unrecorded(await services.present_tier_settings(partition))
             await services.metadata.change_topic_tier_config(
                 partition.topic_id, partition.topic, total.config(), _check_unrecorded
             )
