@@ -20,8 +20,7 @@ from tiers.bounded_gather import bounded_gather
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.retries import with_retries
-from tiers.upkeep.bucket_scan import BucketScan, Found, read_object
-from tiers.upkeep.rebuild import Rebuild, judge_scan
+from tiers.upkeep.rebuild import BucketScan, Found, Rebuild, judge_scan, read_object
 from tiers.verify.segment_verification import verify_segment
 
 T = TypeVar("T")
@@ -70,7 +69,7 @@ def read_objects(task: ReadTask) -> list[Found]:
 
 async def _read(task: ReadTask) -> list[Found]:
     storage = await task.store.opened()
-    return await bounded_gather(task.objects, lambda each: read_object(storage, each, with_retries), READS_AT_ONCE)
+    return await bounded_gather(task.objects, lambda each: read_object(storage, each), READS_AT_ONCE)
 
 
 def verify_segments(task: VerifyTask) -> list[list[str]]:

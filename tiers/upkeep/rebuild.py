@@ -9,27 +9,49 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, storage_cluster_id, tiered_cluster
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.config.tier_config import TierConfig
+from tiers.errors import CorruptSegmentError, RemoteLogMetadataError, RemoteResourceNotFoundError
 from tiers.metadata.metadata_log import MetadataLog
+from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts
 from tiers.metadata.records.serde import KeyAndValue, key_and_value
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
+from tiers.storage.object_key import (
+    LOG_SUFFIX,
+    FactsKey,
+    marked_cluster,
+    parse_facts_key,
+    parse_segment_key,
+    segment_of_key,
+)
+from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
-from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.importing import WRITER, refuse_beside_owners, used_offsets, write_all
-from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition, records_of, tier_configs_of
+from tiers.upkeep.rebuild_plan import (
+    FoundIndexes,
+    FoundPartition,
+    FoundSegment,
+    PartitionPlan,
+    content_of,
+    plan_partition,
+    records_of,
+    tier_configs_of,
+)
 from tiers.verify.segment_verification import verify_segment
 
+Found = FoundIndexes | PartitionFacts | str
+"""What an object holds. A text says why it cannot be read."""
 PlanOfStore = Callable[[str], Awaitable["Rebuild"]]
 """Makes a plan from the objects with the given cluster id."""
 
@@ -121,6 +143,96 @@ def topics_replaced(configured: str, options: RebuildOptions) -> list[str]:
     return [configured] if options.into in (None, configured) else [configured, str(options.into)]
 
 
+class BucketScan:
+    """Collects the objects that a store holds of one cluster's tier, by partition.
+
+    The scan lists the store once. Then it reads every `.indexes` and every `.facts` object, but no `.log` object. A
+    caller may also list and read by itself: it passes each listed object to `take`, and what `read_object` returns to
+    `put`."""
+
+    def __init__(self, cluster_id: str) -> None:
+        self.cluster_id = cluster_id
+        self.partitions: dict[tuple[UUID, int], FoundPartition] = {}
+        self.other_clusters: set[str] = set()
+        self.to_read: list[StoredObject] = []
+
+    def take(self, stored: StoredObject) -> None:
+        """Takes one object of the listing. The caller passes every object."""
+        segment = parse_segment_key(stored.key)
+        named = segment or parse_facts_key(stored.key)
+        cluster_id = marked_cluster(stored.key) if named is None else named.cluster_id
+        if cluster_id not in (None, self.cluster_id):
+            self.other_clusters.add(str(cluster_id))
+        elif named is not None:
+            place = named.topic_id, named.partition
+            found = self.partitions.setdefault(place, FoundPartition(TopicIdPartition(*place)))
+            if segment is not None:
+                one = FoundSegment(segment.base_offset, segment.end_offset)
+                one = found.segments.setdefault(segment.segment_uuid, one)
+                if segment.suffix == LOG_SUFFIX:
+                    one.log_bytes = stored.size_bytes
+                    return
+            self.to_read.append(stored)
+
+    def put(self, stored: StoredObject, found: Found) -> None:
+        """Keeps what `read_object` returned."""
+        segment = parse_segment_key(stored.key)
+        named = segment or parse_facts_key(stored.key)
+        assert named is not None
+        partition = self.partitions[named.topic_id, named.partition]
+        if segment is None:
+            assert not isinstance(found, FoundIndexes)
+            partition.facts.append(found)
+        else:
+            assert not isinstance(found, PartitionFacts)
+            partition.segments[segment.segment_uuid].indexes = found
+
+    async def list(self, storage: RemoteStorageManager, on_object: Callable[[int], None] = lambda count: None) -> int:
+        """Lists the store, and returns how many objects have to be read."""
+        async for stored in storage.list_objects(""):
+            on_object(1)
+            self.take(stored)
+        return len(self.to_read)
+
+    async def read(
+        self, storage: RemoteStorageManager, at_once: int, on_object: Callable[[int], None] = lambda count: None
+    ) -> None:
+        """Reads the objects that `list` found, `at_once` at a time, by `read_object`."""
+
+        async def one(stored: StoredObject) -> None:
+            self.put(stored, await read_object(storage, stored))
+
+        await bounded_gather(self.to_read, one, at_once, lambda: on_object(1))
+
+
+async def read_object(storage: RemoteStorageManager, stored: StoredObject) -> Found:
+    """Reads an `.indexes` or a `.facts` object. Raises `RemoteStorageError` when the store does not answer."""
+    key, facts_key = parse_segment_key(stored.key), parse_facts_key(stored.key)
+    try:
+        if facts_key is not None:
+            facts = decode_partition_facts(await with_retries(lambda: storage.get_object(stored.key)))
+            of = facts.topic_id_partition
+            is_own = facts_key == FactsKey(facts.cluster_id, of.topic_id, of.partition, stored.key)
+            return facts if is_own else "the facts belong to another partition or cluster"
+        assert key is not None
+        named = segment_of_key(key, stored.custom_metadata)
+        decoded = decode_indexes_object(await with_retries(lambda: storage.fetch_indexes(named)), named)
+    except (CorruptSegmentError, RemoteResourceNotFoundError, RemoteLogMetadataError) as error:
+        return str(error)
+    known: PartitionFacts | str | None = None
+    try:
+        known = decode_partition_facts(decoded.indexes.facts) if decoded.indexes.facts else None
+    except RemoteLogMetadataError as error:
+        known = str(error)
+    chunks = decoded.chunks()
+    return FoundIndexes(
+        replace(decoded.metadata, custom_metadata=stored.custom_metadata),
+        content_of(chunks),
+        sum(each.stored_bytes for each in chunks),
+        known,
+    )
+
+
 async def plan_rebuild(
     storage: LocatedRemoteStorageManager, cluster_id: str, ring: KeyRing, at_once: int, progress: Progress = SILENCE
 ) -> Rebuild:
@@ -132,7 +244,7 @@ async def plan_rebuild(
     with progress.bar("objects listed", None) as advance:
         count = await scan.list(storage, advance)
     with progress.bar("objects read", count) as advance:
-        await scan.read(storage, with_retries, at_once, advance)
+        await scan.read(storage, at_once, advance)
     done = judge_scan(scan)
     for plan in done.plans:
 

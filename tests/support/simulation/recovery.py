@@ -16,8 +16,7 @@ from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.tasks.history.log_gap_task import MEMBER_RETURNS_WITHIN_MS
 from tiers.tasks.metrics import RemoteLogManagerMetrics
-from tiers.upkeep.bucket_scan import BucketScan
-from tiers.upkeep.rebuild import judge_scan
+from tiers.upkeep.rebuild import BucketScan, judge_scan
 from tiers.upkeep.rebuild_plan import PartitionPlan
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ async def check_rebuild(sim: Simulation, *, is_settled: bool = False) -> None:
     storage: Any = _Objects(sim)
     scan = BucketScan(CLUSTER_ID)
     await scan.list(storage)
-    await scan.read(storage, lambda read: read(), 1)
+    await scan.read(storage, 1)
     plans = {(one.topic_id_partition.topic_id, one.topic_id_partition.partition): one for one in judge_scan(scan).plans}
     for partition, expected in sim.oracle.expected.items():
         place = partition.topic.topic_id, partition.index

@@ -151,13 +151,12 @@ class FailedDeletionsTopic:
         client: BrokerClient,
         timeout_ms: int,
         *,
-        name: str = FAILED_DELETIONS_TOPIC,
         replication_factor: int | None = None,
         clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._client = client
         self._timeout_ms = timeout_ms
-        self._settings = MetadataTopicSettings(name, 1, replication_factor)
+        self._settings = MetadataTopicSettings(FAILED_DELETIONS_TOPIC, 1, replication_factor)
         self._clock_ms = clock_ms
         self._topic: MetadataTopic | None = None
         self._look_again_at_ms = clock_ms()
@@ -175,8 +174,8 @@ class FailedDeletionsTopic:
             now_ms = self._clock_ms()
             if now_ms < self._look_again_at_ms:
                 return
-            metadata = await self._client.topic_named(self._settings.name, self._timeout_ms)
-            if self._settings.name not in metadata.topics:
+            metadata = await self._client.topic_named(FAILED_DELETIONS_TOPIC, self._timeout_ms)
+            if FAILED_DELETIONS_TOPIC not in metadata.topics:
                 self._look_again_at_ms = now_ms + _LOOK_AGAIN_MS
                 return
         await self._write(str(segment), None)
@@ -193,16 +192,14 @@ class FailedDeletionsTopic:
             raise
 
 
-async def read_failed_deletions(
-    client: BrokerClient, timeout_ms: int, name: str = FAILED_DELETIONS_TOPIC
-) -> list[FailedDeletion]:
+async def read_failed_deletions(client: BrokerClient, timeout_ms: int) -> list[FailedDeletion]:
     """Returns the current records, sorted by topic, partition and offset. Raises `RemoteLogError`.
 
     The list is empty if the topic does not exist."""
-    topic = (await client.topic_named(name, timeout_ms)).topics.get(name)
+    topic = (await client.topic_named(FAILED_DELETIONS_TOPIC, timeout_ms)).topics.get(FAILED_DELETIONS_TOPIC)
     if topic is None:
         return []
-    source, partition = BrokerLogSource(client), TopicIdPartition(topic.topic_id, 0, name)
+    source, partition = BrokerLogSource(client), TopicIdPartition(topic.topic_id, 0, FAILED_DELETIONS_TOPIC)
     bounds = await source.bounds(partition, timeout_ms)
     position, found = bounds.log_start_offset, dict[bytes, FailedDeletion]()
     while position < bounds.last_stable_offset:

@@ -25,7 +25,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import parse_facts_key
 from tiers.tasks.deletion.remote_disable import delete_disabled
-from tiers.upkeep.bucket_scan import BucketScan
+from tiers.upkeep.rebuild import BucketScan
 from tiers.upkeep.rebuild_plan import plan_partition
 
 DISABLED = {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "true"}
@@ -128,7 +128,7 @@ async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:
         await delete_disabled(copied.services, idle)
     scan = BucketScan("cluster")
     await scan.list(copied.store)
-    await scan.read(copied.store, lambda read: read(), 1)
+    await scan.read(copied.store, 1)
     plan = plan_partition(scan.partitions[PARTITION.topic_id, PARTITION.partition])
     assert (plan.segments, plan.refused, len(plan.dropped)) == ([], [], 3)
 

@@ -28,7 +28,7 @@ from tiers.model.segment_metadata import (
 )
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
-from tiers.upkeep.bucket_scan import BucketScan
+from tiers.upkeep.rebuild import BucketScan
 from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition
 
 
@@ -110,7 +110,7 @@ async def rebuilt(bench: Workbench) -> PartitionPlan | None:
     """Returns the segments that `rebuild` finds in the store. None: the store has nothing of the partition."""
     scan = BucketScan("cluster")
     await scan.list(bench.store)
-    await scan.read(bench.store, lambda read: read(), 1)
+    await scan.read(bench.store, 1)
     found = scan.partitions.get((PARTITION.topic_id, PARTITION.partition))
     return None if found is None else plan_partition(found)
 
