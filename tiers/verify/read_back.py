@@ -13,7 +13,7 @@ from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
-from tiers.segment.indexes.segment_index import Chunk
+from tiers.segment.indexes.segment_index import Chunk, SegmentIndex
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 
@@ -40,20 +40,30 @@ async def read_back(
     stored = decode_indexes_object(await storage.fetch_indexes(segment), segment)
     index = stored.remote_log_index(ciphers)
     for run in chunk_runs(index.chunks(), max_bytes):
-        first, last = run.start_position, run.end_position
-        data = await storage.fetch_log_segment(segment, first, last)
-        if len(data) != last - first + 1:
-            raise CorruptSegmentError(
-                f"segment {segment.segment_id.id}: the store returned {len(data)} bytes for {first} to {last}"
-            )
+        data = await storage.fetch_log_segment(segment, run.start_position, run.end_position)
         for number, chunk in enumerate(run.chunks, run.first_number):
-            start = chunk.stored_position - first
-            log_bytes = index.open_chunk(number, data[start : start + chunk.stored_bytes])
-            if crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
-                raise CorruptSegmentError(
-                    f"segment {segment.segment_id.id}: the CRC at {chunk.stored_position} differs"
-                )
+            start = chunk.stored_position - run.start_position
+            try:
+                open_chunk(index, number, chunk, data[start : start + chunk.stored_bytes])
+            except CorruptSegmentError as error:
+                place = f"segment {segment.segment_id.id}, at {chunk.stored_position}"
+                raise CorruptSegmentError(f"{place}: {error}") from error
     return stored.metadata
+
+
+def open_chunk(index: SegmentIndex, number: int, chunk: Chunk, stored: memoryview) -> memoryview:
+    """Returns the log bytes of a stored chunk. Raises `CorruptSegmentError` when they are not what was written."""
+    if len(stored) != chunk.stored_bytes:
+        raise CorruptSegmentError(f"the .log object has {len(stored)} of the chunk's {chunk.stored_bytes} bytes")
+    try:
+        log_bytes = index.open_chunk(number, stored)
+    except CorruptSegmentError as error:
+        raise CorruptSegmentError("the chunk is not what was encrypted") from error
+    if len(log_bytes) != chunk.log_bytes:
+        raise CorruptSegmentError(f"the chunk has {len(log_bytes)} log bytes, not {chunk.log_bytes}")
+    if crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
+        raise CorruptSegmentError("the chunk's checksum differs")
+    return log_bytes
 
 
 async def check_stored(

@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import partial
 
 from protocol.errors import CorruptBatchError
-from protocol.records.record_batch import RecordBatch, crc32c, verify_batches
+from protocol.records.record_batch import RecordBatch, verify_batches
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, LogDivergedError, RemoteResourceNotFoundError
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -30,7 +30,7 @@ from tiers.segment.leader_epochs import UnknownEpochStartError, clipped
 from tiers.segment.segment_builder import IndexBuilder, SegmentOverflowError
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import FIRST_PAUSE_MS, with_retries
-from tiers.verify.read_back import ChunkRun, chunk_runs
+from tiers.verify.read_back import ChunkRun, chunk_runs, open_chunk
 
 DEFAULT_RUN_BYTES = 8 << 20
 _ANY_BYTES = 1 << 62
@@ -152,22 +152,13 @@ class SegmentVerification:
 
     def _trouble(self, number: int, chunk: Chunk, stored: memoryview) -> str | None:
         assert self._index is not None
-        if len(stored) != chunk.stored_bytes:
-            return f"the .log object has {len(stored)} of the chunk's {chunk.stored_bytes} bytes"
         try:
-            log_bytes = self._index.open_chunk(number, stored)
-        except CorruptSegmentError:
-            return "the chunk is not what was encrypted"
-        if len(log_bytes) != chunk.log_bytes:
-            return f"the chunk has {len(log_bytes)} log bytes, not {chunk.log_bytes}"
-        if crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
-            return "the chunk's checksum differs"
-        try:
+            log_bytes = open_chunk(self._index, number, chunk, stored)
             batches = verify_batches(log_bytes, chunk.first_offset)
             if not batches or batches[-1].end != len(log_bytes) or batches[-1].last_offset != chunk.last_offset:
                 return "the chunk does not end with the record batch that its index entry names"
             self._rebuild(chunk, log_bytes, batches)
-        except (CorruptBatchError, SegmentOverflowError) as error:
+        except (CorruptSegmentError, CorruptBatchError, SegmentOverflowError) as error:
             return str(error)
         if self._check_records is not None:
             for batch, what in self._check_records(log_bytes, batches):
