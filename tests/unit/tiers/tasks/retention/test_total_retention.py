@@ -74,38 +74,42 @@ async def copied(bench: Workbench) -> Workbench:
     return bench
 
 
-def test_without_a_total_the_brokers_retention_is_the_total() -> None:
-    assert total(policy()) == (24 * HOUR_MS, 5000)
+KNOWN = TotalRetention(90 * DAY_MINUTES, 1 << 40)
+LONG_MS = 90 * 24 * HOUR_MS
 
 
-def test_a_recorded_total_replaces_both_retentions_of_the_broker() -> None:
-    assert total(policy(recorded=TotalRetention(minutes=90 * DAY_MINUTES))) == (90 * 24 * HOUR_MS, -1)
-    assert total(policy(recorded=TotalRetention(size_bytes=7))) == (-1, 7)
-    assert total(policy(recorded=TotalRetention(-1, 7))) == (-1, 7)
+@pytest.mark.parametrize(
+    ("minutes", "size_bytes", "known", "expected"),
+    [
+        (None, None, NO_TOTAL, (24 * HOUR_MS, 5000)),
+        (None, None, TotalRetention(minutes=90 * DAY_MINUTES), (LONG_MS, -1)),
+        (None, None, TotalRetention(size_bytes=7), (-1, 7)),
+        (None, None, TotalRetention(-1, 7), (-1, 7)),
+        (None, None, KNOWN, (LONG_MS, 1 << 40)),
+        (90 * DAY_MINUTES, None, KNOWN, (LONG_MS, 1 << 40)),
+    ],
+)
+def test_the_total_is_the_recorded_one_or_the_retention_of_the_broker(
+    minutes: int | None, size_bytes: int | None, known: TotalRetention, expected: tuple[int, int]
+) -> None:
+    """A missing key of a file never shortens. With a total, the broker's retention bounds the local tier alone."""
+    made = policy(minutes, size_bytes, known)
+    assert (total(made), made.total_to_record, made.total_conflict) == (expected, None, "")
+    assert (made.local_retention_ms, made.local_retention_bytes, made.broker_retention) == (None, None, KEEPS)
 
 
-def test_the_brokers_retention_alone_bounds_the_local_tier() -> None:
-    made = policy(recorded=TotalRetention(minutes=90 * DAY_MINUTES))
-    assert (made.local_retention_ms, made.local_retention_bytes) == (None, None)
-    assert made.broker_retention == KEEPS
-
-
-@pytest.mark.parametrize("minutes", [30 * DAY_MINUTES, 120 * DAY_MINUTES, -1])
-def test_while_a_file_differs_from_the_recorded_total_nothing_expires(minutes: int) -> None:
-    made = policy(minutes, recorded=TotalRetention(minutes=90 * DAY_MINUTES))
-    assert (total(made), made.total_to_record) == (NEVER, None)
-    assert made.total_conflict
-
-
-def test_a_missing_key_of_a_file_never_shortens() -> None:
-    known = TotalRetention(90 * DAY_MINUTES, 1 << 40)
-    assert total(policy(recorded=known)) == (90 * 24 * HOUR_MS, 1 << 40)
-    assert total(policy(minutes=90 * DAY_MINUTES, recorded=known)) == (90 * 24 * HOUR_MS, 1 << 40)
-
-
-@pytest.mark.parametrize(("minutes", "size_bytes"), [(DAY_MINUTES - 1, None), (None, 4999), (-1, 0), (60, -1)])
-def test_a_first_total_shorter_than_the_brokers_is_not_recorded(minutes: int | None, size_bytes: int | None) -> None:
-    made = policy(minutes, size_bytes)
+@pytest.mark.parametrize(
+    ("minutes", "size_bytes", "known"),
+    [
+        *((days * DAY_MINUTES, None, TotalRetention(minutes=90 * DAY_MINUTES)) for days in (30, 120)),
+        (-1, None, TotalRetention(minutes=90 * DAY_MINUTES)),
+        *((*first, NO_TOTAL) for first in ((DAY_MINUTES - 1, None), (None, 4999), (-1, 0), (60, -1))),
+    ],
+)
+def test_while_a_file_differs_or_is_shorter_than_the_broker_nothing_expires(
+    minutes: int | None, size_bytes: int | None, known: TotalRetention
+) -> None:
+    made = policy(minutes, size_bytes, known)
     assert (total(made), made.total_to_record) == (NEVER, None)
     assert made.total_conflict
 
@@ -115,9 +119,8 @@ def test_a_first_total_shorter_than_the_brokers_is_not_recorded(minutes: int | N
 )
 def test_a_first_total_is_recorded_and_expires_nothing_before(minutes: int | None, size_bytes: int | None) -> None:
     made = policy(minutes, size_bytes)
-    assert total(made) == NEVER
+    assert (total(made), made.total_conflict) == (NEVER, "")
     assert made.total_to_record == TotalRetention(minutes, size_bytes)
-    assert not made.total_conflict
 
 
 def test_a_file_whose_local_retention_exceeds_its_total_is_invalid() -> None:
@@ -128,19 +131,13 @@ def test_a_file_whose_local_retention_exceeds_its_total_is_invalid() -> None:
     TopicConfig(pattern="orders", local_retention_ms=60_000, total_retention_minutes=1, total_retention_bytes=-1)
 
 
-async def test_the_owner_records_the_total_of_its_file(bench: Workbench) -> None:
-    await TotalRetentionTask(bench.services).run([policy(2 * DAY_MINUTES)])
-    assert of_metadata(bench) == TotalRetention(minutes=2 * DAY_MINUTES)
-    assert alarms(bench) == 0
-
-
-async def test_another_member_records_it_if_the_owner_does_not(bench: Workbench) -> None:
-    bench.metadata.owned = False
-    task = TotalRetentionTask(bench.services)
-    await task.run([policy(2 * DAY_MINUTES)])
-    assert of_metadata(bench) == NO_TOTAL
-    await task.run([policy(2 * DAY_MINUTES)])
-    assert of_metadata(bench) == TotalRetention(minutes=2 * DAY_MINUTES)
+@pytest.mark.parametrize("runs", [1, 2])
+async def test_the_owner_records_the_total_of_its_file_or_else_another_member(bench: Workbench, runs: int) -> None:
+    bench.metadata.owned, task = runs == 1, TotalRetentionTask(bench.services)
+    for _ in range(runs):
+        assert of_metadata(bench) == NO_TOTAL
+        await task.run([policy(2 * DAY_MINUTES)])
+    assert (of_metadata(bench), alarms(bench)) == (TotalRetention(minutes=2 * DAY_MINUTES), 0)
 
 
 async def test_a_total_that_was_recorded_meanwhile_stays(bench: Workbench) -> None:
