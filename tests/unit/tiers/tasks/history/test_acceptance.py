@@ -10,10 +10,13 @@ from tests.support.tiers.segment_metadata import copied
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
+from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.tenure import Tenure
-from tiers.model.log_start import LogGap, OffsetAndEpoch
+from tiers.model.log_start import LogGap, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.tasks.history.acceptance import may_be_in_doubt
+from tiers.tasks.history.stored_facts import read_stored_facts
 from tiers.tasks.partition_tasks import PartitionTasks
 
 
@@ -36,12 +39,19 @@ async def test_an_acceptance_restores_what_the_store_has(
     bench.restart()
     tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 1))
     await whole_rounds(bench, tasks, 2)
-    assert tasks.doubt
+    assert (bool(tasks.doubt), await in_doubt(bench)) == (True, True)
     assert await bench.accept() == []
     await whole_rounds(bench, tasks, 4)
+    assert not await in_doubt(bench)
     assert (tasks.doubt, bench.state.gaps(PARTITION)) == ("", gap)
     assert RemoteLog(bench.state, PARTITION).lost_trim(0) is None
     assert [start for start, _ in bench.finished] == [start for start in (0, 30, 60, 90) if start not in missing]
+
+
+async def in_doubt(bench: Workbench) -> bool:
+    found = await read_stored_facts(bench.store, "cluster", PARTITION)
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    return await may_be_in_doubt(bench.metadata.log, bounds, await bench.log_start(), found, 1000)
 
 
 async def stored(bench: Workbench, first: int, end: int, leader_epoch: int = 0) -> RemoteLogSegmentMetadata:
@@ -72,6 +82,34 @@ async def test_an_acceptance_restores_a_cut_and_both_segments(bench: Workbench) 
     assert bench.state.gaps(PARTITION) == []
     assert [(each.start_offset, each.cut_at) for each in bench.segments][:4] == answers[:4]
     assert all(each.is_finished for each in bench.state.stored_segments(PARTITION))
+
+
+@pytest.mark.parametrize(("has_segment", "reason"), [(True, LogStartReason.RETENTION), (False, LogStartReason.USER)])
+async def test_an_acceptance_restores_the_gaps_and_log_starts_of_the_facts(
+    bench: Workbench, has_segment: bool, reason: LogStartReason
+) -> None:
+    """A segment that only the store knows takes the place of a gap. Retention finds its own log start again."""
+    bench.log.append(*batches(0, 90))
+    await bench.copy_all()
+    bench.log.append(*batches(90, 200))
+    bench.log.log_start_offset = 120
+    await bench.metadata.put_log_gap(PARTITION, LogGap(90, 120), 0)
+    await bench.record_log_start(10, reason=reason)
+    await bench.copy_all()
+    await bench.check_facts()
+    await bench.facts_task.store()
+    if has_segment:
+        await stored(bench, 90, 100)
+    for records in (bench.metadata.recorded_gaps, bench.metadata.all_log_starts):
+        records.clear()
+    bench.metadata.fresh = False
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await bench.accept()
+    bench.metadata.fresh = True
+    assert await bench.accept() == []
+    assert bench.state.gaps(PARTITION) == [LogGap(90, 120)] * (not has_segment)
+    restored = [start.offset for start in bench.state.log_starts(PARTITION)]
+    assert restored == [10] * (reason is LogStartReason.USER)
 
 
 @pytest.mark.parametrize("is_lost", [True, False])

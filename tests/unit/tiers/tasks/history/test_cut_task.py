@@ -13,7 +13,7 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
-from tiers.model.log_start import UNKNOWN_EPOCH
+from tiers.model.log_start import UNKNOWN_EPOCH, LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.producer_state import decode_producer_snapshot
@@ -179,6 +179,22 @@ async def test_a_late_deletion_of_another_leader_deletes_nothing_below_the_log(b
     await bench.metadata.put_log_start(PARTITION, DELETED)
     await lead(bench, 5, 100, *CUT_OFF)
     assert (answering(bench), bench.state.log_starts(PARTITION)) == ([(0, 29), (30, 59), (60, 79)], [])
+
+
+async def test_the_records_before_a_gap_are_compared_as_well(bench: Workbench) -> None:
+    """The leader has the end of the tier. Its log begins before the gap again, with another record there."""
+    await lead(bench, 0, 0, *batches(0, 80, 0))
+    await lead(bench, 1, 0, *batches(0, 80, 0), *batches(80, 90, 1))
+    await bench.metadata.put_log_gap(PARTITION, LogGap(90, 120), 1)
+    await lead(bench, 2, 120, *batches(120, 200, 2))
+    assert answering(bench)[-1][1] == 199
+    for log_start, parting in ((90, None), (60, Parting(80, is_proved=True))):
+        bench.log.records, bench.log.log_start_offset = (
+            b"".join([*batches(0, 120, 0), *batches(120, 200, 2)]),
+            log_start,
+        )
+        bounds = await bench.log.bounds(PARTITION, 1000)
+        assert await find_parting(bench.log, bench.state, PARTITION, bounds, 1000) == parting
 
 
 async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench) -> None:

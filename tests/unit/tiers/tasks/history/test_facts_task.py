@@ -12,9 +12,10 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, Workbench, copied
 from tiers.config.topic_policy import TierWork
 from tiers.config.total_retention import RETENTION_MINUTES
-from tiers.errors import MetadataLostError
+from tiers.errors import MetadataLostError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts, newest_of
+from tiers.model.segment_metadata import Cut
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import log_key, parse_facts_key
@@ -91,6 +92,8 @@ async def test_dead_segments_are_in_the_facts_until_they_are_forgotten(bench: Wo
     await runs(bench, 2)
     assert [each.dead for each in await alone(bench)] == [(dead.segment_id.id,)]
     await bench.metadata.forget_deleted_segments([dead.segment_id])
+    bench.restart()
+    await bench.check_facts()
     await runs(bench, 2)
     assert [each.dead for each in await alone(bench)] == [()]
 
@@ -182,8 +185,9 @@ async def test_a_change_that_is_taken_back_is_stored_once_more(bench: Workbench)
     assert last > first
 
 
-async def test_positions_of_another_topic_count_only_for_settings(bench: Workbench) -> None:
-    """An import restores no settings, so records would expire too early."""
+@pytest.mark.parametrize("lacking", ["settings", "cut", "log start"])
+async def test_positions_of_another_topic_count_for_what_an_import_lacks(bench: Workbench, lacking: str) -> None:
+    """Otherwise records would expire too early, or deleted and replaced ones would come back."""
     await copied(bench)
     await bench.check_facts()
     old = bench.facts_task.present()
@@ -193,16 +197,41 @@ async def test_positions_of_another_topic_count_only_for_settings(bench: Workben
     await put_facts(bench.store, old)
     bench.restart()
     await bench.check_facts()
-    await put_facts(
-        bench.store, replace(old, tier_config={RETENTION_MINUTES: "9"}, position=at._replace(leader_epoch=9))
-    )
+    old = replace(old, position=at._replace(leader_epoch=9))
+    match lacking:
+        case "settings":
+            await put_facts(bench.store, replace(old, tier_config={RETENTION_MINUTES: "9"}))
+        case "cut":
+            await put_facts(bench.store, replace(old, cuts=(Cut(7, 500, 0),)))
+        case _:
+            await put_facts(bench.store, replace(old, log_starts=(user_log_start(5),)))
     for segment in bench.segments:  # no copy names the present topic
         await bench.store.delete_log_segment_data(segment)
     bench.restart()
     with pytest.raises(MetadataLostError, match="lacks the settings"):
         await bench.check_facts()
-    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "9"})
+    match lacking:
+        case "settings":
+            await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "9"})
+        case "cut":
+            await bench.metadata.put_cut(PARTITION, 7, 500)
+        case _:
+            await bench.record_log_start(5)
     await bench.check_facts()
+
+
+async def test_only_an_owner_that_has_read_all_compares_and_stores_facts(bench: Workbench) -> None:
+    """To a former owner, the copies of the present one are unknown."""
+    await copied(bench)
+    bench.metadata.fresh = False
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await bench.check_facts()
+    bench.metadata.fresh, bench.metadata.owned = True, False
+    with pytest.raises(OwnershipLostError):
+        await bench.check_facts()
+    with pytest.raises(OwnershipLostError):
+        await bench.facts_task.store()
+    assert (bench.facts_task.is_proved, await alone(bench)) == (False, [])
 
 
 def state(task: FactsTask) -> tuple[bool, bool]:

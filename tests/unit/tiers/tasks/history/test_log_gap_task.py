@@ -86,6 +86,7 @@ async def test_a_gap_whose_write_failed_is_told_once(
 
 async def test_a_gap_is_recorded_and_copying_goes_on_behind_it(bench: Workbench) -> None:
     await with_removed_records(bench)
+    await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(90, 0))  # a trim of all that was copied
     await bench.copy_all()
     bench.now_ms += GAP_ALARM_MS - 1
     await bench.copy_all()
@@ -133,10 +134,12 @@ async def test_a_gap_shrinks_when_a_new_leader_has_more(bench: Workbench) -> Non
     assert bench.state.gaps(PARTITION) == []
 
 
-@pytest.mark.parametrize("is_same_place", [True, False])
-async def test_a_gap_needs_the_right_place(bench: Workbench, is_same_place: bool) -> None:
+@pytest.mark.parametrize(("is_same_place", "is_proved"), [(True, False), (False, False), (False, True)])
+async def test_a_gap_needs_the_right_place(bench: Workbench, is_same_place: bool, is_proved: bool) -> None:
     bench.log.append(*batches(0, 90))
     await copy_to_the_end(bench)
+    if is_proved:
+        await bench.check_facts()
     bench.log.append(*batches(90, 200))
     bench.log.log_start_offset = 120
     if is_same_place:
@@ -228,6 +231,23 @@ async def test_a_store_that_cannot_be_listed_at_the_head_is_asked_less_and_less(
     bench.now_ms += 240_000
     assert await copy_start(bench) == 90
     assert bench.gap_task.doubt is not None
+
+
+async def test_a_head_that_has_grown_is_listed_once_a_minute(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.log.append(*batches(0, 200))
+    await bench.record_log_start(0)
+    listed, list_objects = [], bench.store.list_objects
+
+    def counted(prefix: str) -> AsyncIterator[StoredObject]:
+        listed.append(bench.log.log_start_offset)
+        return list_objects(prefix)
+
+    monkeypatch.setattr(bench.store, "list_objects", counted)
+    for local_log_start in (0, 30, 30, 31, 32, 32, 33):
+        bench.log.log_start_offset = local_log_start
+        assert await copy_start(bench) == local_log_start
+        bench.now_ms += 20_000
+    assert listed == [30, 32]
 
 
 async def test_two_holes_become_gaps_at_once(bench: Workbench) -> None:

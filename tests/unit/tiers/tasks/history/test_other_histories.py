@@ -174,6 +174,8 @@ async def test_a_cut_that_is_not_proved_keeps_all_until_an_operator_looked(parti
     partition.empty(3, log_start=50, end=200)
     await partition.rounds()
     assert (partition.cuts, partition.is_held, partition.readable) == ([(3, 50, False)], True, (0, [(0, 199)]))
+    state = partition.metadata.state
+    assert (open_cut(state, PARTITION, 49) is not None, open_cut(state, PARTITION, 50)) == (True, None)
     partition.new_owner(retention_ms=HOUR_MS)
     bench.wall_ms += 2 * HOUR_MS
     await partition.rounds()
