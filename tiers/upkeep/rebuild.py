@@ -25,7 +25,6 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.segment_encryption import KeyRing
-from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import (
     LOG_SUFFIX,
     FactsKey,
@@ -234,7 +233,7 @@ async def read_object(storage: RemoteStorageManager, stored: StoredObject) -> Fo
 
 
 async def plan_rebuild(
-    storage: LocatedRemoteStorageManager, cluster_id: str, ring: KeyRing, at_once: int, progress: Progress = SILENCE
+    storage: RemoteStorageManager, cluster_id: str, ring: KeyRing, at_once: int, progress: Progress = SILENCE
 ) -> Rebuild:
     """Makes a plan from the objects of the store.
 

@@ -11,7 +11,10 @@ from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.segment_encryption import KeyRing
 from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
+from tiers.upkeep.rebuild import plan_rebuild
+from tiers.upkeep.rebuild_plan import PartitionPlan
 
 
 class Existence:
@@ -52,3 +55,9 @@ async def rounds_for(bench: Workbench, task: TopicDeletionTask, duration_ms: int
     for _ in range(duration_ms // interval_ms):
         deleted += await round_after(bench, task, interval_ms)
     return deleted
+
+
+async def rebuilt(bench: Workbench) -> PartitionPlan | None:
+    """Returns what `rebuild` finds in the store. None: the store has nothing of the partition."""
+    plans = (await plan_rebuild(bench.store, "cluster", KeyRing(), 1)).plans
+    return plans[0] if plans else None

@@ -111,12 +111,6 @@ async def test_a_second_request_has_the_whole_delay_again(missing: Workbench) ->
     assert missing.state.topic_deletions() == {}
 
 
-@pytest.fixture
-async def two_missing(missing: Workbench) -> Workbench:
-    await put_segments(missing, 1, OTHER)
-    return missing
-
-
 async def test_nothing_is_deleted_while_no_broker_knows_the_metadata_topic(missing: Workbench) -> None:
     """Its id changed: the metadata is of other brokers, or of another time."""
     await missing.metadata.put_topic_deletion(TOPIC_ID, "orders", is_confirmed=True)
@@ -201,8 +195,9 @@ async def test_settings_are_forgotten_by_the_same_proof(bench: Workbench) -> Non
     assert bench.metadata.tier_configs == {}
 
 
-async def test_a_sighting_that_cannot_be_recorded_stops_no_proved_deletion(two_missing: Workbench) -> None:
-    bench, delay_ms = two_missing, delay_of(two_missing)
+async def test_a_sighting_that_cannot_be_recorded_stops_no_proved_deletion(missing: Workbench) -> None:
+    bench, delay_ms = missing, delay_of(missing)
+    await put_segments(bench, 1, OTHER)
     await bench.metadata.put_topic_deletion(OTHER.topic_id, OTHER.topic, is_confirmed=True)
     task = TopicDeletionTask(bench.services, Existence(TOPIC_ID, OTHER.topic_id))
 

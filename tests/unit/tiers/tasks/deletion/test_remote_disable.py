@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.topic_deletion_bench import rebuilt
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.config.topic_policy import TierWork
 from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
@@ -25,8 +26,6 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import parse_facts_key
 from tiers.tasks.deletion.remote_disable import delete_disabled
-from tiers.upkeep.rebuild import BucketScan
-from tiers.upkeep.rebuild_plan import plan_partition
 
 DISABLED = {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "true"}
 ENABLED_AGAIN = {REMOTE_STORAGE_ENABLE: "true", DELETE_ON_DISABLE: "false"}
@@ -126,10 +125,8 @@ async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:
     copied.end_after = "delete-started-written"
     with pytest.raises(ProcessEnded):
         await delete_disabled(copied.services, idle)
-    scan = BucketScan("cluster")
-    await scan.list(copied.store)
-    await scan.read(copied.store, 1)
-    plan = plan_partition(scan.partitions[PARTITION.topic_id, PARTITION.partition])
+    plan = await rebuilt(copied)
+    assert plan is not None
     assert (plan.segments, plan.refused, len(plan.dropped)) == ([], [], 3)
 
 

@@ -9,7 +9,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from tests.support.fakes.broker.metadata import without_brokers
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
-from tests.support.tiers.topic_deletion_bench import Existence, put_segments
+from tests.support.tiers.topic_deletion_bench import Existence, put_segments, rebuilt
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.broker.client import BrokerClient
 from tiers.errors import (
@@ -28,8 +28,6 @@ from tiers.model.segment_metadata import (
 )
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
-from tiers.upkeep.rebuild import BucketScan
-from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition
 
 
 @pytest.fixture
@@ -106,15 +104,6 @@ async def told(copied: Workbench) -> Workbench:
     return copied
 
 
-async def rebuilt(bench: Workbench) -> PartitionPlan | None:
-    """Returns the segments that `rebuild` finds in the store. None: the store has nothing of the partition."""
-    scan = BucketScan("cluster")
-    await scan.list(bench.store)
-    await scan.read(bench.store, 1)
-    found = scan.partitions.get((PARTITION.topic_id, PARTITION.partition))
-    return None if found is None else plan_partition(found)
-
-
 @pytest.mark.parametrize("known", [2, 0])
 async def test_the_segments_of_a_copy_of_the_cluster_stop_the_deletion(told: Workbench, known: int) -> None:
     """Two clusters have the same ids and one place. In one of them, the topic still exists, and its owner copies.
@@ -183,13 +172,6 @@ async def test_a_deletion_that_ends_anywhere_brings_no_segment_back(told: Workbe
     assert await (await deleted_after_the_delay(told)).run() == 1
     assert await told.objects() == []
     assert told.steps[-2:] == ["facts-deleted", "partition-deletion-finished"]
-
-
-async def test_only_the_owner_deletes(copied: Workbench) -> None:
-    task = await deleted_after_the_delay(copied)
-    copied.metadata.owned = False
-    assert await task.run() == 0
-    assert len(copied.finished) == 3
 
 
 @pytest.mark.parametrize(("deleted", "objects"), [(1, 4 + 1), (3, 1)])
