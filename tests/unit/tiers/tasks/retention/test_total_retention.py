@@ -106,7 +106,7 @@ def test_the_total_is_the_recorded_one_or_the_retention_of_the_broker(
         *((*first, NO_TOTAL) for first in ((DAY_MINUTES - 1, None), (None, 4999), (-1, 0), (60, -1))),
     ],
 )
-def test_while_a_file_differs_or_is_shorter_than_the_broker_nothing_expires(
+def test_while_a_file_differs_or_is_too_short_nothing_expires(
     minutes: int | None, size_bytes: int | None, known: TotalRetention
 ) -> None:
     made = policy(minutes, size_bytes, known)
