@@ -139,7 +139,7 @@ async def rebuild(
 
 def topics_replaced(configured: str, options: RebuildOptions) -> list[str]:
     """Returns the metadata topics whose owners must not run: the configured one, and the one to write."""
-    return [configured] if options.into in (None, configured) else [configured, str(options.into)]
+    return list(dict.fromkeys((configured, options.into or configured)))
 
 
 class BucketScan:

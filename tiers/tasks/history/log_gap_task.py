@@ -138,7 +138,7 @@ class LogGapTask:
         seen_for_ms = now_ms - self._seen.setdefault(hole.first_offset, now_ms)
         if self._attempts.may_return(*hole) and seen_for_ms < MEMBER_RETURNS_WITHIN_MS:
             return True  # copying goes on behind the hole
-        continues_gap = any(gap.next_offset == hole.first_offset for gap in metadata.gaps(partition))
+        continues_gap = self._gap_before(hole) is not None
         if seen_for_ms < services.settings.gap_alarm_ms and not continues_gap:
             return False
         await self._attempts.read_again(bounds, *hole)
@@ -148,16 +148,18 @@ class LogGapTask:
 
     async def _record(self, hole: LogGap, bounds: LocalLogBounds) -> None:
         """Records a gap over the hole, together with the gap before it."""
-        services, metadata, partition = self._services, self._services.metadata, self._partition
-        earlier = next((gap for gap in metadata.state.gaps(partition) if gap.next_offset == hole.first_offset), None)
+        earlier = self._gap_before(hole)
         gap = hole if earlier is None else LogGap(earlier.first_offset, hole.next_offset)
         if self._untold is None or self._untold[0] != gap.first_offset:
             self._untold = gap.first_offset, earlier
         self._check_ownership()
-        await metadata.put_log_gap(partition, gap, bounds.leader_epoch)
-        services.checkpoint("gap-written")
+        await self._services.metadata.put_log_gap(self._partition, gap, bounds.leader_epoch)
+        self._services.checkpoint("gap-written")
         self._seen.pop(hole.first_offset, None)
         self._tell_of_effect()
+
+    def _gap_before(self, hole: LogGap) -> LogGap | None:
+        return next((gap for gap in self._remote.gaps() if gap.next_offset == hole.first_offset), None)
 
     async def _is_sure(self, hole: LogGap) -> bool:
         """Whether no record of the hole was ever copied. Otherwise the method sets `doubt`."""
@@ -183,8 +185,7 @@ class LogGapTask:
         if self._untold is None:
             return
         first_offset, before = self._untold
-        gaps = self._services.state.gaps(self._partition)
-        gap = next((gap for gap in gaps if gap.first_offset == first_offset), None)
+        gap = next((gap for gap in self._remote.gaps() if gap.first_offset == first_offset), None)
         if gap is None:
             self._untold = first_offset, None  # an earlier record of the gap has ended
         if gap is None or gap == before:
@@ -218,7 +219,7 @@ class LogGapTask:
 
         A leader has such records again after a CUT, or when a broker lost its log start."""
         metadata, partition = self._services.metadata, self._partition
-        for gap in metadata.state.gaps(partition):
+        for gap in self._remote.gaps():
             if log_start < gap.next_offset <= bounds.log_start_offset:
                 continue
             self._check_ownership()
