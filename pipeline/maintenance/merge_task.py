@@ -25,7 +25,7 @@ from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteLogError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object
 from tiers.segment.merged_indexes import why_not_continued, with_merged_indexes
-from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
+from tiers.segment.segment_builder import BuiltSegment, Carried, SegmentBuilder
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import with_retries
@@ -122,7 +122,7 @@ async def _built(
     parts: Sequence[IndexesObject],
 ) -> BuiltSegment:
     path = spool.new_path(group.partition)
-    builder = SegmentBuilder(path, merged.start_offset, parts[0].epochs_before())
+    builder = SegmentBuilder(path, merged.start_offset, Carried(parts[0].epochs_before()))
     ring = key_ring if key_ring.keys else None
     try:
         for part in group.parts:

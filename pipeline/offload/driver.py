@@ -227,7 +227,8 @@ class OffloadDriver:
                 return None
             if self._options.max_bytes_per_second_per_broker is not None:
                 await self._leader(one)  # may fail, so it runs before the announcement
-            epoch = continuation.leader_epochs[-1].epoch if continuation.leader_epochs else 0
+            epochs = continuation.carried.leader_epochs
+            epoch = epochs[-1].epoch if epochs else 0
             self.under_way[one.partition] = one
             facts = encode_partition_facts(one.facts.present())
             plan = await self._committer.announce(one, [one.next_offset, *ends], epoch)

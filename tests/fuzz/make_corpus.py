@@ -46,6 +46,7 @@ from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LogGapUpdate, LogStartOffsetUpdate, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_metadata import RemotePartitionDeleteMetadata as PartitionDelete
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.segment.segment_builder import Carried
 
 CORPUS = Path(__file__).parent / "corpus"
 MAX_SEED_BYTES = 2047
@@ -246,7 +247,7 @@ def _stored(folder: Path) -> Iterator[tuple[str, str, bytes]]:
         content = built.log_segment_data(metadata).indexes
         for flag in (0, 1):
             yield "indexes_object", f"{name}-{flag}", bytes((flag,)) + content
-            if built.producers:
+            if Carried.behind(built.indexes).producers:
                 yield "producer_snapshot", f"{name}-{flag}", bytes((flag,)) + bytes(built.indexes.producer_snapshot)
         yield "metadata_record", f"{name}-started", encode_value(metadata)
         segment_id = metadata.segment_id

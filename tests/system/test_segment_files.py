@@ -31,8 +31,8 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.model.log_source import LogRead
 from tiers.segment.indexes.indexes_object import SegmentIndexes
 from tiers.segment.leader_epochs import encode_leader_epoch_checkpoint
-from tiers.segment.producer_state import decode_producer_snapshot
-from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
+from tiers.segment.producer_state import ProducerStateEntry, decode_producer_snapshot
+from tiers.segment.segment_builder import BuiltSegment, Carried, SegmentBuilder
 from tiers.segment.transactions import MARKER_NOT_COPIED, decode_transaction_index
 
 pytestmark = pytest.mark.integration
@@ -137,13 +137,8 @@ def build(folder: Path, reads: list[LogRead], base_offsets: list[int]) -> list[B
                 builder.append(read.records[start : batch.start], read.aborted_transactions)
                 built.append(builder.finish())
                 start = batch.start
-                builder = SegmentBuilder(
-                    folder / str(batch.base_offset),
-                    batch.base_offset,
-                    built[-1].leader_epochs,
-                    built[-1].open_transactions,
-                    built[-1].producers,
-                )
+                carried = Carried.behind(built[-1].indexes)
+                builder = SegmentBuilder(folder / str(batch.base_offset), batch.base_offset, carried)
         builder.append(read.records[start:], read.aborted_transactions)
     return [*built, builder.finish()]
 
@@ -172,7 +167,7 @@ async def test_segments_equal_the_brokers_own(
         assert segment.indexes.offset_index == content(folder / f"{stem}.index")
         assert segment.indexes.time_index == content(folder / f"{stem}.timeindex")
         at_end = content(folder / f"{segment.end_offset + 1:020}.snapshot")
-        assert segment.producers == decode_producer_snapshot(at_end)
+        assert producers_of(segment) == decode_producer_snapshot(at_end)
         assert segment.indexes.producer_snapshot == at_end
     check_kinds_of_producers(segments)
     assert encode_leader_epoch_checkpoint(segments[-1].leader_epochs) == content(folder / "leader-epoch-checkpoint")
@@ -180,10 +175,14 @@ async def test_segments_equal_the_brokers_own(
     check_dumps(tools, tmp_path / "files", segments)
 
 
+def producers_of(segment: BuiltSegment) -> tuple[ProducerStateEntry, ...]:
+    return Carried.behind(segment.indexes).producers
+
+
 def check_kinds_of_producers(segments: list[BuiltSegment]) -> None:
     """Checks that the segments have all kinds of producers. Otherwise equal files would prove little."""
-    assert max(len(segment.producers) for segment in segments[:-1]) > 12, "too few for HashMap's first table"
-    known = [entry for segment in segments[:-1] for entry in segment.producers]
+    assert max(len(producers_of(segment)) for segment in segments[:-1]) > 12, "too few for HashMap's first table"
+    known = [entry for segment in segments[:-1] for entry in producers_of(segment)]
     assert any(entry.current_txn_first_offset >= 0 for entry in known)
     assert any(entry.coordinator_epoch >= 0 and entry.last_sequence == -1 for entry in known), "a fenced one"
     assert any(entry.coordinator_epoch == -1 for entry in known), "one without transactions"

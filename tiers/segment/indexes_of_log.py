@@ -9,16 +9,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tiers.errors import CorruptSegmentError
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject
-from tiers.segment.producer_state import NO_OFFSET, decode_producer_snapshot
-from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
-from tiers.segment.transactions import OpenTransactions, open_at_the_end
+from tiers.segment.producer_state import NO_OFFSET
+from tiers.segment.segment_builder import BuiltSegment, Carried, SegmentBuilder
 
 
 class LogIndexer:
@@ -40,37 +39,21 @@ class LogIndexer:
         `leader_epochs` are the known leader epochs for the case that `before` is None.
         """
         self._segment = segment
-        self._after = after
-        start = segment.start_offset
-        if before is None:
-            carried = OpenTransactions(history_from=start) if start else None
-            self._builder = SegmentBuilder(path, start, tuple(leader_epochs), carried)
-            return
-        producers = decode_producer_snapshot(before.indexes.producer_snapshot)
-        ongoing = tuple(
-            AbortedTransaction(one.producer_id, one.current_txn_first_offset)
-            for one in producers
-            if one.current_txn_first_offset != NO_OFFSET
-        )
-        listed = open_at_the_end(before.indexes.aborted_transactions)
-        known = OpenTransactions(ongoing=ongoing, history_from=before.indexes.history_from, listed=listed)
-        epochs = tuple(entry for entry in before.indexes.leader_epochs if entry.start_offset < start)
-        self._builder = SegmentBuilder(path, start, epochs, known, producers)
+        self._has_after = after is not None
+        self._reported = [
+            AbortedTransaction(one.producer_id, one.first_offset)
+            for one in (() if after is None else after.indexes.aborted_transactions)
+            if one.first_offset <= segment.end_offset
+        ]
+        carried = Carried(tuple(leader_epochs)) if before is None else Carried.behind(before.indexes)
+        self._builder = SegmentBuilder(path, segment.start_offset, carried)
 
     def append(self, batches: bytes) -> None:
         """Appends whole batches. Blocks on the disk.
 
         Raises `CorruptBatchError`, `LogDivergedError`, `SegmentOverflowError`, `UnknownEpochStartError`.
         """
-        self._builder.append(batches, list(self._reported()), self._segment.segment_leader_epochs)
-
-    def _reported(self) -> Iterable[AbortedTransaction]:
-        """Yields the aborted transactions that the segment after this one knows and that began before its start."""
-        if self._after is None:
-            return
-        for one in self._after.indexes.aborted_transactions:
-            if one.first_offset <= self._segment.end_offset:
-                yield AbortedTransaction(one.producer_id, one.first_offset)
+        self._builder.append(batches, self._reported, self._segment.segment_leader_epochs)
 
     def finish(self) -> BuiltSegment:
         """Returns the segment with its rebuilt indexes.
@@ -83,12 +66,12 @@ class LogIndexer:
         wanted = segment.end_offset, segment.segment_size_bytes, segment.segment_leader_epochs
         if found != wanted:
             raise CorruptSegmentError(f"the log is not the segment's: the log has {found}, the segment has {wanted}")
-        if self._after is None and built.open_transactions.ongoing:
-            first = built.open_transactions.ongoing[0]
-            raise CorruptSegmentError(
-                f"a transaction of producer {first.producer_id} from {first.first_offset} on is open at its end, "
-                "and no segment follows that shows whether the transaction aborted"
-            )
+        for one in () if self._has_after else Carried.behind(built.indexes).producers:
+            if one.current_txn_first_offset != NO_OFFSET:
+                raise CorruptSegmentError(
+                    f"a transaction of producer {one.producer_id} from {one.current_txn_first_offset} on is open at its"
+                    " end, and no segment follows that shows whether the transaction aborted"
+                )
         return built
 
     def discard(self) -> None:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from protocol.errors import CorruptBatchError
 from protocol.primitives import Buffer
@@ -28,14 +28,15 @@ from tiers.segment.indexes.kafka_indexes import MAX_RELATIVE, KafkaIndexBuilder
 from tiers.segment.indexes.segment_index import Chunk, decode_remote_log_index, encode_remote_log_index
 from tiers.segment.leader_epochs import EpochHole, check_named, clipped, epochs_begun
 from tiers.segment.producer_state import (
+    NO_OFFSET,
     ProducerState,
     ProducerStateEntry,
     decode_producer_snapshot,
     encode_producer_snapshot,
 )
 from tiers.segment.transactions import (
+    MARKER_NOT_COPIED,
     EndTransactionMarker,
-    OpenTransactions,
     TransactionTracker,
     encode_transaction_index,
     end_transaction_marker,
@@ -58,11 +59,34 @@ class SegmentOverflowError(RemoteLogError):
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """What a segment takes over from the one directly before it, whose indexes list the aborted transactions `listed`.
+
+    The copier has seen every batch from `history_from` on; None stands for the start of the segment."""
+
+    leader_epochs: tuple[LeaderEpochEntry, ...] = ()
+    producers: tuple[ProducerStateEntry, ...] = ()
+    listed: tuple[AbortedTransaction, ...] = ()
+    """Those whose markers lie beyond that segment."""
+    history_from: int | None = None
+
+    @staticmethod
+    def behind(indexes: SegmentIndexes) -> Carried:
+        """Returns what the segment with these indexes leaves to the next one. Raises `CorruptSegmentError`."""
+        listed = (
+            AbortedTransaction(one.producer_id, one.first_offset)
+            for one in indexes.aborted_transactions
+            if one.last_offset == MARKER_NOT_COPIED
+        )
+        producers = decode_producer_snapshot(indexes.producer_snapshot)
+        return Carried(indexes.leader_epochs, producers, tuple(listed), indexes.history_from)
+
+
+@dataclass(frozen=True, slots=True)
 class BuiltSegment:
     """A finished segment. `end_offset` is inclusive.
 
-    The builder of the next segment takes over `leader_epochs`, `open_transactions` and `producers`. `missing_offsets`
-    counts the offsets in the segment's range that the log did not hold.
+    `missing_offsets` counts the offsets in the segment's range that the log did not hold.
     """
 
     log_segment: Path
@@ -70,7 +94,6 @@ class BuiltSegment:
     end_offset: int
     size_bytes: int
     max_timestamp_ms: int
-    open_transactions: OpenTransactions
     missing_offsets: int
     indexes: SegmentIndexes
 
@@ -88,10 +111,6 @@ class BuiltSegment:
         return not self.indexes.aborted_transactions
 
     @property
-    def producers(self) -> tuple[ProducerStateEntry, ...]:
-        return decode_producer_snapshot(self.indexes.producer_snapshot)
-
-    @property
     def chunks(self) -> tuple[Chunk, ...]:
         return decode_remote_log_index(self.indexes.remote_log_index)
 
@@ -102,6 +121,9 @@ class BuiltSegment:
     def log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> LogSegmentData:
         """Returns the data that a storage manager copies. The `.indexes` object includes `metadata`."""
         return LogSegmentData(self.log_segment, encode_indexes_object(metadata, self.indexes))
+
+
+NOTHING_CARRIED: Final = Carried()
 
 
 class CheckedBatch(NamedTuple):
@@ -119,21 +141,23 @@ class IndexBuilder:
     def __init__(
         self,
         base_offset: int,
-        leader_epochs: tuple[LeaderEpochEntry, ...] = (),
-        open_transactions: OpenTransactions | None = None,
-        producers: tuple[ProducerStateEntry, ...] = (),
+        carried: Carried = NOTHING_CARRIED,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """`leader_epochs`, `open_transactions` and `producers` come from the previous `BuiltSegment`.
-
-        `base_offset` is the end offset of the previous segment plus one. Only the segment's first batch may begin
+        """`base_offset` is the end offset of the previous segment plus one. Only the segment's first batch may begin
         below it."""
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.missing_offsets = 0
-        self._leader_epochs = list(leader_epochs)
-        self._transactions = TransactionTracker(base_offset, open_transactions)
-        self._producers = ProducerState(producers)
+        self._leader_epochs = list(carried.leader_epochs)
+        ongoing = {
+            one.producer_id: one.current_txn_first_offset
+            for one in carried.producers
+            if one.current_txn_first_offset != NO_OFFSET
+        }
+        history_from = base_offset if carried.history_from is None else carried.history_from
+        self._transactions = TransactionTracker(base_offset, ongoing, carried.listed, history_from)
+        self._producers = ProducerState(carried.producers)
         self._indexes = KafkaIndexBuilder(base_offset)
         self._chunk_bytes = chunk_bytes
         self._chunks: list[Chunk] = []
@@ -261,13 +285,11 @@ class SegmentBuilder(IndexBuilder):
         self,
         path: Path,
         base_offset: int,
-        leader_epochs: tuple[LeaderEpochEntry, ...] = (),
-        open_transactions: OpenTransactions | None = None,
-        producers: tuple[ProducerStateEntry, ...] = (),
+        carried: Carried = NOTHING_CARRIED,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         """Creates the file `path`, which must not exist."""
-        super().__init__(base_offset, leader_epochs, open_transactions, producers, chunk_bytes)
+        super().__init__(base_offset, carried, chunk_bytes)
         self._path = path
         self._file = path.open("xb", buffering=0)
 
@@ -316,7 +338,6 @@ class SegmentBuilder(IndexBuilder):
             end_offset=self.end_offset,
             size_bytes=self.size_bytes,
             max_timestamp_ms=self.max_timestamp_ms,
-            open_transactions=self._transactions.open_transactions(),
             missing_offsets=self.missing_offsets,
             indexes=self.indexes(),
         )

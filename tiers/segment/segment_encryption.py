@@ -30,7 +30,6 @@ from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers
 from tiers.segment.indexes.segment_index import Chunk, OpenChunk, encode_remote_log_index
 from tiers.segment.segment_builder import BuiltSegment
-from tiers.segment.transactions import OpenTransactions
 
 KEY_BYTES = 32
 TAG_BYTES = 16
@@ -161,8 +160,9 @@ def seal_segment(built: BuiltSegment, uuid: UUID, ring: KeyRing, path: Path) -> 
 def unsealed_segment(sealed: IndexesObject, log: Path, ciphers: SegmentCiphers, path: Path) -> BuiltSegment:
     """Writes the log bytes of a segment, whose stored bytes are in `log`, into the new file `path`.
 
-    The result can be stored with another uuid. It lacks the open transactions for a segment that continues it. Blocks
-    on the disk. Raises `CorruptSegmentError` and `EncryptionKeyError`."""
+    The result can be stored with another uuid. Blocks on the disk.
+
+    Raises `CorruptSegmentError` and `EncryptionKeyError`."""
     index, opened, position = sealed.remote_log_index(ciphers), list[Chunk](), 0
     with log.open("rb") as stored, path.open("xb") as file:
         for number, chunk in enumerate(index.chunks()):
@@ -182,7 +182,6 @@ def unsealed_segment(sealed: IndexesObject, log: Path, ciphers: SegmentCiphers, 
         end_offset=metadata.end_offset,
         size_bytes=metadata.segment_size_bytes,
         max_timestamp_ms=metadata.max_timestamp_ms,
-        open_transactions=OpenTransactions(),
         missing_offsets=0,
         indexes=replace(sealed.indexes, remote_log_index=remote_log_index, encryption=None),
     )

@@ -17,15 +17,14 @@ type int16, and its value is version int16, coordinator epoch int32.
 * A producer has one transaction at a time, so a marker at M ends exactly one: the newest that began before M. Older
   transactions of that producer ended before this segment. If they stayed open, they would hide committed records.
 * Reports may include later transactions: one whose first offset is above M stays open.
-* An aborted transaction that is open at the segment's end overlaps the segment without a known end. The next segment's
-  tracker takes it over.
+* An aborted transaction that is open at the segment's end overlaps the segment without a known end. The leader reports
+  it again with the data of the next segment.
 * If a marker contradicts the reports, the tracker trusts the marker, because it is part of the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
@@ -128,42 +127,29 @@ def decode_transaction_index(data: bytes | memoryview) -> list[AbortedTxn]:
     return entries
 
 
-def open_at_the_end(ranges: Iterable[AbortedTransactionRange]) -> tuple[AbortedTransaction, ...]:
-    """Returns the aborted transactions of a segment whose markers lie beyond it."""
-    return tuple(
-        AbortedTransaction(one.producer_id, one.first_offset) for one in ranges if one.last_offset == MARKER_NOT_COPIED
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTransactions:
-    """The open transactions at the end of a segment, for the tracker of the next segment.
-
-    A producer appears in `ongoing` at most once. `aborted` is in ascending order of the first offsets. The copier has
-    seen every batch from `history_from` on; None stands for the start of the next segment. If `history_from` is above
-    0, unknown older transactions may be open. Kafka's transaction index then claims no last stable offset above the
-    segment's start. `listed` are those that the segment's indexes name as aborted: the leader has to report them again.
-    """
-
-    aborted: tuple[AbortedTransaction, ...] = ()
-    ongoing: tuple[AbortedTransaction, ...] = ()
-    history_from: int | None = None
-    listed: tuple[AbortedTransaction, ...] = ()
-
-
 class TransactionTracker:
-    def __init__(self, base_offset: int, carried: OpenTransactions | None) -> None:
-        carried = carried or OpenTransactions()
+    """Finds the aborted transactions of a segment that begins at `base_offset`.
+
+    `ongoing` are the first offsets of the transactions that are open at its start, by producer. `listed` are those of
+    them that the segment before lists as aborted: the leader reports them again. The copier has seen every batch from
+    `history_from` on. If that is above 0, unknown older transactions may be open. Kafka's transaction index then claims
+    no last stable offset above the segment's start."""
+
+    def __init__(
+        self,
+        base_offset: int,
+        ongoing: Mapping[int, int],
+        listed: Iterable[AbortedTransaction],
+        history_from: int,
+    ) -> None:
         self._base_offset = base_offset
-        self.history_from = base_offset if carried.history_from is None else carried.history_from
+        self.history_from = history_from
         self._aborted: dict[int, set[int]] = {}
-        self._ongoing = {one.producer_id: one.first_offset for one in carried.ongoing}
-        self._listed = frozenset(carried.listed)
+        self._ongoing = dict(ongoing)
+        self._listed = frozenset(listed)
         self._last_marker: dict[int, int] = {}
         self._ranges: list[AbortedTransactionRange] = []
         self._index: list[AbortedTxn] = []
-        for one in carried.aborted:
-            self._aborted.setdefault(one.producer_id, set()).add(one.first_offset)
 
     def on_report(self, aborted: Iterable[AbortedTransaction]) -> None:
         """Processes a report. Call it before the methods for the batches of the same answer. Reports may repeat."""
@@ -213,21 +199,8 @@ class TransactionTracker:
             for first_offset in firsts
             if first_offset <= end_offset
         )
-        return tuple(sorted((*self._ranges, *still_open), key=_first_offset_then_producer))
+        return tuple(sorted((*self._ranges, *still_open), key=lambda one: (one.first_offset, one.producer_id)))
 
     def transaction_index(self) -> list[AbortedTxn]:
         """Returns the entries of Kafka's `.txnindex`, by ascending offset of the marker."""
         return self._index
-
-    def open_transactions(self) -> OpenTransactions:
-        aborted = (AbortedTransaction(pid, first) for pid, firsts in self._aborted.items() for first in firsts)
-        ongoing = (AbortedTransaction(pid, first) for pid, first in self._ongoing.items())
-        return OpenTransactions(
-            tuple(sorted(aborted, key=_first_offset_then_producer)),
-            tuple(sorted(ongoing, key=_first_offset_then_producer)),
-            self.history_from,
-        )
-
-
-def _first_offset_then_producer(one: AbortedTransaction | AbortedTransactionRange) -> tuple[int, int]:
-    return one.first_offset, one.producer_id

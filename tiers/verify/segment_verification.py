@@ -27,7 +27,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.segment_index import Chunk, SegmentIndex
 from tiers.segment.leader_epochs import UnknownEpochStartError, clipped
-from tiers.segment.segment_builder import IndexBuilder, SegmentOverflowError
+from tiers.segment.segment_builder import Carried, IndexBuilder, SegmentOverflowError
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import FIRST_PAUSE_MS, with_retries
 from tiers.verify.read_back import ChunkRun, chunk_runs, open_chunk
@@ -87,7 +87,7 @@ class SegmentVerification:
             self.damages.append(whole_segment(segment, f"the .indexes object: {error}"))
             return
         self.damages += _differences(stored, segment)
-        self._builder = IndexBuilder(segment.start_offset, stored.epochs_before(), chunk_bytes=_ANY_BYTES)
+        self._builder = IndexBuilder(segment.start_offset, Carried(stored.epochs_before()), _ANY_BYTES)
         self._reported = [
             AbortedTransaction(one.producer_id, one.first_offset) for one in stored.indexes.aborted_transactions
         ]

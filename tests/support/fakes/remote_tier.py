@@ -13,13 +13,11 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import (
-    LeaderEpochEntry,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.segment_builder import SegmentBuilder
-from tiers.segment.transactions import OpenTransactions
+from tiers.segment.segment_builder import Carried, SegmentBuilder
 from tiers.storage.local import LocalRemoteStorageManager
 
 TOPIC_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
@@ -36,8 +34,8 @@ class RemoteTier:
         self._root = root
         self._is_open = False
         self._chunk_bytes = chunk_bytes
-        self._leader_epochs: dict[TopicIdPartition, tuple[LeaderEpochEntry, ...]] = {}
-        self._open_transactions: dict[TopicIdPartition, OpenTransactions] = {}
+        self.carried: dict[TopicIdPartition, Carried] = {}
+        """What the next segment takes over."""
 
     @property
     def state(self) -> RemoteLogMetadataState:
@@ -56,7 +54,7 @@ class RemoteTier:
 
         Such a transaction may have ended in the gap."""
         if is_behind_gap:
-            self._open_transactions.pop(partition, None)
+            self.carried[partition] = Carried(self.carried[partition].leader_epochs)
         if not self._is_open:
             await self.storage.open()
             self._is_open = True
@@ -64,14 +62,12 @@ class RemoteTier:
         builder = SegmentBuilder(
             self._root / f"{segment_id.id}.spool",
             base_offset,
-            self._leader_epochs.get(partition, ()),
-            self._open_transactions.get(partition),
-            chunk_bytes=self._chunk_bytes,
+            self.carried.get(partition, Carried()),
+            self._chunk_bytes,
         )
         builder.append(b"".join(batches), aborted)
         built = builder.finish()
-        self._leader_epochs[partition] = built.leader_epochs
-        self._open_transactions[partition] = built.open_transactions
+        self.carried[partition] = Carried.behind(built.indexes)
         metadata = RemoteLogSegmentMetadata(
             segment_id,
             built.start_offset,

@@ -11,7 +11,7 @@ from tests.support.fakes.segments import metadata_of
 from tests.support.written_log import WrittenLog
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
-from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
+from tiers.segment.segment_builder import BuiltSegment, Carried, SegmentBuilder
 
 ACTS = st.lists(
     st.tuples(st.integers(1, 3), st.sampled_from(("data", "data", "plain", "commit", "abort", "elected"))),
@@ -70,18 +70,8 @@ def copied(
             continue
         start = segments[-1].end_offset + 1 if segments else batches[0].base_offset
         path = folder / f"segment-{len(list(folder.iterdir()))}"
-        if segments:
-            before = segments[-1]
-            builder = SegmentBuilder(
-                path,
-                start,
-                before.leader_epochs,
-                before.open_transactions,
-                before.producers,
-                chunk_bytes=chunk_bytes,
-            )
-        else:
-            builder = SegmentBuilder(path, start, chunk_bytes=chunk_bytes)
+        carried = Carried.behind(segments[-1].indexes) if segments else Carried()
+        builder = SegmentBuilder(path, start, carried, chunk_bytes)
         for batch in batches:
             builder.append(batch.data, log.reports(batch.base_offset, batch.base_offset + 1), named)
         segments.append(builder.finish())

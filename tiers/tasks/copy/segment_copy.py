@@ -19,10 +19,8 @@ from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetad
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import SegmentIndexes, decode_indexes_object
 from tiers.segment.leader_epochs import EpochHole, UnknownEpochStartError
-from tiers.segment.producer_state import NO_OFFSET, ProducerStateEntry, decode_producer_snapshot
-from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
+from tiers.segment.segment_builder import NOTHING_CARRIED, BuiltSegment, Carried, SegmentBuilder
 from tiers.segment.segment_encryption import KeyRing
-from tiers.segment.transactions import OpenTransactions, open_at_the_end
 from tiers.storage.activity import while_active
 from tiers.storage.object_key import indexes_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -40,17 +38,15 @@ class SegmentContinuation:
     """What a segment takes over from the one that ends directly before `next_offset`."""
 
     next_offset: int
-    leader_epochs: tuple[LeaderEpochEntry, ...] = ()
-    open_transactions: OpenTransactions | None = None
-    producers: tuple[ProducerStateEntry, ...] = ()
+    carried: Carried = NOTHING_CARRIED
 
     @staticmethod
     def behind(built: BuiltSegment) -> SegmentContinuation:
-        return SegmentContinuation(built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers)
+        return SegmentContinuation(built.end_offset + 1, Carried.behind(built.indexes))
 
     def builder(self, path: Path, base_offset: int) -> SegmentBuilder:
         """Creates the file `path`. Blocks on the disk, and raises `OSError`."""
-        return SegmentBuilder(path, base_offset, self.leader_epochs, self.open_transactions, self.producers)
+        return SegmentBuilder(path, base_offset, self.carried)
 
 
 async def continuation_at(services: TaskServices, partition: TopicIdPartition, start: int) -> SegmentContinuation:
@@ -79,27 +75,18 @@ async def continuation_at(services: TaskServices, partition: TopicIdPartition, s
             "the newest segment's indexes cannot be read",
             extra={"partition": str(partition), "segment": str(previous.segment_id.id), "error": str(error)},
         )
-        return SegmentContinuation(start, _known_epochs(metadata.list_remote_log_segments(partition), end))
+        return SegmentContinuation(start, Carried(_known_epochs(metadata.list_remote_log_segments(partition), end)))
 
 
 def _continuation(
     start: int, end: int, previous: RemoteLogSegmentMetadata, indexes: SegmentIndexes
 ) -> SegmentContinuation:
-    """Returns what follows the segment with these indexes, whose valid records end directly before `end`.
-
-    The leader reports again which of the open transactions abort."""
+    """Returns what follows the segment with these indexes, whose valid records end directly before `end`."""
     if previous.end_offset != start - 1:
         # A segment that a CUT cuts also has epochs of the records that were cut off.
-        return SegmentContinuation(start, tuple(one for one in indexes.leader_epochs if one.start_offset < end))
-    producers = decode_producer_snapshot(indexes.producer_snapshot)
-    ongoing = tuple(
-        AbortedTransaction(one.producer_id, one.current_txn_first_offset)
-        for one in producers
-        if one.current_txn_first_offset != NO_OFFSET
-    )
-    listed = open_at_the_end(indexes.aborted_transactions)
-    transactions = OpenTransactions(ongoing=ongoing, history_from=indexes.history_from, listed=listed)
-    return SegmentContinuation(start, indexes.leader_epochs, transactions, producers)
+        epochs = tuple(one for one in indexes.leader_epochs if one.start_offset < end)
+        return SegmentContinuation(start, Carried(epochs))
+    return SegmentContinuation(start, Carried.behind(indexes))
 
 
 def _known_epochs(segments: Iterable[RemoteLogSegmentMetadata], end: int) -> tuple[LeaderEpochEntry, ...]:

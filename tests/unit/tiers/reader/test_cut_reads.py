@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.reader.chunk_fetcher import Caller
 from tiers.reader.remote_log_reader import RemoteLogReader
-from tiers.segment.transactions import OpenTransactions
+from tiers.segment.producer_state import ProducerStateEntry
+from tiers.segment.segment_builder import Carried
 
 ABORT, COMMIT = bytes(4), bytes(3) + b"\x01"
 OLD_MS, CUT_MS, NEW_MS = 1_000, 9_000, 5_000
@@ -27,7 +29,7 @@ ABORTED = AbortedTransaction(7, 0)
 async def cut(tier: RemoteTier, offset: int) -> None:
     """Cuts the log, which then goes on in leader epoch 3."""
     await tier.rlmm.put_cut(P0, 1, offset)
-    tier._leader_epochs[P0] = (LeaderEpochEntry(0, 0),)
+    tier.carried[P0] = Carried((LeaderEpochEntry(0, 0),))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -111,7 +113,8 @@ async def test_no_read_crosses_a_cut_that_cut_off_a_marker(
         await tier.add(P0, written[2:], 4)
     # The next segment continues the log at offset 4, where the transaction from offset 0 on is open again.
     await cut(tier, 4)
-    tier._open_transactions[P0] = OpenTransactions(ongoing=(ABORTED,), history_from=0)
+    ongoing = ProducerStateEntry(ABORTED.producer_id, 0, 0, 1, 1, 0, -1, ABORTED.first_offset)
+    tier.carried[P0] = replace(tier.carried[P0], producers=(ongoing,), history_from=0)
     after = [of_producer(4, 3), of_producer(6, 3, behind)]
     await tier.add(P0, after, 4, reported_behind)
     async with RemoteLogReader(tier.rlmm.log, tier.storage) as reader:

@@ -24,7 +24,7 @@ from tiers.segment.indexes.segment_index import AbortedTransactionRange, encode_
 from tiers.segment.indexes_of_log import LogIndexer
 from tiers.segment.leader_epochs import UnknownEpochStartError
 from tiers.segment.merged_indexes import why_not_continued, with_merged_indexes
-from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
+from tiers.segment.segment_builder import BuiltSegment, Carried, SegmentBuilder
 from tiers.segment.transactions import MARKER_NOT_COPIED, decode_transaction_index
 from tiers.verify.segment_verification import SegmentVerification
 
@@ -51,7 +51,7 @@ def merged(folder: Path, parts: list[BuiltSegment]) -> BuiltSegment:
     stored = [indexes_of(each) for each in parts]
     for earlier, later in pairwise(stored):
         assert why_not_continued(earlier, later) is None
-    builder = SegmentBuilder(new_path(folder), parts[0].start_offset, stored[0].epochs_before(), chunk_bytes=200)
+    builder = SegmentBuilder(new_path(folder), parts[0].start_offset, Carried(stored[0].epochs_before()), 200)
     for part in parts:
         builder.append(part.log_segment.read_bytes(), (), stored[-1].indexes.leader_epochs)
     return with_merged_indexes(builder.finish(), stored)

@@ -23,7 +23,7 @@ from tests.support.fakes.segments import build_segment
 from tiers.errors import LogDivergedError
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.leader_epochs import EpochHole, UnknownEpochStartError, clipped
-from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
+from tiers.segment.segment_builder import Carried, SegmentBuilder, SegmentOverflowError
 
 Epochs = list[tuple[int, int]]
 
@@ -139,7 +139,7 @@ def test_a_full_disk_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_falling_leader_epoch_is_divergence(path: Path) -> None:
-    builder = SegmentBuilder(path, 100, leader_epochs=(LeaderEpochEntry(4, 0),))
+    builder = SegmentBuilder(path, 100, Carried((LeaderEpochEntry(4, 0),)))
     with pytest.raises(LogDivergedError, match="leader epoch 3 at offset 100 after 4"):
         builder.append(batch_of(100, 1, leader_epoch=3), ())
     with pytest.raises(LogDivergedError, match="leader epoch 5 at offset 101 after 6"):
@@ -173,7 +173,7 @@ def at(offset: int, leader_epoch: int) -> bytes:
 def test_leader_epochs_are_cumulative_and_clipped_to_the_segment(
     path: Path, base: int, earlier: Epochs, batches: list[bytes], named: Epochs | None, known: Epochs
 ) -> None:
-    builder = SegmentBuilder(path, base, leader_epochs=entries(earlier))
+    builder = SegmentBuilder(path, base, Carried(entries(earlier)))
     for batch in batches:
         builder.append(batch, (), None if named is None else entries(named))
     built = builder.finish()
@@ -182,7 +182,7 @@ def test_leader_epochs_are_cumulative_and_clipped_to_the_segment(
 
 
 def test_an_epoch_that_may_begin_in_a_hole_is_asked_for_first(path: Path) -> None:
-    builder = SegmentBuilder(path, 10, leader_epochs=(LeaderEpochEntry(3, 0),))
+    builder = SegmentBuilder(path, 10, Carried((LeaderEpochEntry(3, 0),)))
     records = batch_of(10, 5, leader_epoch=4) + batch_of(200, 1, leader_epoch=4) + batch_of(300, 1, leader_epoch=6)
     for named in ((), (LeaderEpochEntry(4, 10),)):
         with pytest.raises(UnknownEpochStartError) as raised:

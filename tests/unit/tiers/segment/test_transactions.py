@@ -13,7 +13,6 @@ from tiers.segment.transactions import (
     MARKER_NOT_COPIED,
     AbortedTxn,
     EndTransactionMarker,
-    OpenTransactions,
     TransactionTracker,
     end_transaction_marker,
 )
@@ -73,32 +72,25 @@ def test_reports_are_believed_as_far_as_the_markers_agree(
     ranges: list[tuple[int, int, int]],
     last_stable_offset: int | None,
 ) -> None:
-    tracker = fed(TransactionTracker(began_at, None), *batches, report=report, late_report=late_report)
+    tracker = fed(TransactionTracker(began_at, {}, (), began_at), *batches, report=report, late_report=late_report)
     assert tracker.ranges(199) == tuple(AbortedTransactionRange(*one) for one in ranges)
     index = [] if last_stable_offset is None else [AbortedTxn(*ranges[0], last_stable_offset)]
-    assert (tracker.transaction_index(), tracker.open_transactions().history_from) == (index, began_at)
+    assert tracker.transaction_index() == index
 
 
-def test_one_report_for_two_segments_opens_nothing_again() -> None:
-    report = [(A, 10), (B, 12)]
-    first = fed(TransactionTracker(0, None), data(A, 10, 11), data(B, 12, 14), abort(A, 15), report=report)
-    second = fed(TransactionTracker(16, first.open_transactions()), data(A, 16, 19), report=report)
-    assert second.ranges(19) == (AbortedTransactionRange(B, 12, MARKER_NOT_COPIED),)
-
-
-def test_a_report_of_what_began_before_the_copier_did_is_believed() -> None:
-    first = fed(TransactionTracker(100, None), data(A, 100, 109))
-    second = fed(TransactionTracker(110, first.open_transactions()), report=[(A, 90), (B, 95)])
-    assert [one.first_offset for one in second.ranges(119)] == [90, 95]
-
-
-def test_a_stale_carried_transaction_is_not_stretched() -> None:
-    """Its marker lies before this segment: neither a later abort nor a commit of the producer may stretch it."""
-    stale = OpenTransactions(aborted=(AbortedTransaction(A, 3), AbortedTransaction(B, 4)))
-    tracker = TransactionTracker(100, stale)
-    fed(tracker, data(A, 100, 101), commit(B, 105), data(A, 110, 119), abort(A, 120), report=[(A, 110)])
-    assert tracker.ranges(120) == (AbortedTransactionRange(A, 110, 120),)
-    assert tracker.open_transactions().aborted == ()
+@pytest.mark.parametrize(
+    ("history_from", "listed", "opened"),
+    [
+        (0, [], [12]),  # A's transaction ended in the segment before, which got the same report
+        (0, [(A, 10)], [10, 12]),  # compaction removed its first record, and it goes on
+        (11, [], [10, 12]),  # the copier has not seen its begin
+    ],
+)
+def test_a_report_opens_nothing_that_ended_before(history_from: int, listed: Transactions, opened: list[int]) -> None:
+    before = [AbortedTransaction(*one) for one in listed]
+    tracker = TransactionTracker(16, {B: 12}, before, history_from)
+    fed(tracker, data(A, 16, 19), report=[(A, 10), (B, 12)])
+    assert [one.first_offset for one in tracker.ranges(19)] == opened
 
 
 MARKER = bytes.fromhex(

@@ -31,7 +31,7 @@ async def test_leader_epochs_are_carried_from_a_kept_segment_over_a_gap(
         await bench.copy()
     await bench.metadata.put_log_gap(PARTITION, LogGap(30, 60), 4)
     continuation = await continuation_at(bench.services, PARTITION, 60)
-    assert [(one.epoch, one.start_offset) for one in continuation.leader_epochs] == [(1, 0), (4, 20)]
+    assert [(one.epoch, one.start_offset) for one in continuation.carried.leader_epochs] == [(1, 0), (4, 20)]
 
 
 async def test_the_state_of_producers_is_carried_over_segments_and_restarts(bench: Workbench) -> None:
