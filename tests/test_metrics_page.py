@@ -32,8 +32,8 @@ from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metric_spec import FROM_THE_START, MetricSpec, specs_of
 from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.storage.circuit_breaker import CircuitBreakers
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.metrics import RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -112,7 +112,7 @@ async def scraped(tmp_path: Path) -> list[tuple[str, str, list[Sample]]]:
         registry.register(RemoteFetchMetrics(bench.handler))
         registry.register(RemoteLogReaderMetrics(bench.reader))
         registry.register(WriteCircuitMetrics(CircuitBreakers(lambda: 0)))
-        InstrumentedRemoteStorageManager(storage, "local", RemoteStorageMetrics(registry))
+        RemoteStorageMetrics(registry, "local")
         StoreProbe(storage, registry, lambda: 0, lambda: 0)
         registry.register(RemoteLogMetadataMetrics(InMemoryRemoteLogMetadataManager(lambda: 0, lambda: 0).log.status))
         metrics = RemoteLogManagerMetrics(registry)

@@ -23,7 +23,7 @@ import tiers.fitness
 import tiers.metadata.topic.metrics
 import tiers.reader.metrics
 import tiers.reader.read_accounts
-import tiers.storage.instrumented
+import tiers.storage.metrics
 import tiers.tasks.metrics
 from proxy.admin.facts import ProcessState
 from proxy.process.admin.process_alarms import ProcessAlarm
@@ -42,7 +42,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[ModuleType, ...]], ...]] = (
         (proxy.handlers.fetch.metrics, tiers.reader.metrics, tiers.reader.read_accounts, proxy.process.remote_reader),
     ),
     ("Copying, trimming and retention", "The process that copies has these.", (tiers.tasks.metrics,)),
-    ("Store", "Every process that uses the store has these.", (tiers.storage.instrumented, proxy.process.store_probe)),
+    ("Store", "Every process that uses the store has these.", (tiers.storage.metrics, proxy.process.store_probe)),
     ("Metadata", "The process that copies has these.", (tiers.metadata.topic.metrics,)),
     (
         "Process",
@@ -70,7 +70,7 @@ LABELS: Final = {
     "kind": "`retriable`, `not_found` or `refused`.",
     "location": "A location of the settings file; `home` for `[storage]` itself.",
     "metadata_partition": "A partition of the metadata topic.",
-    "operation": f"One of {len(tiers.storage.instrumented.OPERATIONS)} calls of a storage manager.",
+    "operation": f"One of {len(tiers.storage.metrics.OPERATIONS)} calls of a storage manager.",
     "partition": "A partition of the topic.",
     "pool": "`chunk` or `index`.",
     "process": "A process of a proxy with workers. Such a proxy gives every series this label.",

@@ -32,7 +32,8 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic.settings import TopicBasedSettings
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
+from tiers.storage.locations import LocatedRemoteStorageManager
+from tiers.storage.metrics import RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions, FailedDeletionsTopic
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
@@ -75,20 +76,19 @@ def metadata_folder(config: TidegateConfig) -> Path:
 
 async def open_storage(
     stack: AsyncExitStack, config: TidegateConfig, cluster_id: str | None, registry: CollectorRegistry
-) -> InstrumentedRemoteStorageManager:
+) -> LocatedRemoteStorageManager:
     """Opens the configured store; the stack closes it. Raises `RemoteTierError`, `ConfigError`."""
     if config.storage is None:
         raise RemoteTierError("there is no [storage]")
     name = config.storage.implementation
     try:
-        store = create_storage(config.storage, cluster_id or "")
+        storage = create_storage(config.storage, cluster_id or "", RemoteStorageMetrics(registry, name))
     except ValueError as error:
         raise ConfigError(f"[storage] {name}: {error}") from error
-    registry.register(WriteCircuitMetrics(store.write_breakers))
-    storage = InstrumentedRemoteStorageManager(store, name, RemoteStorageMetrics(registry), store.write_breakers)
+    registry.register(WriteCircuitMetrics(storage.write_breakers))
     stack.push_async_callback(storage.close)
     try:
-        await store.open_or_later()
+        await storage.open_or_later()
     except RemoteLogError as error:
         raise RemoteTierError(f"the store {name}: {error}") from error
     return storage
@@ -98,7 +98,7 @@ async def open_metadata(
     stack: AsyncExitStack,
     live: LiveSettings,
     client: BrokerClient,
-    storage: InstrumentedRemoteStorageManager,
+    storage: LocatedRemoteStorageManager,
     cluster_id: str | None,
     fitness: Fitness,
 ) -> RemoteLogMetadataManager:
@@ -126,7 +126,7 @@ async def open_metadata(
 
 
 async def _segments_without_metadata(
-    config: TidegateConfig, client: BrokerClient, storage: InstrumentedRemoteStorageManager
+    config: TidegateConfig, client: BrokerClient, storage: LocatedRemoteStorageManager
 ) -> str | None:
     cluster_id = storage_cluster_id(config, (await client.brokers()).cluster_id)
     return await segments_without_metadata(config, cluster_id, storage)
@@ -136,7 +136,7 @@ async def run_remote_log_manager(
     stack: AsyncExitStack,
     live: LiveSettings,
     client: BrokerClient,
-    storage: InstrumentedRemoteStorageManager,
+    storage: LocatedRemoteStorageManager,
     metadata: RemoteLogMetadataManager,
     registry: CollectorRegistry,
     cluster_id: str | None,
@@ -200,7 +200,7 @@ async def _opened(
 def _task_services(
     config: TidegateConfig,
     client: BrokerClient,
-    storage: InstrumentedRemoteStorageManager,
+    storage: LocatedRemoteStorageManager,
     metadata: RemoteLogMetadataManager,
     registry: CollectorRegistry,
     cluster_id: str | None,

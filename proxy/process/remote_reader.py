@@ -42,7 +42,7 @@ from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.reader.remote_reads import TracedStore
 from tiers.reader.shared.channel import SharedBuffers
 from tiers.reader.shared.lent_reads import RemoteReadServer
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager
+from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.tracing import Tracer
 
 SHARED_BYTES = GaugeSpec(
@@ -57,7 +57,7 @@ _NICE: Final = 5
 async def open_reader(
     stack: AsyncExitStack,
     live: LiveSettings,
-    storage: InstrumentedRemoteStorageManager,
+    storage: LocatedRemoteStorageManager,
     metadata: FreshMetadata,
     registry: CollectorRegistry,
     process: str | None,

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.record_batches import batch_of
@@ -17,7 +16,6 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.config.managers import create_storage
 from tiers.config.settings import StorageConfig
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
@@ -48,14 +46,12 @@ def store_of(kind: str, folder: Path) -> RemoteStorageManager:
             return tape_store(folder)
         case "located":
             return located(folder)
-        case "instrumented":
-            return InstrumentedRemoteStorageManager(local, "local", RemoteStorageMetrics(CollectorRegistry()))
         case "faulty":
             return FaultyStorage(local)
     return local
 
 
-@pytest.mark.parametrize("kind", ["tape", "located", "instrumented", "faulty"])
+@pytest.mark.parametrize("kind", ["tape", "located", "faulty"])
 async def test_ranges_of_a_segment(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     folder.mkdir()

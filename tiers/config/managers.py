@@ -21,6 +21,7 @@ from tiers.metadata.single_writer_log import SingleWriterLog
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
+from tiers.storage.metrics import RemoteStorageMetrics
 from tiers.storage.remote_storage_manager import RemoteStorageManager, RemoteStorageManagerFactory
 from tiers.storage.settings import UnknownSettingError
 
@@ -28,7 +29,9 @@ STORAGE_GROUP: Final = "tidegate.remote_storage_manager"
 METADATA_GROUP: Final = "tidegate.remote_log_metadata_manager"
 
 
-def create_storage(config: StorageConfig, cluster_id: str) -> LocatedRemoteStorageManager:
+def create_storage(
+    config: StorageConfig, cluster_id: str, metrics: RemoteStorageMetrics | None = None
+) -> LocatedRemoteStorageManager:
     """Returns the store of `[storage]` with its locations, not yet open. Raises `ValueError`."""
     made: dict[tuple[str, frozenset[tuple[str, str]]], RemoteStorageManager] = {}
 
@@ -47,7 +50,7 @@ def create_storage(config: StorageConfig, cluster_id: str) -> LocatedRemoteStora
         except ValueError as error:
             raise ValueError(f"location {one.name!r}: {error}") from error
         locations.append(StorageLocation(one.name, storage, one.weight, one.topics))
-    return LocatedRemoteStorageManager(home, locations)
+    return LocatedRemoteStorageManager(home, locations, metrics)
 
 
 def create_remote_storage_manager(name: str, settings: Mapping[str, str]) -> RemoteStorageManager:

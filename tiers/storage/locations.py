@@ -8,6 +8,7 @@
 * *Home* is the store of `[storage]` itself. It holds the segments for which no location was chosen, those from before
   locations were configured, and the small objects.
 * An unfinished copy has no record. Its objects are deleted in every location.
+* Each call of a method of the contract is measured.
 * Each location has a circuit breaker for writes. While it is open, copies, deletions and small objects fail at once.
 * The choice is a function of the segment's uuid, so a repeated copy goes to the same location.
 """
@@ -17,11 +18,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Any, TypeVar, cast
+
+from prometheus_client import CollectorRegistry
 
 from tiers.errors import (
     RemoteResourceNotFoundError,
@@ -30,6 +33,7 @@ from tiers.errors import (
 )
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.circuit_breaker import CircuitBreakers, loop_ms
+from tiers.storage.metrics import RemoteStorageMetrics
 from tiers.storage.object_key import marked_location, parse_segment_key
 from tiers.storage.remote_storage_manager import (
     Allocate,
@@ -50,6 +54,7 @@ _MAGIC = b"TGL\x01"
 _HAS_INNER = 1
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,22 @@ class _Place:
             yield await self.opened()
 
 
+def _measured(bytes_of: Callable[..., int] | None = None) -> Callable[[Method], Method]:
+    """Makes a method measure its calls. `bytes_of` takes its result and its arguments."""
+
+    def measured(method: Method) -> Method:
+        async def call(self: LocatedRemoteStorageManager, /, *args: Any, **kwargs: Any) -> Any:
+            with self.metrics.call(method.__name__):
+                result = await method(self, *args, **kwargs)
+            if bytes_of is not None:
+                self.metrics.moved(method.__name__, bytes_of(result, *args, **kwargs))
+            return result
+
+        return cast(Method, call)
+
+    return measured
+
+
 class LocatedRemoteStorageManager:
     """The store with all its locations.
 
@@ -146,9 +167,11 @@ class LocatedRemoteStorageManager:
         self,
         home: RemoteStorageManager,
         locations: Sequence[StorageLocation] = (),
+        metrics: RemoteStorageMetrics | None = None,
         clock_ms: Callable[[], int] = loop_ms,
     ) -> None:
         """Raises `ValueError` for invalid names and for names that occur twice."""
+        self.metrics = metrics or RemoteStorageMetrics(CollectorRegistry(), "")
         self.write_breakers = CircuitBreakers(clock_ms, counts_cancelled=False)
         self._locations = locations
         self._home = _Place(HOME, home, self.write_breakers, clock_ms)
@@ -164,6 +187,7 @@ class LocatedRemoteStorageManager:
             self._places[location.name] = places.setdefault(id(location.storage), place)
         self._different = list(places.values())
 
+    @_measured()
     async def open(self) -> None:
         await self._at_all(_Place.open)
 
@@ -178,28 +202,33 @@ class LocatedRemoteStorageManager:
             if isinstance(place.storage, ReadsIntoMemory):
                 place.storage.use_memory(allocate)
 
+    @_measured()
     async def check(self) -> None:
         async def check(place: _Place) -> None:
             await (await place.opened()).check()
 
         await self._at_all(check)
 
+    @_measured(lambda _, metadata, data: metadata.segment_size_bytes + len(data.indexes))
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         name = self._choose(metadata)
         async with self._places[name].to_write() as storage:
             inner = await storage.copy_log_segment_data(metadata, data)
         return encode_location(name, inner) if self._locations else inner
 
+    @_measured(lambda view, *_: len(view))
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         place, metadata = self._place_of(metadata)
         return await (await place.opened()).fetch_log_segment(metadata, start_position, end_position)
 
+    @_measured(lambda indexes, *_: len(indexes))
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
         place, metadata = self._place_of(metadata)
         return await (await place.opened()).fetch_indexes(metadata)
 
+    @_measured()
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
         async def delete(place: _Place) -> bool:
             async with place.to_write() as storage:
@@ -214,6 +243,7 @@ class LocatedRemoteStorageManager:
         """Returns the store that is recorded for the segment."""
         return self._place_of(metadata)[0].storage
 
+    @_measured()
     async def probe(self) -> Sequence[StoreFeatures]:
         """Probes every store, also after one failed. Raises the first error."""
 
@@ -229,10 +259,12 @@ class LocatedRemoteStorageManager:
             raise RemoteStorageError(f"location {name!r} is not configured: add [[storage.locations]] with that name")
         return self._places[name]
 
+    @_measured(lambda _, key, data: len(data))
     async def put_object(self, key: str, data: bytes) -> None:
         async with self._named_place(key).to_write() as storage:
             await storage.put_object(key, data)
 
+    @_measured(lambda data, *_: len(data))
     async def get_object(self, key: str) -> bytes:
         """Reads an object. Looks for a segment's object in every location, because its key does not name one."""
         named = self._named_place(key)
@@ -244,18 +276,20 @@ class LocatedRemoteStorageManager:
                 missing = error
         raise missing
 
+    @_measured()
     async def delete_object(self, key: str) -> None:
         async with self._home.to_write() as storage:
             await storage.delete_object(key)
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """Yields the objects, location by location. The `custom_metadata` of each object names its location."""
-        for place in self._different:
-            async for stored in (await place.opened()).list_objects(prefix):
-                if self._locations:
-                    yield replace(stored, custom_metadata=encode_location(place.name, stored.custom_metadata))
-                else:
-                    yield stored
+        with self.metrics.call("list_objects"):
+            for place in self._different:
+                async for stored in (await place.opened()).list_objects(prefix):
+                    if self._locations:
+                        yield replace(stored, custom_metadata=encode_location(place.name, stored.custom_metadata))
+                    else:
+                        yield stored
 
     async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
         """Yields the unfinished uploads of all locations whose stores support them."""

@@ -15,7 +15,7 @@ from protocol.api_keys import ApiKey
 from proxy.admin.counts import Counts, ProcessReport, StoreCounts
 from proxy.metrics import ProxyMetrics, api_name
 from tiers.reader.remote_log_reader import RemoteLogReader
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager
+from tiers.storage.locations import LocatedRemoteStorageManager
 
 _PREFIX: Final = "tidegate_remote_storage"
 _STORE_METRICS: Final = tuple(
@@ -32,12 +32,14 @@ class CountedParts:
     proxy: ProxyMetrics | None = None
     reader: RemoteLogReader | None = None
     backlog_bytes: Callable[[], int | None] | None = None
-    storage: InstrumentedRemoteStorageManager | None = None
+    storage: LocatedRemoteStorageManager | None = None
 
     @property
     def open_circuits(self) -> list[str]:
         """The locations to which calls fail at once."""
-        writes = [] if self.storage is None else [f"{each} (writes)" for each in self.storage.open_circuits]
+        writes = (
+            [] if self.storage is None else [f"{each} (writes)" for each in self.storage.write_breakers.open_locations]
+        )
         reads = [] if self.reader is None else self.reader.fetcher.breakers.open_locations
         return writes + [f"{each} (reads)" for each in reads]
 

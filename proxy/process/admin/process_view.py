@@ -39,7 +39,7 @@ from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.reader.remote_log_reader import RemoteLogReader
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager
+from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.tasks.remote_log_manager import RemoteLogManager
 from tiers.tasks.tiered_topics import TieredTopics
 
@@ -68,7 +68,7 @@ class ProcessView:
         report = process_report(self._registry, self._counted)
         return replace(report, alarms=tuple(self.alarms.raised()), events=self.events.events())
 
-    def opened_store(self, storage: InstrumentedRemoteStorageManager) -> None:
+    def opened_store(self, storage: LocatedRemoteStorageManager) -> None:
         self._counted.storage = storage
 
     def opened_reader(self, reader: RemoteLogReader) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry
 
 from protocol.api_keys import ApiKey
 from proxy.metrics import LATENCY_BUCKETS_S, ProxyMetrics
 from proxy.process.admin.process_report import CountedParts, process_report
-from tiers.storage.instrumented import RemoteStorageMetrics
+from tiers.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiers.storage.metrics import RemoteStorageMetrics
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
 
@@ -30,16 +32,15 @@ def test_a_report_has_what_clients_were_sent_by_tier() -> None:
 
 def test_a_report_has_the_calls_of_each_store() -> None:
     registry = CollectorRegistry()
-    metrics = RemoteStorageMetrics(registry)
-    for operation in ("fetch_log_segment", "put_object"):
-        metrics.requests.labels("s3", operation).inc(4)
-        metrics.seconds.labels("s3", operation).observe(0.02)
-    metrics.errors.labels("s3", "put_object", "retriable").inc(2)
-    metrics.errors.labels("s3", "fetch_log_segment", "not_found").inc(5)
-    metrics.in_flight.labels("s3").set(1)
-    (store,) = process_report(registry, CountedParts()).stores
-    assert (store.store, store.requests, store.errors, store.in_flight) == ("s3", 8, 2, 1)
-    assert sum(store.reads) == store.reads[store.bounds_s.index(0.025)] == 1
+    metrics = RemoteStorageMetrics(registry, "s3")
+    calls = (("put_object", RetriableRemoteStorageError), ("fetch_log_segment", RemoteResourceNotFoundError))
+    for operation, error in calls:
+        with suppress(error), metrics.call(operation):
+            raise error("x")
+    with metrics.call("put_object"):
+        (store,) = process_report(registry, CountedParts()).stores
+    assert (store.store, store.requests, store.errors, store.in_flight) == ("s3", 3, 1, 1)
+    assert sum(store.reads) == store.reads[0] == 1
 
 
 def test_a_report_has_the_bytes_that_were_copied() -> None:

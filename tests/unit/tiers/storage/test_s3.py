@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from tests.support.fakes import copies
 from tests.support.fakes.copies import other_attempt, segment_to_copy
@@ -20,7 +19,6 @@ from tests.support.servers.faulty_s3 import FaultyS3
 from tests.support.servers.throttling_relay import ThrottlingRelay
 from tests.support.servers.versitygw import VersityGateway
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.s3.storage import S3RemoteStorageManager
 from tiers.verify.read_back import read_back
@@ -58,8 +56,7 @@ async def test_a_range_arrives_in_the_memory_that_was_given(s3: VersityGateway, 
 
     async with opened(s3) as manager:
         await manager.copy_log_segment_data(metadata, data)
-        located = LocatedRemoteStorageManager(manager)
-        store = InstrumentedRemoteStorageManager(located, "s3", RemoteStorageMetrics(CollectorRegistry()))
+        store = LocatedRemoteStorageManager(manager)
         store.use_memory(allocate)
         view = await store.fetch_log_segment(metadata, 3, 99)
         assert [view.obj] == given

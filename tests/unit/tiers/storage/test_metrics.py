@@ -12,8 +12,9 @@ from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.local_indexes import segment_object
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.circuit_breaker import CircuitBreakers
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.locations import LocatedRemoteStorageManager
+from tiers.storage.metrics import RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 SEGMENT, _ = segment_object(0)
@@ -22,10 +23,10 @@ SEGMENT, _ = segment_object(0)
 class Numbers:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.metrics = RemoteStorageMetrics(self.registry)
+        self.metrics = RemoteStorageMetrics(self.registry, "local")
 
-    def measured(self, storage: RemoteStorageManager) -> InstrumentedRemoteStorageManager:
-        return InstrumentedRemoteStorageManager(storage, "local", self.metrics)
+    def measured(self, storage: RemoteStorageManager) -> LocatedRemoteStorageManager:
+        return LocatedRemoteStorageManager(storage, metrics=self.metrics)
 
     def of(self, name: str, operation: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(
