@@ -24,7 +24,12 @@ from tiers.errors import LogDivergedError, RemoteLogError
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import SegmentIndexes, encode_indexes_object
-from tiers.segment.indexes.kafka_indexes import MAX_RELATIVE, KafkaIndexBuilder
+from tiers.segment.indexes.kafka_indexes import (
+    INDEX_INTERVAL_BYTES,
+    MAX_RELATIVE,
+    encode_offset_index,
+    encode_time_index,
+)
 from tiers.segment.indexes.segment_index import Chunk, decode_remote_log_index, encode_remote_log_index
 from tiers.segment.leader_epochs import EpochHole, check_named, clipped, epochs_begun
 from tiers.segment.producer_state import (
@@ -158,18 +163,17 @@ class IndexBuilder:
         history_from = base_offset if carried.history_from is None else carried.history_from
         self._transactions = TransactionTracker(base_offset, ongoing, carried.listed, history_from)
         self._producers = ProducerState(carried.producers)
-        self._indexes = KafkaIndexBuilder(base_offset)
+        self.size_bytes = 0
+        self.max_timestamp_ms = -1
+        self._first_end_offset: int | None = None
+        """The last offset of the first batch; None before the first batch."""
+        self._offset_index: list[tuple[int, int]] = []
+        self._bytes_since_last_entry = 0
+        self._time_index: list[tuple[int, int]] = []
+        self._max_timestamp_offset = base_offset
         self._chunk_bytes = chunk_bytes
         self._chunks: list[Chunk] = []
         self._chunk: _OpenChunk | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        return self._indexes.size_bytes
-
-    @property
-    def max_timestamp_ms(self) -> int:
-        return self._indexes.max_timestamp_ms
 
     @property
     def end_offset(self) -> int:
@@ -188,7 +192,7 @@ class IndexBuilder:
         found: list[CheckedBatch] = []
         next_offset = self.next_offset
         known = NO_LEADER_EPOCH if self.leader_epoch is None else self.leader_epoch
-        first_end_offset, size_bytes = self._indexes.first_end_offset, self.size_bytes
+        first_end_offset, size_bytes = self._first_end_offset, self.size_bytes
         for batch in batches:
             first_offset = batch.base_offset if batch.magic == 2 else first_offset_of(batch, next_offset)
             if (batch.last_offset if first_end_offset is None else first_offset) < next_offset:
@@ -224,7 +228,8 @@ class IndexBuilder:
         """Adds the batches of `records`, in the log's order, and the leader's report about them."""
         self._transactions.on_report(aborted_transactions)
         run_start = 0
-        position = self.size_bytes
+        if batches and self._first_end_offset is None:
+            self._first_end_offset = batches[0].batch.last_offset
         for batch, first_offset, marker, begun in batches:
             if first_offset > self.next_offset:
                 self.missing_offsets += first_offset - self.next_offset
@@ -235,7 +240,14 @@ class IndexBuilder:
             elif not batch.is_control:
                 self._transactions.on_data_batch(batch)
                 self._producers.on_data_batch(batch)
+            if batch.max_timestamp > self.max_timestamp_ms:
+                self.max_timestamp_ms, self._max_timestamp_offset = batch.max_timestamp, batch.last_offset
+            if self._bytes_since_last_entry > INDEX_INTERVAL_BYTES:
+                self._offset_index.append((batch.last_offset, self.size_bytes))
+                self._offer_time_entry()
+                self._bytes_since_last_entry = 0
             size_bytes = batch.end - batch.start
+            self._bytes_since_last_entry += size_bytes
             chunk = self._chunk
             if chunk is not None and chunk.size_bytes + size_bytes > self._chunk_bytes:
                 chunk.crc = crc32c(records, run_start, batch.start, chunk.crc)
@@ -244,13 +256,12 @@ class IndexBuilder:
             if chunk is None:
                 run_start = batch.start
                 first_timestamp_ms = batch.max_timestamp if batch.is_log_append_time else batch.base_timestamp
-                chunk = self._chunk = _OpenChunk(position, first_offset, first_timestamp_ms)
+                chunk = self._chunk = _OpenChunk(self.size_bytes, first_offset, first_timestamp_ms)
             chunk.size_bytes += size_bytes
             if batch.max_timestamp > chunk.max_timestamp_ms:
                 chunk.max_timestamp_ms = batch.max_timestamp
-            position += size_bytes
+            self.size_bytes += size_bytes
             self.next_offset = batch.last_offset + 1
-        self._indexes.extend([each.batch for each in batches])
         if self._chunk is not None:
             self._chunk.crc = crc32c(records, run_start, len(records), self._chunk.crc)
 
@@ -265,12 +276,20 @@ class IndexBuilder:
         self._chunks.append(Chunk(*bounds, position, size_bytes, one.size_bytes, one.crc))
         self._chunk = None
 
+    def _offer_time_entry(self) -> None:
+        last = self._time_index[-1][0] if self._time_index else -1
+        if self.max_timestamp_ms > last:
+            self._time_index.append((self.max_timestamp_ms, self._max_timestamp_offset))
+
     def indexes(self) -> SegmentIndexes:
         """Returns the indexes of all chunks that have ended. The caller must add no batch afterwards."""
-        offset_index, time_index = self._indexes.finish()
+        self._offer_time_entry()
+        base_offset = self.base_offset
+        if self._first_end_offset is not None and self.end_offset - base_offset > MAX_RELATIVE:
+            base_offset = self._first_end_offset
         return SegmentIndexes(
-            offset_index=offset_index,
-            time_index=time_index,
+            offset_index=encode_offset_index(base_offset, self._offset_index),
+            time_index=encode_time_index(base_offset, self._time_index),
             aborted_transactions=self._transactions.ranges(self.end_offset),
             transaction_index=encode_transaction_index(self._transactions.transaction_index()),
             leader_epochs=tuple(self._leader_epochs),
