@@ -21,7 +21,7 @@ timestamp int64, coordinator epoch int32, first offset of the open transaction i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import NamedTuple
 
@@ -61,6 +61,8 @@ class ProducerStateEntry(NamedTuple):
 
 
 class ProducerState:
+    """The producers of a log. `TransactionTracker` knows their open transactions."""
+
     def __init__(self, carried: Iterable[ProducerStateEntry] = ()) -> None:
         self._producers = {entry.producer_id: entry for entry in carried}
 
@@ -68,23 +70,16 @@ class ProducerState:
         """Processes a batch. The caller must pass every batch that is not a control batch, in the log's order."""
         if batch.producer_id == NO_PRODUCER_ID:
             return
-        known = self._known(batch)
-        begun = known.current_txn_first_offset
-        if batch.is_transactional and begun == NO_OFFSET:
-            begun = batch.base_offset
-        self._producers[batch.producer_id] = known._replace(
+        self._producers[batch.producer_id] = self._known(batch)._replace(
             last_sequence=_last_sequence(batch),
             last_offset=batch.last_offset,
             offset_delta=batch.last_offset - batch.base_offset,
             timestamp_ms=batch.max_timestamp,
-            current_txn_first_offset=begun,
         )
 
     def on_marker(self, batch: RecordBatch, marker: EndTransactionMarker) -> None:
         self._producers[batch.producer_id] = self._known(batch)._replace(
-            timestamp_ms=batch.max_timestamp,
-            coordinator_epoch=marker.coordinator_epoch,
-            current_txn_first_offset=NO_OFFSET,
+            timestamp_ms=batch.max_timestamp, coordinator_epoch=marker.coordinator_epoch
         )
 
     def _known(self, batch: RecordBatch) -> ProducerStateEntry:
@@ -95,13 +90,15 @@ class ProducerState:
         known = self._producers.get(batch.producer_id, new)
         return known if known.epoch == batch.producer_epoch else ProducerStateEntry(*new[:5], *known[5:])
 
-    def entries(self, log_time_ms: int) -> tuple[ProducerStateEntry, ...]:
-        """Returns the producers that are not idle at `log_time_ms`, in the order of Kafka's file."""
+    def entries(self, log_time_ms: int, ongoing: Mapping[int, int]) -> tuple[ProducerStateEntry, ...]:
+        """Returns the producers that are not idle at `log_time_ms`, in the order of Kafka's file.
+
+        `ongoing` are the first offsets of the open transactions, by producer."""
         idle_before_ms = log_time_ms - PRODUCER_ID_EXPIRATION_MS
         kept = [
-            one
+            one._replace(current_txn_first_offset=ongoing.get(one.producer_id, NO_OFFSET))
             for one in self._producers.values()
-            if one.timestamp_ms > idle_before_ms or one.current_txn_first_offset != NO_OFFSET
+            if one.timestamp_ms > idle_before_ms or one.producer_id in ongoing
         ]
         capacity = 16
         while len(kept) * 4 > capacity * 3:

@@ -284,6 +284,7 @@ class IndexBuilder:
     def indexes(self) -> SegmentIndexes:
         """Returns the indexes of all chunks that have ended. The caller must add no batch afterwards."""
         self._offer_time_entry()
+        producers = self._producers.entries(self.max_timestamp_ms, self._transactions.ongoing)
         base_offset = self.base_offset
         if self._first_end_offset is not None and self.end_offset - base_offset > MAX_RELATIVE:
             base_offset = self._first_end_offset
@@ -294,7 +295,9 @@ class IndexBuilder:
             transaction_index=encode_transaction_index(self._transactions.transaction_index()),
             leader_epochs=tuple(self._leader_epochs),
             remote_log_index=encode_remote_log_index(self._chunks),
-            producer_snapshot=encode_producer_snapshot(self._producers.entries(self.max_timestamp_ms)),
+            producer_snapshot=encode_producer_snapshot(
+                self._producers.entries(self.max_timestamp_ms, self._transactions.ongoing)
+            ),
             history_from=self._transactions.history_from,
         )
 

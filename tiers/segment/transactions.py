@@ -145,7 +145,7 @@ class TransactionTracker:
         self._base_offset = base_offset
         self.history_from = history_from
         self._aborted: dict[int, set[int]] = {}
-        self._ongoing = dict(ongoing)
+        self.ongoing = dict(ongoing)
         self._listed = frozenset(listed)
         self._last_marker: dict[int, int] = {}
         self._ranges: list[AbortedTransactionRange] = []
@@ -164,12 +164,12 @@ class TransactionTracker:
         in the earlier one. Of the transactions whose begin the copier has seen, only the ongoing ones are open, and
         those that the earlier segment lists: compaction may have removed their first records."""
         seen = self.history_from <= one.first_offset < self._base_offset
-        return seen and self._ongoing.get(one.producer_id) != one.first_offset and one not in self._listed
+        return seen and self.ongoing.get(one.producer_id) != one.first_offset and one not in self._listed
 
     def on_data_batch(self, batch: RecordBatch) -> None:
         """Processes a batch. The caller must pass every batch that is not a control batch, in the log's order."""
         if batch.is_transactional:
-            self._ongoing.setdefault(batch.producer_id, batch.base_offset)
+            self.ongoing.setdefault(batch.producer_id, batch.base_offset)
 
     def on_marker(self, marker: EndTransactionMarker) -> None:
         producer_id, offset = marker.producer_id, marker.offset
@@ -177,7 +177,7 @@ class TransactionTracker:
         begun = {first for first in reported if first < offset}
         if later := reported - begun:
             self._aborted[producer_id] = later
-        seen = self._ongoing.pop(producer_id, None)
+        seen = self.ongoing.pop(producer_id, None)
         self._last_marker[producer_id] = offset
         if not marker.aborts:
             return
@@ -188,7 +188,7 @@ class TransactionTracker:
 
     def _last_stable_offset(self, marker_offset: int) -> int:
         reported = (first for firsts in self._aborted.values() for first in firsts if first < marker_offset)
-        oldest = min((*self._ongoing.values(), *reported), default=marker_offset + 1)
+        oldest = min((*self.ongoing.values(), *reported), default=marker_offset + 1)
         return oldest if self.history_from == 0 else min(oldest, self._base_offset)
 
     def ranges(self, end_offset: int) -> tuple[AbortedTransactionRange, ...]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protocol.records.record_batch import RecordBatch
 from tiers.segment.producer_state import PRODUCER_ID_EXPIRATION_MS, ProducerState, ProducerStateEntry
-from tiers.segment.transactions import EndTransactionMarker
+from tiers.segment.transactions import EndTransactionMarker, TransactionTracker
 
 T = 1_600_000_000_000
 TRANSACTIONAL, CONTROL = 1 << 4, 1 << 5
@@ -55,19 +55,24 @@ def model(batches: list[tuple[str, RecordBatch]], producer: int) -> ProducerStat
 
 @given(STEPS, st.integers(0, 12))
 def test_the_state_follows_kafkas_rules_and_is_taken_over(steps: list[Step], handed_on: int) -> None:
-    state, batches, offset = ProducerState(), list[tuple[str, RecordBatch]](), 0
+    state, tracker = ProducerState(), TransactionTracker(0, {}, (), 0)
+    batches, offset = list[tuple[str, RecordBatch]](), 0
     for number, (kind, producer, epoch, count, sequence, step) in enumerate(steps):
         if number == handed_on:
-            state = ProducerState(state.entries(T))
+            state = ProducerState(state.entries(T, tracker.ongoing))
+            tracker = TransactionTracker(offset, tracker.ongoing, (), 0)
         if kind == "marker":
             one = batch(kind, abs(producer), epoch, offset, 1, -1, step)
-            state.on_marker(one, EndTransactionMarker(one.producer_id, offset, aborts=True, coordinator_epoch=7))
+            marker = EndTransactionMarker(one.producer_id, offset, aborts=True, coordinator_epoch=7)
+            state.on_marker(one, marker)
+            tracker.on_marker(marker)
         else:
             one = batch(kind, producer, epoch, offset, count, sequence, step)
             state.on_data_batch(one)
+            tracker.on_data_batch(one)
         batches.append((kind, one))
         offset = one.last_offset + 1
-    found = {each.producer_id: each for each in state.entries(T)}
+    found = {each.producer_id: each for each in state.entries(T, tracker.ongoing)}
     assert found == {each: entry for each in (-1, 1, 7, 8) if (entry := model(batches, each)) is not None}
 
 
@@ -76,10 +81,10 @@ def test_idle_producers_are_left_out_and_the_others_in_the_order_of_java() -> No
     state = ProducerState()
     for producer in (17, 1, 65536, 15, 0, 1 << 32, 33):
         state.on_data_batch(batch("data", producer, 0, 0, 1, 0, 0))
-    assert [one.producer_id for one in state.entries(T)] == [0, 17, 1, 65536, 1 << 32, 33, 15]
+    assert [one.producer_id for one in state.entries(T, {})] == [0, 17, 1, 65536, 1 << 32, 33, 15]
     for producer in range(100, 107):
         state.on_data_batch(batch("data", producer, 0, 0, 1, 0, 0))
-    assert [one.producer_id for one in state.entries(T)] == [0, 1, 65536, 1 << 32, 33, *range(100, 107), 15, 17]
+    assert [one.producer_id for one in state.entries(T, {})] == [0, 1, 65536, 1 << 32, 33, *range(100, 107), 15, 17]
     state.on_data_batch(batch("transactional", 9, 0, 0, 1, 0, 0))
-    assert len(state.entries(T + PRODUCER_ID_EXPIRATION_MS - 1)) == 15
-    assert [one.producer_id for one in state.entries(T + PRODUCER_ID_EXPIRATION_MS)] == [9]
+    assert len(state.entries(T + PRODUCER_ID_EXPIRATION_MS - 1, {9: 0})) == 15
+    assert [one.producer_id for one in state.entries(T + PRODUCER_ID_EXPIRATION_MS, {9: 0})] == [9]
