@@ -15,7 +15,7 @@ from tests.support.servers.stores import opened
 from tiers.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage import hdfs as hdfs_store
-from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.storage.remote_storage_manager import LogSegmentData, check_by_an_object
 
 MIB = 1 << 20
 PATIENCE_S = 120
@@ -55,7 +55,7 @@ async def test_a_copy_with_too_few_replicas_fails_and_names_the_setting(hdfs: Hd
         with pytest.raises(RetriableRemoteStorageError, match=named):
             await storage.copy_log_segment_data(metadata, data)
         with pytest.raises(RetriableRemoteStorageError, match=named):
-            await storage.check()
+            await check_by_an_object(storage)
         with pytest.raises(RemoteResourceNotFoundError):
             await storage.fetch_indexes(metadata)
 
@@ -66,7 +66,7 @@ async def test_a_copy_counts_when_two_data_nodes_have_it(hdfs: HdfsCluster, tmp_
     with hdfs.second_data_node():
         standby = "http://127.0.0.1:1"  # nothing listens there
         async with opened("hdfs", settings | {"web.url": f"{standby}, {hdfs.web_url}"}) as storage:
-            await storage.check()
+            await check_by_an_object(storage)
             await storage.copy_log_segment_data(metadata, data)
             assert await storage.fetch_indexes(metadata) == data.indexes
         async with opened("hdfs", settings | {"web.url": standby, "timeout.ms": "2000"}) as storage:

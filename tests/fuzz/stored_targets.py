@@ -133,7 +133,8 @@ def producer_snapshot(data: bytes) -> bool:
         except CorruptSegmentError:
             continue
         raise AssertionError(f"{size} of {len(content)} bytes are read")
-    again = ProducerState(entries).entries(-(1 << 64))
+    ongoing = {one.producer_id: one.current_txn_first_offset for one in entries}
+    again = ProducerState(entries).entries(-(1 << 64), ongoing)
     assert sorted(again) == sorted(entries)
     return bool(entries)
 

@@ -295,9 +295,7 @@ class IndexBuilder:
             transaction_index=encode_transaction_index(self._transactions.transaction_index()),
             leader_epochs=tuple(self._leader_epochs),
             remote_log_index=encode_remote_log_index(self._chunks),
-            producer_snapshot=encode_producer_snapshot(
-                self._producers.entries(self.max_timestamp_ms, self._transactions.ongoing)
-            ),
+            producer_snapshot=encode_producer_snapshot(producers),
             history_from=self._transactions.history_from,
         )
 

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.activity import Activity, while_active
-from tiers.storage.file_system import ThreadCalls
+from tiers.storage.file_system import ThreadCalls, deadlines_of
 from tiers.storage.retries import CredentialsRenewal
 
 logger = logging.getLogger(__name__)
@@ -123,8 +123,9 @@ class ChildCalls:
             await self.close()
             raise
 
-    async def run(self, operation: str, *arguments: object, deadlines: int = 1) -> Any:
-        return await self._renewal.tried(lambda: self._run(operation, arguments, self._timeout_s * deadlines))
+    async def run(self, operation: str, *arguments: object) -> Any:
+        timeout_s = self._timeout_s * deadlines_of(operation)
+        return await self._renewal.tried(lambda: self._run(operation, arguments, timeout_s))
 
     async def close(self) -> None:
         async with self._starting:

@@ -36,14 +36,11 @@ from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
     StoreFeatures,
-    check_by_an_object,
     check_range,
 )
 from tiers.storage.settings import read_duration_ms, read_number
 
 PIECE_BYTES = 1024 * 1024
-DEADLINES_OF_A_LISTING = 20
-"""pyarrow lists a store as a whole, and tells no progress."""
 TEMPORARY = ".tmp"
 """The folder of files that are not whole yet. Their names begin with the segment's uuid, or with `SMALL_OBJECT`."""
 SMALL_OBJECT = "object"
@@ -119,8 +116,8 @@ class FileCalls(Protocol):
     async def open(self) -> None:
         """Connects. Raises `RemoteStorageError`."""
 
-    async def run(self, operation: str, *arguments: object, deadlines: int = 1) -> Any:
-        """Runs the method of `_Objects` with these arguments. `deadlines` is how long it may make no progress.
+    async def run(self, operation: str, *arguments: object) -> Any:
+        """Runs the method of `_Objects` with these arguments.
 
         Raises `RemoteStorageError`, and `RuntimeError` if it is not open."""
 
@@ -135,9 +132,6 @@ class FileSystemRemoteStorageManager:
 
     async def open(self) -> None:
         await self.calls.open()
-
-    async def check(self) -> None:
-        await check_by_an_object(self, self.calls.files.name)
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         attempt = str(metadata.segment_id.id)
@@ -174,7 +168,7 @@ class FileSystemRemoteStorageManager:
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """Yields the objects in order. It holds the whole listing in memory, because the libraries promise no order."""
-        for stored in await self.calls.run("listing", prefix, deadlines=DEADLINES_OF_A_LISTING):
+        for stored in await self.calls.run("listing", prefix):
             yield stored
 
     async def close(self) -> None:
@@ -207,12 +201,12 @@ class ThreadCalls:
             self._pools = {lane: BlockingCalls(self.files.name, self._threads) for lane in ("", *_LANES)}
         await self.run("connect")
 
-    async def run(self, operation: str, *arguments: object, deadlines: int = 1) -> Any:
+    async def run(self, operation: str, *arguments: object) -> Any:
         if not self._pools:
             raise RuntimeError(f"{self.files.name} is not open")
         work = getattr(self._objects, operation)
         pool = self._pools[operation if operation in _LANES else ""]
-        timeout_s = None if self.timeout_s is None else self.timeout_s * deadlines
+        timeout_s = None if self.timeout_s is None else self.timeout_s * deadlines_of(operation)
         try:
             return await pool.run(lambda call: work(call, *arguments), timeout_s)
         except (RemoteStorageError, CallsClosedError):
@@ -230,6 +224,11 @@ class ThreadCalls:
         for pool in self._pools.values():
             pool.close()
         self.files.disconnect()
+
+
+def deadlines_of(operation: str) -> int:
+    """Returns for how many deadlines an operation may make no progress: pyarrow lists a store as a whole."""
+    return 20 if operation == "listing" else 1
 
 
 class _Objects:

@@ -44,6 +44,7 @@ from tiers.storage.remote_storage_manager import (
     StoreFeatures,
     UnfinishedUpload,
     UnfinishedUploads,
+    check_by_an_object,
 )
 
 HOME = ""
@@ -205,7 +206,7 @@ class LocatedRemoteStorageManager:
     @_measured()
     async def check(self) -> None:
         async def check(place: _Place) -> None:
-            await (await place.opened()).check()
+            await check_by_an_object(await place.opened())
 
         await self._at_all(check)
 

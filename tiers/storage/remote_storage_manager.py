@@ -87,9 +87,6 @@ class RemoteStorageManager(SegmentReads, Protocol):
     async def open(self) -> None:
         """Connects. The caller calls it once, on the event loop that it will use."""
 
-    async def check(self) -> None:
-        """Writes, reads and deletes an object. Raises an error that names the setting to change."""
-
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         """Stores both objects durably, `.log` first. Idempotent per uuid: a second call with the same data succeeds.
 
@@ -123,14 +120,14 @@ class RemoteStorageManager(SegmentReads, Protocol):
         """Releases the connections. Safe to call twice."""
 
 
-async def check_by_an_object(storage: RemoteStorageManager, name: str) -> None:
-    """Writes, reads and deletes an object. `name` is that of the store, for the error."""
+async def check_by_an_object(storage: RemoteStorageManager) -> None:
+    """Writes, reads and deletes an object. Raises an error, which names the setting to change."""
     key = f".check-{uuid.uuid4()}"
     await storage.put_object(key, key.encode())
     found = await storage.get_object(key)
     await storage.delete_object(key)
     if found != key.encode():
-        raise RemoteStorageError(f"{name}: an object reads back with other bytes than were written")
+        raise RemoteStorageError("an object reads back with other bytes than were written")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,6 @@ class TapeRemoteStorageManager:
             raise RemoteStorageError(f"{self._folder.parent} is not a directory: change `folder`")
         self._folder.mkdir(exist_ok=True)
 
-    async def check(self) -> None:
-        await self.put_object("check", b"check")
-        if await self.get_object("check") != b"check":
-            raise RemoteStorageError(f"{self._folder}: an object does not read back as it was written")
-        await self.delete_object("check")
-
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         log = data.log_segment.read_bytes()
         self._write(self._tape(metadata), log + data.indexes)

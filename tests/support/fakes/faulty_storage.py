@@ -74,9 +74,6 @@ class FaultyStorage:
     async def open(self) -> None:
         await self.inner.open()
 
-    async def check(self) -> None:
-        await self.inner.check()
-
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         return await self.inner.copy_log_segment_data(metadata, data)
 

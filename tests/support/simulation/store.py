@@ -206,9 +206,6 @@ class SimStorage:
     async def open(self) -> None:
         return
 
-    async def check(self) -> None:
-        return
-
     async def close(self) -> None:
         return
 

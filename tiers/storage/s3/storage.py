@@ -33,7 +33,6 @@ from tiers.storage.remote_storage_manager import (
     StoredObject,
     StoreFeatures,
     UnfinishedUpload,
-    check_by_an_object,
     check_range,
 )
 from tiers.storage.s3.buffers import ReusedBuffers
@@ -149,9 +148,6 @@ class S3RemoteStorageManager:
         tls = partial(_context_of_client, session.get_config_variable("ca_bundle"))
         self._down = S3Downloader(client, self._bucket, self._timeout_s, self._max_connections, tls)
         self._resources.push_async_callback(self._down.close)
-
-    async def check(self) -> None:
-        await check_by_an_object(self, f"s3://{self._bucket}")
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         await self._up.ensure(self._log_key(metadata), data.log_segment)

@@ -12,6 +12,7 @@ from tests.support.fakes.copies import Copied, opened, segment_to_copy
 from tests.support.servers.racing_s3 import CHECKSUM_IS_REQUIRED, RacingS3
 from tiers.errors import RemoteStorageError
 from tiers.storage.object_key import indexes_key, log_key
+from tiers.storage.remote_storage_manager import check_by_an_object
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
 PART_BYTES = 5 << 20
@@ -40,7 +41,7 @@ async def test_a_copy_needs_no_header_of_aws(refuses: dict[str, int], segment: C
     metadata, data = segment
     server = RacingS3(races=(), refuses=refuses)
     async with server, opened(store_of(server)) as storage:
-        await storage.check()
+        await check_by_an_object(storage)
         for _ in range(2):  # the second copy finds the objects of the first one
             await storage.copy_log_segment_data(metadata, data)
             assert server.objects == {
@@ -60,7 +61,7 @@ async def test_a_bucket_with_object_lock_gets_the_checksum_of_each_body(
 ) -> None:
     server = RacingS3(races=(), refuses=refuses, is_locked=True)
     async with server, opened(store_of(server)) as storage:
-        await storage.check()
+        await check_by_an_object(storage)
         await storage.copy_log_segment_data(*segment)
         (found,) = await storage.probe()
         assert found.has_atomic_creation == (not refuses)
@@ -70,4 +71,4 @@ async def test_a_refusal_has_the_words_of_the_store() -> None:
     server = RacingS3(races=(), refuses={"x-amz-checksum-crc32c": 400}, is_locked=True)
     async with server, opened(store_of(server)) as storage:
         with pytest.raises(RemoteStorageError, match=re.escape(f"400 InvalidRequest: {CHECKSUM_IS_REQUIRED}")):
-            await storage.check()
+            await check_by_an_object(storage)

@@ -11,6 +11,7 @@ import pytest
 from tests.support.fakes.copies import opened
 from tests.support.servers.racing_s3 import RacingS3
 from tiers.errors import CredentialsRefusedError
+from tiers.storage.remote_storage_manager import check_by_an_object
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
 Renew = Callable[[str], Awaitable[None]]
@@ -85,11 +86,11 @@ async def test_credentials_that_come_late_count(tmp_path: Path, monkeypatch: pyt
         opened(store_of(server, {})) as storage,
     ):
         await renew("any")
-        await storage.check()
+        await check_by_an_object(storage)
 
 
 async def test_a_store_without_credentials_names_no_source() -> None:
     async with RacingS3(races=()) as server, opened(store_of(server, {})) as storage:
         with pytest.raises(CredentialsRefusedError, match="there are no credentials: set") as raised:
-            await storage.check()
+            await check_by_an_object(storage)
         assert "come from" not in str(raised.value)
