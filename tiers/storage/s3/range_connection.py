@@ -105,8 +105,6 @@ class _Get:
 
 class RangeConnection(asyncio.BufferedProtocol):
     def __init__(self) -> None:
-        self.idle_since_s = 0.0
-        """The pool's own."""
         self._transport: asyncio.Transport | None = None
         self._get: _Get | None = None
         self._head = memoryview(bytearray(MAX_HEAD_BYTES))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+from collections import defaultdict
 from collections.abc import Callable
-from itertools import chain
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -46,17 +46,15 @@ class RangeReader:
         self._free = asyncio.Semaphore(max_connections)
         self._make_tls = tls
         self._tls: ssl.SSLContext | None = None
-        self._idle: dict[_Place, list[RangeConnection]] = {}
-        """The one that was used last is last. It is used again first, so the others become idle for long, and close."""
+        self._idle: dict[_Place, list[tuple[RangeConnection, asyncio.TimerHandle]]] = defaultdict(list)
+        """With what closes them. The one that was used last is last, and is used again first: the others may close."""
         self._in_use: set[RangeConnection] = set()
-        self._look: asyncio.TimerHandle | None = None
-        """When to look for connections that were idle for too long. None: no connection is idle."""
         self._is_closed = False
 
     @property
     def idle_count(self) -> int:
         """The number of open connections that no GET uses."""
-        return sum(connection.is_usable for idle in self._idle.values() for connection in idle)
+        return sum(connection.is_usable for idle in self._idle.values() for connection, _ in idle)
 
     async def get(
         self, url: str, asked: ByteRange, moved: Callable[[], None], allocate: Allocate = new_memory
@@ -76,10 +74,8 @@ class RangeReader:
                 if self._is_closed:
                     connection.abort()
                 elif connection.is_usable:
-                    loop = asyncio.get_running_loop()
-                    connection.idle_since_s = loop.time()
-                    self._idle.setdefault(place, []).append(connection)
-                    self._look = self._look or loop.call_later(IDLE_S, self._close_old)
+                    closing = asyncio.get_running_loop().call_later(IDLE_S, connection.abort)
+                    self._idle[place].append((connection, closing))
 
         async with self._free:
             kept = self._take_idle(place)
@@ -93,28 +89,21 @@ class RangeReader:
     async def close(self) -> None:
         """Closes all connections. GETs in progress and later ones raise `LostConnectionError`. Safe to call twice."""
         self._is_closed = True
-        if self._look is not None:
-            self._look.cancel()
-        for connection in [*self._in_use, *chain(*self._idle.values())]:
+        for connection in self._in_use.copy():
             connection.abort()
-        self._idle.clear()
+        for place in self._idle:
+            while (kept := self._take_idle(place)) is not None:
+                kept.abort()
         await asyncio.sleep(0)  # the loop ends the aborted connections
 
     def _take_idle(self, place: _Place) -> RangeConnection | None:
-        """Returns a connection that may still be open, and closes those that were idle for too long."""
-        idle = self._without_old(place)
-        return idle.pop() if idle else None
-
-    def _without_old(self, place: _Place) -> list[RangeConnection]:
-        oldest_s = asyncio.get_running_loop().time() - IDLE_S
-        idle = self._idle.get(place, [])
-        while idle and idle[0].idle_since_s < oldest_s:
-            idle.pop(0).abort()
-        return idle
-
-    def _close_old(self) -> None:
-        left = [self._without_old(place) for place in self._idle]
-        self._look = asyncio.get_running_loop().call_later(IDLE_S, self._close_old) if any(left) else None
+        """Returns a connection that may still be open."""
+        while self._idle[place]:
+            connection, closing = self._idle[place].pop()
+            closing.cancel()
+            if connection.is_usable:
+                return connection
+        return None
 
     async def _connect(self, place: _Place) -> RangeConnection:
         if self._is_closed:
