@@ -51,11 +51,6 @@ class RangeReader:
         self._in_use: set[RangeConnection] = set()
         self._is_closed = False
 
-    @property
-    def idle_count(self) -> int:
-        """The number of open connections that no GET uses."""
-        return sum(connection.is_usable for idle in self._idle.values() for connection, _ in idle)
-
     async def get(
         self, url: str, asked: ByteRange, moved: Callable[[], None], allocate: Allocate = new_memory
     ) -> memoryview:
