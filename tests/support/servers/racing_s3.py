@@ -51,7 +51,7 @@ class RacingS3:
         self.hanging = 0
         self.expecting = 0
         """The number of requests that waited for `100 Continue`."""
-        self._uploads: dict[str, dict[int, bytes]] = {}
+        self.uploads: dict[str, dict[int, bytes]] = {}
         self._between: dict[str, int] = {}
         self._arrived = asyncio.Condition()
         app = web.Application(client_max_size=64 << 20)
@@ -98,19 +98,25 @@ class RacingS3:
         match request.method:
             case "POST" if "uploads" in query:
                 upload = uuid.uuid4().hex
+                self.uploads[upload] = {}
                 return _xml(
                     f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
                 )
             case "PUT" if "uploadId" in query:
-                self._uploads.setdefault(query["uploadId"], {})[int(query["partNumber"])] = body
+                self.uploads[query["uploadId"]][int(query["partNumber"])] = body
                 return web.Response(headers={"ETag": _etag(body)})
             case "POST":
-                return await self._write(request, key, self._whole(query["uploadId"]), "complete")
+                answer = await self._write(request, key, self._whole(query["uploadId"]), "complete")
+                if answer.status == 200:
+                    del self.uploads[query["uploadId"]]
+                return answer
             case "PUT":
                 return await self._write(request, key, body, "put")
             case "DELETE":
                 if "uploadId" not in query:
                     self.objects.pop(key, None)
+                elif self.uploads.pop(query["uploadId"], None) is None:
+                    return _error(404, "NoSuchUpload")
                 return web.Response(status=204)
         if key not in self.objects:
             return _error(404, "NoSuchKey")
@@ -127,7 +133,7 @@ class RacingS3:
         return web.Response(headers={"ETag": _etag(body)})
 
     def _whole(self, upload: str) -> bytes:
-        return b"".join(body for _, body in sorted(self._uploads[upload].items()))
+        return b"".join(body for _, body in sorted(self.uploads[upload].items()))
 
     async def _meet_another(self, key: str) -> None:
         """Waits until two writers of `key` have passed the check."""

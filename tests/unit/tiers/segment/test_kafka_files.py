@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.indexes.kafka_indexes import encode_offset_index, encode_time_index
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, overlapping
 from tiers.segment.leader_epochs import (
     EpochHole,
@@ -40,13 +39,6 @@ SNAPSHOT = bytes.fromhex(
     "0001 c56b55e2 00000001 0000000000000fa0 0003 00000009 0000000000000063 00000009 00000174876e8000 00000007"
     "ffffffffffffffff"
 )
-
-
-def test_offsets_and_timestamps_are_relative_to_the_base() -> None:
-    offsets = [(1010, 0x1001), (1025, 0x2004)]
-    assert encode_offset_index(1000, offsets) == bytes.fromhex("0000000a 00001001 00000019 00002004")
-    times = [(T, 1010), (T + 5, 1025)]
-    assert encode_time_index(1000, times) == bytes.fromhex("00000174876e8000 0000000a 00000174876e8005 00000019")
 
 
 def test_the_files_are_as_kafka_writes_them() -> None:
@@ -127,25 +119,15 @@ RANGES = st.lists(
 
 
 @given(RANGES, st.integers(0, 60), st.integers(0, 30))
-def test_overlapping_ranges_come_sorted_and_once(
+def test_overlapping_ranges_come_sorted_and_once_with_the_marker(
     ranges: list[AbortedTransactionRange], first_offset: int, length: int
 ) -> None:
     assert list(decode_aborted_ranges(encode_aborted_ranges(ranges))) == ranges
     last_offset = first_offset + length
-    keys = [(one.first_offset, one.producer_id) for one in overlapping(ranges, first_offset, last_offset)]
-    assert keys == sorted(
-        {
-            (one.first_offset, one.producer_id)
-            for one in ranges
-            if one.first_offset <= last_offset and one.last_offset >= first_offset
-        }
-    )
-
-
-def test_the_entry_with_the_marker_stays_for_a_transaction() -> None:
-    without, with_marker = AbortedTransactionRange(7, 10, MARKER_NOT_COPIED), AbortedTransactionRange(7, 10, 50)
-    assert overlapping([without, with_marker], 20, 60) == [with_marker]
-    assert overlapping([with_marker, without], 20, 60) == [with_marker]
+    within = [one for one in ranges if one.first_offset <= last_offset and one.last_offset >= first_offset]
+    latest_first = sorted(within, key=lambda one: -one.last_offset)
+    found = {(one.first_offset, one.producer_id): one for one in latest_first}
+    assert overlapping(ranges, first_offset, last_offset) == [found[key] for key in sorted(found)]
 
 
 HOLE = EpochHole(3, 10, 5, 200)

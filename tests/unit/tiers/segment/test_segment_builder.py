@@ -16,7 +16,6 @@ from tests.support.fakes.record_batches import (
     batch_of,
     build_batch,
     legacy_message,
-    legacy_wrapper,
     record,
 )
 from tests.support.fakes.segments import build_segment
@@ -208,14 +207,6 @@ def test_start_end_and_missing_offsets(
     built = build_segment(path, batches, base_offset=base)
     assert (built.start_offset, built.end_offset, built.missing_offsets) == found
     assert built.chunks[0].first_offset == (95 if base else 5)
-
-
-def test_message_sets_of_old_brokers(path: Path) -> None:
-    legacy = legacy_message(0, 0, 0, None, b"zero") + legacy_message(1, 1, 1_500_000_000_000, None, b"one")
-    wrapper = legacy_wrapper(1, 2, [record(o, 1_500_000_000_001) for o in (2, 3, 4)], codec=1)
-    built = build_segment(path, [legacy + wrapper, batch_of(5, 1, leader_epoch=2)], chunk_bytes=1)
-    assert [(chunk.first_offset, chunk.last_offset) for chunk in built.chunks] == [(0, 0), (1, 1), (2, 4), (5, 5)]
-    assert (built.segment_leader_epochs, built.missing_offsets) == (entries([(0, 0), (2, 5)]), 0)
 
 
 def test_a_size_beyond_int32_is_refused_before_it_is_written(path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.tiers.waiting import until
 from tiers.storage.activity import note_progress
-from tiers.storage.blocking_calls import MAX_ABANDONED, Abandoned, BlockingCalls, Call
+from tiers.storage.blocking_calls import MAX_ABANDONED, BlockingCalls, Call
 
 
 def threads_of(name: str) -> int:
@@ -79,30 +79,6 @@ async def test_stuck_calls_meet_their_deadlines_and_are_replaced() -> None:
     await until(lambda: threads_of("stuck") <= 2)
     calls.close()
     await until(lambda: threads_of("stuck") == 0)
-
-
-async def test_a_call_whose_caller_is_cancelled_is_told() -> None:
-    calls = BlockingCalls("cancelled", 1)
-    started, go_on, ended = asyncio.Event(), threading.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    def work(call: Call[None]) -> None:
-        loop.call_soon_threadsafe(started.set)
-        go_on.wait()
-        try:
-            call.check()
-        except Abandoned:
-            ended.set()
-            raise
-
-    async with asyncio.TaskGroup() as group:
-        caller = group.create_task(calls.run(work, 30.0))
-        await started.wait()
-        caller.cancel()
-    go_on.set()
-    await until(ended.is_set)
-    await until(lambda: calls.abandoned == 0)
-    calls.close()
 
 
 async def test_a_call_that_waits_lives_on_while_those_before_it_move() -> None:

@@ -10,15 +10,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.fakes.copies import other_attempt, segment_to_copy
 from tests.support.fakes.stalling_files import make
 from tests.support.tiers.waiting import until
 from tiers.errors import CredentialsRefusedError, RetriableRemoteStorageError
 from tiers.storage import retries
-from tiers.storage.child_calls import MAX_RETIRED, ChildCalls, FrameBuffer, frame_of
+from tiers.storage.child_calls import MAX_RETIRED, ChildCalls
 from tiers.storage.file_system import FileSystemRemoteStorageManager
 
 
@@ -57,19 +55,6 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-async def test_a_new_process_takes_over_when_the_credentials_are_refused(tmp_path: Path) -> None:
-    async with opened(tmp_path) as storage:
-        await storage.put_object("k", b"data")
-        [former] = storage.processes
-        for name in ("ticket", "accepted"):
-            (tmp_path / name).write_bytes(b"renewed")
-        assert await storage.get_object("k") == b"data"
-        assert storage.processes[-1] != former
-        (tmp_path / "accepted").write_bytes(b"others")
-        with pytest.raises(CredentialsRefusedError):
-            await storage.get_object("k")
 
 
 async def test_a_right_that_is_missing_for_good_ends_no_copy(
@@ -206,11 +191,3 @@ async def test_the_child_of_a_parent_that_is_killed_ends(tmp_path: Path) -> None
         child._transport.abort()  # all that a dead parent leaves behind is a closed socket
         await until(lambda: not child.is_alive())
     assert not is_alive(pid)
-
-
-@given(st.lists(st.binary(max_size=50), max_size=8), st.integers(min_value=1, max_value=40))
-def test_frames_come_out_however_they_are_cut(bodies: list[bytes], step: int) -> None:
-    stream = b"".join(frame_of(body) for body in bodies)
-    frames = FrameBuffer()
-    found = [said for start in range(0, len(stream), step) for said in frames.feed(stream[start : start + step])]
-    assert found == bodies

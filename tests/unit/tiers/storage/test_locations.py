@@ -201,19 +201,18 @@ def test_a_location_of_the_same_kind_takes_the_sections_settings() -> None:
     assert "hush" not in repr(config)
 
 
-@given(st.text("abc.-_", min_size=1, max_size=64), st.none() | st.binary(max_size=40))
+@given(
+    st.text("abc.-_", min_size=1, max_size=64),
+    st.none() | st.binary(max_size=40).filter(lambda data: not data.startswith(b"TGL\x01")),
+)
 def test_a_recorded_choice_reads_back(name: str, inner: bytes | None) -> None:
     encoded = encode_location(name, inner)
     assert decode_location(encoded) == (name, inner)
     assert len(encode_location("x" * 64, None)) < KAFKAS_LIMIT_BYTES
+    assert decode_location(inner) == (HOME, inner)  # of a store without locations
     for cut in range(4, 6 + len(name.encode())):
         with pytest.raises(RemoteStorageError, match="cut off"):
             decode_location(encoded[:cut])
-
-
-@given(st.binary(max_size=40).filter(lambda data: not data.startswith(b"TGL\x01")))
-def test_custom_metadata_of_a_store_without_locations_is_its_own(data: bytes) -> None:
-    assert decode_location(data) == (HOME, data)
 
 
 async def test_writes_to_a_location_in_trouble_fail_at_once_and_the_others_go_on(

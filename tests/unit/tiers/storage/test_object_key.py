@@ -20,7 +20,6 @@ from tiers.storage.object_key import (
     marker_key,
     parse_facts_key,
     parse_segment_key,
-    partition_prefix,
     segment_of_key,
 )
 
@@ -65,12 +64,6 @@ def test_the_key_of_facts_parses_back(cluster: str, topic: UUID, partition: int)
     for other in (key + "x", "x/" + key, key[1:], key.replace(".facts", ".json")):
         assert parse_facts_key(other) is None
     assert (marked_cluster(marker_key(cluster)), marked_cluster(key)) == (cluster, None)
-
-
-@given(st.uuids(), st.integers(0, 1000))
-def test_no_partitions_prefix_is_anothers(topic: UUID, partition: int) -> None:
-    longer = TopicIdPartition(topic, partition * 10 + 1)
-    assert not partition_prefix("c", longer).startswith(partition_prefix("c", TopicIdPartition(topic, partition)))
 
 
 def test_other_keys_are_not_keys_of_segments() -> None:

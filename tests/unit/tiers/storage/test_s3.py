@@ -207,21 +207,6 @@ async def test_uploads_through_a_slow_link_finish(s3: VersityGateway, tmp_path: 
     assert await s3.uploads(BUCKET) == 0
 
 
-async def test_an_upload_that_moves_no_byte_ends(s3: VersityGateway, tmp_path: Path) -> None:
-    metadata, data = segment_to_copy(tmp_path, 2 * PART_BYTES)
-    async with opened(s3, timeout_ms="300000") as patient:
-        await patient.put_object("manifest.json", b"{}")
-    async with (
-        ThrottlingRelay(s3.port, RATE) as relay,
-        opened(s3, timeout_ms="200", endpoint_url=relay.url) as manager,
-    ):
-        relay.passes.clear()
-        with pytest.raises(RetriableRemoteStorageError, match="no answer in time"):
-            await asyncio.wait_for(manager.copy_log_segment_data(metadata, data), 60)
-        with pytest.raises(RetriableRemoteStorageError, match="no answer in time"):
-            await asyncio.wait_for(manager.get_object("manifest.json"), 60)
-
-
 async def test_a_store_that_throttles_takes_a_copy_by_the_first_call(s3: VersityGateway, tmp_path: Path) -> None:
     rolls = random.Random(48)
     metadata, data = segment_to_copy(tmp_path, 1 << 20, batches=12)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from typing import Any, cast
 
 import pytest
 
 from tests.support.fakes.copies import opened
 from tests.support.servers.racing_s3 import RacingS3
 from tiers.storage.remote_storage_manager import StoreFeatures
-from tiers.storage.s3.race import WRITERS, StoreRace
 from tiers.storage.s3.storage import S3RemoteStorageManager
-from tiers.storage.s3.upload import StagedUpload
 
 
 def store_of(server: RacingS3) -> S3RemoteStorageManager:
@@ -23,7 +19,7 @@ def store_of(server: RacingS3) -> S3RemoteStorageManager:
 async def features_of(server: RacingS3) -> StoreFeatures:
     async with server, opened(store_of(server)) as storage:
         (found,) = await storage.probe()
-        assert server.objects == {}
+        assert (server.objects, server.uploads) == ({}, {})
         assert server.expecting == 0  # a body does not wait for the server's word
         return found
 
@@ -45,35 +41,3 @@ async def test_a_server_that_lets_several_create_one_object_is_found_out(races: 
     found = await features_of(RacingS3(races=(races,)))
     assert not found.has_atomic_creation
     assert re.search(said, found.evidence)
-
-
-class HangingUploads:
-    """An uploader whose last upload hangs in its only part."""
-
-    def __init__(self) -> None:
-        self.open: set[str] = set()
-
-    async def stage_parts(self, key: str, parts: object) -> StagedUpload:
-        upload = StagedUpload(f"upload {len(self.open)}", ())
-        self.open.add(upload.id)
-        if len(self.open) == WRITERS:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.open.remove(upload.id)
-        return upload
-
-    async def abort(self, key: str, upload_id: str) -> None:
-        self.open.remove(upload_id)
-
-
-async def test_a_race_that_is_cancelled_leaves_no_upload() -> None:
-    uploader = HangingUploads()
-    race = StoreRace(cast(Any, uploader), cast(Any, None), "")
-    task = asyncio.create_task(race._completions("key"))
-    await asyncio.sleep(0.01)
-    assert len(uploader.open) == WRITERS
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert uploader.open == set()
