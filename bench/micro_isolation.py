@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.ending import run
+from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.servers.versitygw import VersityGateway
 from tiers.broker.client import monotonic_ms
@@ -84,7 +85,7 @@ class Turns:
 
 async def fill(settings: dict[str, str], folder: Path, segments: int) -> RemoteTier:
     tier = RemoteTier(folder, chunk_bytes=MIB)
-    tier.storage.inner = S3RemoteStorageManager({**settings, "cluster.id": "bench"})
+    tier.storage = FaultyStorage(S3RemoteStorageManager({**settings, "cluster.id": "bench"}))
     batches = SEGMENT_MIB * MIB // (RECORDS_OF_A_BATCH * VALUE_BYTES)
     for number in range(STREAMS):
         await tier.fill(
@@ -158,7 +159,7 @@ def serve(settings: dict[str, str], segments: int, pipe: Connection) -> None:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             tier = await fill(settings, Path(folder), segments)
             listener, buffers = stack.enter_context(listen()), SharedBuffers()
-            tier.storage.inner.use_memory(buffers.memory_for)  # type: ignore[attr-defined]  # S3 has it
+            tier.storage.use_memory(buffers.memory_for)
             reader = await stack.enter_async_context(RemoteLogReader(tier.rlmm.log, tier.storage, share=buffers.share))
             await stack.enter_async_context(RemoteReadServer(listener, reader, buffers))
             pipe.send(listener.getsockname())

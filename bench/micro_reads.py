@@ -35,6 +35,7 @@ from bench.ending import run
 from bench.rig.modelled_store import ModelledStore
 from bench.rig.store_model import FAR
 from protocol.records.record_batch import iterate_batches
+from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.servers.versitygw import VersityGateway
 from tiers.broker.client import monotonic_ms
@@ -146,7 +147,8 @@ async def read_back(store: VersityGateway, endpoint_url: str, folder: Path) -> l
     partition = TopicIdPartition(TOPIC_ID, 0, "history")
     tier = RemoteTier(folder, chunk_bytes=MIB)
     settings = store.settings(BUCKET) | {"cluster.id": "micro-reads"}
-    tier.storage.inner = near = S3RemoteStorageManager(settings)
+    near = S3RemoteStorageManager(settings)
+    tier.storage = FaultyStorage(near)
     batches = await tier.fill(partition, segments=SEGMENTS, batches=BATCHES, records=1, value_bytes=64_000)
     await near.close()
     far = S3RemoteStorageManager(settings | {"endpoint.url": endpoint_url})

@@ -26,6 +26,7 @@ from pipeline.source import range_read
 from pipeline.source.range_read import AHEAD_BYTES, RangeReader
 from pipeline.source.read_plan import ReadRange
 from pipeline.spark.worker import worker
+from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.fakes.stored_segments import remote_range
@@ -41,7 +42,8 @@ WAYS = {"one after the other": 1, "ahead": AHEAD_BYTES}
 
 async def filled(settings: dict[str, str], folder: Path) -> list[ReadRange]:
     tier = RemoteTier(folder, chunk_bytes=1 << 20)
-    tier.storage.inner = store = S3RemoteStorageManager(settings | {"cluster.id": CLUSTER_ID})
+    store = S3RemoteStorageManager(settings | {"cluster.id": CLUSTER_ID})
+    tier.storage = FaultyStorage(store)
     ranges: list[ReadRange] = []
     for first in range(0, SEGMENTS * BATCHES, BATCHES):
         batches = [batch_of(offset, 1, value_bytes=VALUE_BYTES) for offset in range(first, first + BATCHES)]

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.remote_storage_manager import (
-    LogSegmentData,
-    RemoteStorageManager,
-    StoredObject,
-    StoreFeatures,
-)
+from tiers.storage.locations import LocatedRemoteStorageManager
+from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 
-class FaultyStorage:
+class FaultyStorage(LocatedRemoteStorageManager):
     """The next reads of a log raise `failures`, one each. Counts the calls that reached the store."""
 
     def __init__(self, inner: RemoteStorageManager) -> None:
+        super().__init__(inner)
         self.inner = inner
         self.failures: deque[Exception] = deque()
         self.index_failures: deque[Exception] = deque()
@@ -59,7 +56,7 @@ class FaultyStorage:
             self._refuse_when_down()
             if self.failures:
                 raise self.failures.popleft()
-            data = await self.inner.fetch_log_segment(metadata, start_position, end_position)
+            data = await super().fetch_log_segment(metadata, start_position, end_position)
             return data if self.damage is None else memoryview(self.damage(bytes(data)))
         finally:
             self.running -= 1
@@ -69,31 +66,4 @@ class FaultyStorage:
         self._refuse_when_down()
         if self.index_failures:
             raise self.index_failures.popleft()
-        return await self.inner.fetch_indexes(metadata)
-
-    async def open(self) -> None:
-        await self.inner.open()
-
-    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        return await self.inner.copy_log_segment_data(metadata, data)
-
-    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        return await self.inner.delete_log_segment_data(metadata)
-
-    async def probe(self) -> Sequence[StoreFeatures]:
-        return await self.inner.probe()
-
-    async def put_object(self, key: str, data: bytes) -> None:
-        await self.inner.put_object(key, data)
-
-    async def get_object(self, key: str) -> bytes:
-        return await self.inner.get_object(key)
-
-    async def delete_object(self, key: str) -> None:
-        await self.inner.delete_object(key)
-
-    def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
-        return self.inner.list_objects(prefix)
-
-    async def close(self) -> None:
-        await self.inner.close()
+        return await super().fetch_indexes(metadata)

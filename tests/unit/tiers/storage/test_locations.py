@@ -201,10 +201,10 @@ def test_a_location_of_the_same_kind_takes_the_sections_settings() -> None:
     assert "hush" not in repr(config)
 
 
-@given(
-    st.text("abc.-_", min_size=1, max_size=64),
-    st.none() | st.binary(max_size=40).filter(lambda data: not data.startswith(b"TGL\x01")),
-)
+OF_A_STORE = st.none() | st.binary(max_size=40).filter(lambda data: not data.startswith(b"TGL\x01"))
+
+
+@given(st.text("abc.-_", min_size=1, max_size=64), OF_A_STORE)
 def test_a_recorded_choice_reads_back(name: str, inner: bytes | None) -> None:
     encoded = encode_location(name, inner)
     assert decode_location(encoded) == (name, inner)
