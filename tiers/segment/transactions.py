@@ -31,7 +31,8 @@ from typing import NamedTuple
 
 from protocol.errors import CorruptBatchError
 from protocol.primitives import INT16, INT32, Buffer
-from protocol.records.record_batch import BATCH_HEADER_BYTES, CODEC_NONE, RecordBatch
+from protocol.records.record_batch import CODEC_NONE, RecordBatch
+from protocol.records.record_reader import read_records
 from tiers.errors import CorruptSegmentError
 from tiers.model.log_source import AbortedTransaction
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
@@ -39,7 +40,6 @@ from tiers.segment.indexes.segment_index import AbortedTransactionRange
 MARKER_NOT_COPIED = 2**63 - 1
 
 _ABORT, _COMMIT = 0, 1
-_MARKER_KEY_BYTES = 4
 _RANGE = Struct(">qqq")
 _KAFKA_ENTRY = Struct(">hqqqq")
 _KAFKA_VERSION = 0
@@ -57,29 +57,19 @@ def end_transaction_marker(buf: Buffer, batch: RecordBatch) -> EndTransactionMar
 
     Raises `CorruptBatchError` for a malformed record and for a compressed batch: control batches are never compressed.
     """
-    if batch.records_count == 0:
+    if batch.records_count <= 0:
         return None
     if batch.codec != CODEC_NONE:
         raise CorruptBatchError(f"the control batch at offset {batch.base_offset} is compressed")
-    record = memoryview(buf)[batch.start + BATCH_HEADER_BYTES : batch.end]
+    record = next(read_records(buf, batch))
     try:
-        pos = _after_varint(record, 0) + 1  # record length, attributes
-        for _ in range(3):  # timestamp delta, offset delta, key length
-            pos = _after_varint(record, pos)
-        kind = INT16.unpack_from(record, pos + 2)[0]
+        kind = INT16.unpack_from(record.key or b"", 2)[0]
         if kind not in (_ABORT, _COMMIT):
             return None
-        pos = _after_varint(record, pos + _MARKER_KEY_BYTES)  # value length
-        coordinator_epoch: int = INT32.unpack_from(record, pos + 2)[0]
-    except (IndexError, StructError) as error:
+        coordinator_epoch: int = INT32.unpack_from(record.value or b"", 2)[0]
+    except StructError as error:
         raise CorruptBatchError(f"the control batch at offset {batch.base_offset} has a truncated record") from error
     return EndTransactionMarker(batch.producer_id, batch.base_offset, kind == _ABORT, coordinator_epoch)
-
-
-def _after_varint(buf: memoryview, pos: int) -> int:
-    while buf[pos] & 0x80:
-        pos += 1
-    return pos + 1
 
 
 class AbortedTxn(NamedTuple):
@@ -148,7 +138,6 @@ class TransactionTracker:
         self.ongoing = dict(ongoing)
         self._listed = frozenset(listed)
         self._last_marker: dict[int, int] = {}
-        self._ranges: list[AbortedTransactionRange] = []
         self._index: list[AbortedTxn] = []
 
     def on_report(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -183,7 +172,6 @@ class TransactionTracker:
             return
         first_offset = max(begun, default=seen)
         if first_offset is not None:  # None means a transaction without data, so readers have nothing to filter
-            self._ranges.append(AbortedTransactionRange(producer_id, first_offset, offset))
             self._index.append(AbortedTxn(producer_id, first_offset, offset, self._last_stable_offset(offset)))
 
     def _last_stable_offset(self, marker_offset: int) -> int:
@@ -193,13 +181,14 @@ class TransactionTracker:
 
     def ranges(self, end_offset: int) -> tuple[AbortedTransactionRange, ...]:
         """Returns every aborted transaction that overlaps the segment up to `end_offset`, by ascending first offset."""
+        ended = (AbortedTransactionRange(*entry[:3]) for entry in self._index)
         still_open = (
             AbortedTransactionRange(producer_id, first_offset, MARKER_NOT_COPIED)
             for producer_id, firsts in self._aborted.items()
             for first_offset in firsts
             if first_offset <= end_offset
         )
-        return tuple(sorted((*self._ranges, *still_open), key=lambda one: (one.first_offset, one.producer_id)))
+        return tuple(sorted((*ended, *still_open), key=lambda one: (one.first_offset, one.producer_id)))
 
     def transaction_index(self) -> list[AbortedTxn]:
         """Returns the entries of Kafka's `.txnindex`, by ascending offset of the marker."""
