@@ -9,7 +9,10 @@ from types import TracebackType
 
 from tiers.errors import CircuitOpenError, RemoteResourceNotFoundError, RetriableRemoteStorageError
 
-_HANGING_MS = 10_000
+THRESHOLD = 8
+OPEN_MS = 500
+"""Below a second, so that a store that recovers can still serve the waiting fetches."""
+HANGING_MS = 10_000
 
 
 def loop_ms() -> int:
@@ -18,22 +21,17 @@ def loop_ms() -> int:
 
 
 class CircuitBreaker:
-    """A circuit breaker that opens after `threshold` failures in a row. Each call of the store runs `with` it.
+    """A circuit breaker that opens after `THRESHOLD` failures in a row. Each call of the store runs `with` it.
 
     A call that was cancelled is a failure if `counts_cancelled`: the pool of readers cancels a download that hangs. It
     is no failure for a writer, which is cancelled when its partition is reassigned.
 
-    While it is open, one call may probe the store `open_ms` after the last one ended, or `_HANGING_MS` after it began.
-    `open_ms` is below a second, so that a store that recovers can still serve the waiting fetches. A store that hangs
-    keeps few callers.
+    While it is open, one call may probe the store `OPEN_MS` after the last one ended, or `HANGING_MS` after it began. A
+    store that hangs keeps few callers.
     """
 
-    def __init__(
-        self, clock_ms: Callable[[], int], *, threshold: int = 8, open_ms: int = 500, counts_cancelled: bool = True
-    ) -> None:
+    def __init__(self, clock_ms: Callable[[], int], *, counts_cancelled: bool = True) -> None:
         self._clock_ms = clock_ms
-        self._threshold = threshold
-        self._open_ms = open_ms
         self._is_failure: tuple[type[BaseException], ...] = (RetriableRemoteStorageError,)
         if counts_cancelled:
             self._is_failure += (asyncio.CancelledError,)
@@ -42,7 +40,7 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        return self._failures >= self._threshold
+        return self._failures >= THRESHOLD
 
     def __enter__(self) -> None:
         """Raises `CircuitOpenError` while the circuit is open."""
@@ -51,7 +49,7 @@ class CircuitBreaker:
         now_ms = self._clock_ms()
         if now_ms < self._probe_at_ms:
             raise CircuitOpenError(f"the circuit breaker is open: the store failed {self._failures} times in a row")
-        self._probe_at_ms = now_ms + _HANGING_MS
+        self._probe_at_ms = now_ms + HANGING_MS
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -61,7 +59,7 @@ class CircuitBreaker:
             self._failures = 0
             return
         self._failures += isinstance(error, self._is_failure)
-        self._probe_at_ms = self._clock_ms() + self._open_ms
+        self._probe_at_ms = self._clock_ms() + OPEN_MS
 
 
 class CircuitBreakers:

@@ -96,13 +96,10 @@ class _Place:
     A store that was down at the start is opened by the first call that needs it. While it is closed, calls fail by the
     error of the last attempt, at most one attempt in `RETRY_MS`."""
 
-    def __init__(
-        self, name: str, storage: RemoteStorageManager, breakers: CircuitBreakers, clock_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, name: str, storage: RemoteStorageManager, breakers: CircuitBreakers) -> None:
         self.name = name
         self.storage = storage
         self._breakers = breakers
-        self._clock_ms = clock_ms
         self._opening = asyncio.Lock()
         self._error: RemoteStorageError | None = None
         self._again_at_ms = 0
@@ -111,7 +108,7 @@ class _Place:
         try:
             await self.storage.open()
         except RemoteStorageError as error:
-            self._error, self._again_at_ms = error, self._clock_ms() + RETRY_MS
+            self._error, self._again_at_ms = error, loop_ms() + RETRY_MS
             raise
         self._error = None
 
@@ -131,7 +128,7 @@ class _Place:
         """Returns the open store. Raises its error while it cannot be opened."""
         async with self._opening:
             if self._error is not None:
-                if self._clock_ms() < self._again_at_ms:
+                if loop_ms() < self._again_at_ms:
                     raise self._error
                 await self.open()
         return self.storage
@@ -169,13 +166,12 @@ class LocatedRemoteStorageManager:
         home: RemoteStorageManager,
         locations: Sequence[StorageLocation] = (),
         metrics: RemoteStorageMetrics | None = None,
-        clock_ms: Callable[[], int] = loop_ms,
     ) -> None:
         """Raises `ValueError` for invalid names and for names that occur twice."""
         self.metrics = metrics or RemoteStorageMetrics(CollectorRegistry(), "")
-        self.write_breakers = CircuitBreakers(clock_ms, counts_cancelled=False)
+        self.write_breakers = CircuitBreakers(loop_ms, counts_cancelled=False)
         self._locations = locations
-        self._home = _Place(HOME, home, self.write_breakers, clock_ms)
+        self._home = _Place(HOME, home, self.write_breakers)
         self._places = {HOME: self._home}
         """By each of their names. Several may name one place."""
         places = {id(home): self._home}
@@ -184,7 +180,7 @@ class LocatedRemoteStorageManager:
                 raise ValueError(f"location {location.name!r}: expected up to 64 letters, digits, '.', '_' and '-'")
             if location.name in self._places:
                 raise ValueError(f"two locations are called {location.name!r}")
-            place = _Place(location.name, location.storage, self.write_breakers, clock_ms)
+            place = _Place(location.name, location.storage, self.write_breakers)
             self._places[location.name] = places.setdefault(id(location.storage), place)
         self._different = list(places.values())
 

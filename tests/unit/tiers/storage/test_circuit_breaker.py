@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tiers.errors import CircuitOpenError, RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.circuit_breaker import CircuitBreaker, CircuitBreakers
+from tiers.storage.circuit_breaker import HANGING_MS, OPEN_MS, THRESHOLD, CircuitBreaker, CircuitBreakers
 
 
 def call(breaker: CircuitBreaker, error: BaseException | None = None) -> bool:
@@ -26,49 +26,52 @@ FAILURES = (RetriableRemoteStorageError("slow down"), asyncio.CancelledError())
 SUCCESSES = (None, RemoteResourceNotFoundError("no such object"))
 
 
+def failing(failure: BaseException, now: list[int]) -> CircuitBreaker:
+    """Returns a breaker that opens with the next failure."""
+    breaker = CircuitBreaker(lambda: now[0])
+    assert all(call(breaker, failure) for _ in range(THRESHOLD - 1))
+    assert not breaker.is_open
+    return breaker
+
+
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("success", SUCCESSES)
 def test_the_breaker_opens_probes_and_closes(failure: BaseException, success: BaseException | None) -> None:
     now = [0]
-    breaker = CircuitBreaker(lambda: now[0], threshold=2, open_ms=500)
-    assert call(breaker, failure)
-    assert call(breaker, failure)
-    assert not call(breaker)
-    now[0] = 500
-    assert call(breaker, failure)
-    assert not call(breaker)
-    now[0] = 1000
+    breaker = failing(failure, now)
+    for now[0] in (0, OPEN_MS):
+        assert call(breaker, failure)
+        assert not call(breaker)
+    now[0] = 2 * OPEN_MS
     refusal = RemoteStorageError("forbidden")
     assert [call(breaker, refusal) for _ in range(3)] == [True, False, False]
-    now[0] = 1500
+    now[0] = 3 * OPEN_MS
     assert call(breaker, success)
     assert [call(breaker) for _ in range(3)] == [True] * 3
 
 
 def test_a_store_that_hangs_keeps_one_caller_for_a_while() -> None:
     now = [0]
-    breaker = CircuitBreaker(lambda: now[0], threshold=1, open_ms=500)
+    breaker = failing(FAILURES[0], now)
     assert call(breaker, FAILURES[0])
-    now[0] = 500
+    now[0] = OPEN_MS
     with suppress(RetriableRemoteStorageError), breaker:
-        now[0] += 9_999
+        now[0] += HANGING_MS - 1
         assert not call(breaker)
         now[0] += 1
         assert call(breaker, FAILURES[0])
-        now[0] += 499
+        now[0] += OPEN_MS - 1
         assert not call(breaker)
         raise FAILURES[0]
-    now[0] += 499
+    now[0] += OPEN_MS - 1
     assert not call(breaker)
     now[0] += 1
     assert call(breaker)
 
 
 def test_a_cancelled_write_is_no_failure() -> None:
-    breaker = CircuitBreaker(lambda: 0, threshold=2, counts_cancelled=False)
-    for _ in range(5):
-        assert call(breaker, asyncio.CancelledError())
-    assert not breaker.is_open
+    breaker = CircuitBreaker(lambda: 0, counts_cancelled=False)
+    assert all(call(breaker, asyncio.CancelledError()) for _ in range(THRESHOLD + 1))
 
 
 def test_a_location_called_home_does_not_hide_home() -> None:

@@ -239,8 +239,9 @@ async def test_a_store_that_is_down_at_the_start_is_opened_when_it_is_needed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0]
+    monkeypatch.setattr("tiers.storage.locations.loop_ms", lambda: now[0])
     home, east = (LocalRemoteStorageManager({"path": str(root / name), "cluster.id": "c"}) for name in ("home", "east"))
-    storage = LocatedRemoteStorageManager(home, [StorageLocation("east", east)], clock_ms=lambda: now[0])
+    storage = LocatedRemoteStorageManager(home, [StorageLocation("east", east)])
     in_east = at(segment_to_copy(root)[0], "east")
     with monkeypatch.context() as patch:
         opening = Failing(patch, storage.place_of(in_east), "open", RetriableRemoteStorageError("503"))
