@@ -108,9 +108,6 @@ class ArrowFiles:
         self._files, root = self._file_system()
         self._root = root.strip("/")
 
-    def disconnect(self) -> None:
-        vars(self).pop("_files", None)
-
     def _file_system(self) -> tuple[Any, str]:
         endpoint = urlsplit(self._values["endpoint.url"])
         if self._uri.scheme in _GCS:

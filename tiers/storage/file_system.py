@@ -67,9 +67,6 @@ class BlockingFileSystem(Protocol):
     def connect(self) -> None:
         """Connects. The manager calls it once, before all other methods."""
 
-    def disconnect(self) -> None:
-        """Disconnects. The manager may call it twice, or without `connect`. Hanging calls keep their connections."""
-
     def size(self, path: str) -> int | None:
         """Returns the size of the file in bytes, which is then durable; None when there is no such file."""
 
@@ -223,7 +220,6 @@ class ThreadCalls:
     async def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
-        self.files.disconnect()
 
 
 def deadlines_of(operation: str) -> int:

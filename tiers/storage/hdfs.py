@@ -150,9 +150,6 @@ class HdfsFiles:
             kerberos_keytab=self._keytab,
         )
 
-    def disconnect(self) -> None:
-        vars(self).pop("_client", None)
-
     def size(self, path: str) -> int | None:
         try:
             status = self._client.get_file_info(self._path(path))

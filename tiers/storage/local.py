@@ -82,9 +82,6 @@ class LocalFiles:
                 if leftover.stat().st_mtime < abandoned_before_s:
                     leftover.unlink()
 
-    def disconnect(self) -> None:
-        """There is no connection."""
-
     def size(self, path: str) -> int | None:
         file = self._root / path
         with suppress(FileNotFoundError), self._in_place():
