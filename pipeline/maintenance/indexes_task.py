@@ -22,6 +22,7 @@ from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetad
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
 from tiers.segment.indexes_of_log import LogIndexer
+from tiers.segment.segment_builder import Carried
 from tiers.storage.locations import LocatedRemoteStorageManager, decode_location
 from tiers.storage.object_key import indexes_key
 from tiers.storage.retries import with_retries
@@ -93,8 +94,8 @@ async def make_one(
         return IndexesResult(segment, Verdict.WHOLE)
     earlier, later = await _neighbour(storage, before), await _neighbour(storage, after)
     with scratch_folder("indexes") as folder:
-        epochs = _epochs_of(before, segment) if earlier is None else ()
-        indexer = LogIndexer(folder / "log", segment, earlier, later, epochs)
+        carried = Carried(_epochs_of(before, segment)) if earlier is None else Carried.behind(earlier.indexes)
+        indexer = LogIndexer(folder / "log", segment, carried, later)
         try:
             async for batches in _log(storage, segment, get_bytes):
                 await asyncio.to_thread(indexer.append, batches)

@@ -9,12 +9,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from tiers.errors import CorruptSegmentError
 from tiers.model.log_source import AbortedTransaction
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject
 from tiers.segment.producer_state import NO_OFFSET
 from tiers.segment.segment_builder import BuiltSegment, Carried, SegmentBuilder
@@ -27,17 +26,11 @@ class LogIndexer:
     """
 
     def __init__(
-        self,
-        path: Path,
-        segment: RemoteLogSegmentMetadata,
-        before: IndexesObject | None,
-        after: IndexesObject | None,
-        leader_epochs: Sequence[LeaderEpochEntry] = (),
+        self, path: Path, segment: RemoteLogSegmentMetadata, carried: Carried, after: IndexesObject | None
     ) -> None:
-        """`before` and `after` are the neighbouring segments; no offsets may be missing between them and this one.
+        """`carried` is what the segment before this one leaves to it, or the known leader epochs alone.
 
-        `leader_epochs` are the known leader epochs for the case that `before` is None.
-        """
+        No offsets may be missing between this segment and `after`, which follows it."""
         self._segment = segment
         self._has_after = after is not None
         self._reported = [
@@ -45,7 +38,6 @@ class LogIndexer:
             for one in (() if after is None else after.indexes.aborted_transactions)
             if one.first_offset <= segment.end_offset
         ]
-        carried = Carried(tuple(leader_epochs)) if before is None else Carried.behind(before.indexes)
         self._builder = SegmentBuilder(path, segment.start_offset, carried)
 
     def append(self, batches: bytes) -> None:

@@ -50,12 +50,6 @@ class UnknownEpochStartError(RemoteLogError):
         self.hole = hole
 
 
-def check_named(hole: EpochHole, named: Sequence[LeaderEpochEntry]) -> None:
-    """Raises `UnknownEpochStartError` unless `named` has the epoch of the batch after the hole."""
-    if all(entry.epoch != hole.leader_epoch for entry in named):
-        raise UnknownEpochStartError(hole)
-
-
 def epochs_begun(hole: EpochHole, named: Sequence[LeaderEpochEntry]) -> list[LeaderEpochEntry]:
     """Returns the leader epochs that begin in the hole or with the batch after it, ascending.
 

@@ -31,7 +31,7 @@ from tiers.segment.indexes.kafka_indexes import (
     encode_time_index,
 )
 from tiers.segment.indexes.segment_index import Chunk, decode_remote_log_index, encode_remote_log_index
-from tiers.segment.leader_epochs import EpochHole, check_named, clipped, epochs_begun
+from tiers.segment.leader_epochs import EpochHole, UnknownEpochStartError, clipped, epochs_begun
 from tiers.segment.producer_state import (
     NO_OFFSET,
     ProducerState,
@@ -214,8 +214,9 @@ class IndexBuilder:
             if batch.leader_epoch > known or known == NO_LEADER_EPOCH:
                 # Batches of magic 0 and 1 have no epoch: they continue the last one, or 0.
                 hole = EpochHole(known, next_offset, max(batch.leader_epoch, 0), first_offset)
-                if named is not None and first_offset > next_offset and hole.leader_epoch > max(known, 0):
-                    check_named(hole, named)
+                may_begin_in_hole = first_offset > next_offset and hole.leader_epoch > max(known, 0)
+                if named is not None and may_begin_in_hole and hole.leader_epoch not in {one.epoch for one in named}:
+                    raise UnknownEpochStartError(hole)
                 begun, known = epochs_begun(hole, named or ()), hole.leader_epoch
             marker = end_transaction_marker(records, batch) if batch.is_control else None
             found.append(CheckedBatch(batch, first_offset, marker, begun))

@@ -38,8 +38,8 @@ def new_path(folder: Path) -> Path:
 def made_again(
     folder: Path, lost: BuiltSegment, before: BuiltSegment | None, after: BuiltSegment | None
 ) -> BuiltSegment:
-    earlier, later = (None if each is None else indexes_of(each) for each in (before, after))
-    indexer = LogIndexer(new_path(folder), metadata_of(lost), earlier, later)
+    carried = Carried() if before is None else Carried.behind(indexes_of(before).indexes)
+    indexer = LogIndexer(new_path(folder), metadata_of(lost), carried, None if after is None else indexes_of(after))
     try:
         indexer.append(lost.log_segment.read_bytes())
         return indexer.finish()
