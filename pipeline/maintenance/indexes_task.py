@@ -21,7 +21,7 @@ from tiers.errors import CorruptSegmentError, LaterFormatError, RemoteLogError, 
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
-from tiers.segment.indexes_of_log import LogIndexer
+from tiers.segment.indexes_made_again import LogIndexer
 from tiers.segment.segment_builder import Carried
 from tiers.storage.locations import LocatedRemoteStorageManager, decode_location
 from tiers.storage.object_key import indexes_key

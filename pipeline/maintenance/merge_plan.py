@@ -17,7 +17,7 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment, decode_answer
-from tiers.segment.indexes.kafka_indexes import MAX_RELATIVE
+from tiers.segment.indexes.segment_index import MAX_RELATIVE
 from tiers.tasks.history.align import open_cut
 
 

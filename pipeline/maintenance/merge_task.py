@@ -24,7 +24,7 @@ from tiers.access.open_tier import open_key_ring
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteLogError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object
-from tiers.segment.merged_indexes import why_not_continued, with_merged_indexes
+from tiers.segment.indexes_made_again import why_not_continued, with_merged_indexes
 from tiers.segment.segment_builder import BuiltSegment, Carried, SegmentBuilder
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager

@@ -35,9 +35,8 @@ from tiers.lasting_trouble import LastingTrouble
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
-from tiers.segment.indexes.kafka_indexes import MAX_RELATIVE
 from tiers.segment.indexes.local_index_files import OFFSET_INDEX, SUFFIXES, Append, LocalIndexFiles, append_to
-from tiers.segment.indexes.segment_index import SegmentIndex
+from tiers.segment.indexes.segment_index import MAX_RELATIVE, SegmentIndex
 from tiers.storage.blocking_calls import BlockingCalls, CallsClosedError
 
 T = TypeVar("T")

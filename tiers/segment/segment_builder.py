@@ -24,13 +24,15 @@ from tiers.errors import LogDivergedError, RemoteLogError
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import SegmentIndexes, encode_indexes_object
-from tiers.segment.indexes.kafka_indexes import (
+from tiers.segment.indexes.segment_index import (
     INDEX_INTERVAL_BYTES,
     MAX_RELATIVE,
+    Chunk,
+    decode_remote_log_index,
     encode_offset_index,
+    encode_remote_log_index,
     encode_time_index,
 )
-from tiers.segment.indexes.segment_index import Chunk, decode_remote_log_index, encode_remote_log_index
 from tiers.segment.leader_epochs import EpochHole, UnknownEpochStartError, clipped, epochs_begun
 from tiers.segment.producer_state import (
     NO_OFFSET,

@@ -38,14 +38,17 @@ from tiers.segment.indexes.indexes_object import (
     encode_sections,
     open_cipher,
 )
-from tiers.segment.indexes.kafka_indexes import MAX_RELATIVE, OFFSET_ENTRY, encode_offset_index, encode_time_index
 from tiers.segment.indexes.segment_index import (
     ENTRY_BYTES,
+    MAX_RELATIVE,
+    OFFSET_ENTRY,
     Chunk,
     SegmentIndex,
     check_whole_segment,
     decode_chunks,
     encode_chunk,
+    encode_offset_index,
+    encode_time_index,
 )
 from tiers.segment.leader_epochs import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
 from tiers.segment.transactions import decode_aborted_ranges, encode_aborted_ranges

@@ -1,4 +1,6 @@
-"""The founding remote log index, with one entry per chunk, and `SegmentIndex`, which finds chunks by it.
+"""The founding remote log index, `SegmentIndex`, which finds chunks by it, and Kafka's own two indexes.
+
+The remote log index has one entry per chunk:
 
     magic int16 = 0 | length int16 = 42 + n | crc int32 = CRC-32 of the rest | firstOffset int64 | lastOffset int64
     | firstTimestamp int64 | lastTimestamp int64 | dataLength int32 | rdiLength int16 = n | rdi
@@ -11,6 +13,19 @@ The format is in docs/semantics.md 10.1.
 * An RDI consists of version int8, stored position int64, stored length int32, CRC-32C uint32 of the log bytes, and of a
   tail. Version 0 has no tail; the local index files have version 1.
 * The decoder drops a torn entry at the end, which a crash during an append leaves. Anything else is corruption.
+
+Kafka's `.index` and `.timeindex` files of a segment (docs/semantics.md 10):
+
+* The offset index has one entry per 4096 bytes of log: (last offset of a batch - base offset, start position of that
+  batch), both int32, both strictly increasing.
+* The time index has the increases of the log's maximum timestamp. An entry is (maximum timestamp so far int64, last
+  offset of the batch that holds it - base offset int32). `IndexBuilder` tries to add an entry with every offset index
+  entry and at the end of the segment. It adds the entry only if the timestamp is above that of the last entry.
+* The files have no checksum. An inconsistent file must be rebuilt from the log.
+* The builder follows the rules of Kafka's LogSegment.append. Equal logs always give equal files.
+
+Entries count offsets from the segment's base offset. But a segment may begin with a hole that is longer than an int32.
+Then they count from the last offset of the first batch.
 """
 
 from __future__ import annotations
@@ -32,6 +47,12 @@ _LENGTH_FROM = 4
 _BEFORE_RDI = _PREFIX.size + _BODY.size - _RDI_BYTES
 ENTRY_BYTES = _BEFORE_RDI + _RDI_BYTES
 """The size of an entry without a tail."""
+
+INDEX_INTERVAL_BYTES = 4096
+OFFSET_ENTRY = Struct(">ii")
+MAX_RELATIVE = 2**31 - 1
+"""The largest relative offset and the largest position that an entry of Kafka's indexes can hold."""
+_TIME_ENTRY = Struct(">qi")
 
 OpenChunk = Callable[[int, bytes | memoryview], bytes]
 """Returns the log bytes of the encrypted chunk with that number. Raises `CorruptSegmentError`."""
@@ -122,6 +143,16 @@ def decode_remote_log_index(data: bytes | memoryview) -> tuple[Chunk, ...]:
     if size_bytes != len(data):
         raise CorruptSegmentError(f"remote log index: found {len(data) - size_bytes} bytes after the last entry")
     return tuple(chunk for chunk, _ in found)
+
+
+def encode_offset_index(base_offset: int, entries: Iterable[tuple[int, int]]) -> bytes:
+    """Encodes pairs of the offset (inclusive) at which a batch ends, and the position at which it starts."""
+    return b"".join([OFFSET_ENTRY.pack(offset - base_offset, position) for offset, position in entries])
+
+
+def encode_time_index(base_offset: int, entries: Iterable[tuple[int, int]]) -> bytes:
+    """Encodes pairs of a timestamp, and the offset at which the first batch with so high a maximum ends (inclusive)."""
+    return b"".join([_TIME_ENTRY.pack(timestamp_ms, offset - base_offset) for timestamp_ms, offset in entries])
 
 
 def check_whole_segment(chunks: Sequence[Chunk], metadata: RemoteLogSegmentMetadata) -> None:

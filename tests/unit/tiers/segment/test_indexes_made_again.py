@@ -21,9 +21,8 @@ from tiers.errors import CorruptSegmentError
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, encode_remote_log_index
-from tiers.segment.indexes_of_log import LogIndexer
+from tiers.segment.indexes_made_again import LogIndexer, why_not_continued, with_merged_indexes
 from tiers.segment.leader_epochs import UnknownEpochStartError
-from tiers.segment.merged_indexes import why_not_continued, with_merged_indexes
 from tiers.segment.segment_builder import BuiltSegment, Carried, SegmentBuilder
 from tiers.segment.transactions import MARKER_NOT_COPIED, decode_transaction_index
 from tiers.verify.segment_verification import SegmentVerification
