@@ -56,7 +56,7 @@ class FaultyStorage(LocatedRemoteStorageManager):
             self._refuse_when_down()
             if self.failures:
                 raise self.failures.popleft()
-            data = await super().fetch_log_segment(metadata, start_position, end_position)
+            data = await self.inner.fetch_log_segment(metadata, start_position, end_position)
             return data if self.damage is None else memoryview(self.damage(bytes(data)))
         finally:
             self.running -= 1
@@ -66,4 +66,4 @@ class FaultyStorage(LocatedRemoteStorageManager):
         self._refuse_when_down()
         if self.index_failures:
             raise self.index_failures.popleft()
-        return await super().fetch_indexes(metadata)
+        return await self.inner.fetch_indexes(metadata)
