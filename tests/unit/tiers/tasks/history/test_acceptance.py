@@ -8,7 +8,7 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.attempts import batches, whole_rounds
 from tests.support.tiers.segment_metadata import copied
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TierWork
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log import RemoteLog
