@@ -30,6 +30,7 @@ from tiers.config.total_retention import (
     UNLIMITED,
     Retention,
     TotalRetention,
+    longest_total,
     recorded_total,
 )
 from tiers.model.ids import TopicIdPartition
@@ -83,6 +84,15 @@ def paused_work(config: Mapping[str, str]) -> frozenset[TierWork]:
     if not config:
         return NOTHING_PAUSED
     return frozenset(work for work in TierWork if config.get(work.key) == "true")
+
+
+def holding_back(configs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Returns the settings that hold back deletions: the longest total retention and all pauses of several settings.
+
+    Which of them is the last one is not known. A pause too many costs nothing, and an operator ends it."""
+    several = list(configs)
+    pauses = {work.key: "true" for each in several for work in paused_work(each)}
+    return pauses | longest_total(list(map(recorded_total, several))).config()
 
 
 def resume_command(topic: str, work: Iterable[TierWork]) -> str:

@@ -9,11 +9,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
-
-from tiers.config.topic_policy import paused_work
 
 RETENTION_MINUTES: Final = "remote.log.retention.minutes"
 RETENTION_BYTES: Final = "remote.log.retention.bytes"
@@ -122,15 +120,6 @@ def longest_total(totals: list[TotalRetention]) -> TotalRetention:
     ms = max((end.ms for end in ends), key=_limit)
     size_bytes = max((end.size_bytes for end in ends), key=_limit)
     return TotalRetention(UNLIMITED if ms == UNLIMITED else ms // MS_PER_MINUTE, size_bytes)
-
-
-def holding_back(configs: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Returns the settings that hold back deletions: the longest total retention and all pauses of several settings.
-
-    Which of them is the last one is not known. A pause too many costs nothing, and an operator ends it."""
-    several = list(configs)
-    pauses = {work.key: "true" for each in several for work in paused_work(each)}
-    return pauses | longest_total(list(map(recorded_total, several))).config()
 
 
 def _limit(value: int) -> float:

@@ -23,8 +23,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from tiers.config.topic_policy import holding_back
 from tiers.config.topic_settings import is_deletion_requested
-from tiers.config.total_retention import TOTAL_KEYS, holding_back
+from tiers.config.total_retention import TOTAL_KEYS
 from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import PartitionFacts, joined, newest_of_topics
 from tiers.metadata.records.serde import KeyAndValue, key_and_value

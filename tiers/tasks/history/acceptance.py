@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from tiers.config.total_retention import TOTAL_KEYS, holding_back, recorded_total
+from tiers.config.topic_policy import holding_back
+from tiers.config.total_retention import TOTAL_KEYS, recorded_total
 from tiers.errors import LaterFormatError, RemoteLogMetadataError
 from tiers.metadata.metadata_log import MetadataLog
 from tiers.metadata.partition_facts import (

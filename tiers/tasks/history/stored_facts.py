@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
-from tiers.config.total_retention import holding_back
+from tiers.config.topic_policy import holding_back
 from tiers.errors import (
     CorruptSegmentError,
     LaterFormatError,
