@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -23,13 +23,20 @@ from protocol.primitives import (
     read_int64,
     read_string,
     read_string_bounds,
+    read_tag,
+    read_tag_count,
     skip_tagged_section,
     write_array_length,
     write_bytes_length,
     write_string,
+    write_uvarint,
 )
+from tiers.errors import RemoteLogMetadataError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.quick_values import quick, quick_uuid
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
 
 _ID_AND_NUMBER = struct.Struct(">16si")
 
@@ -65,15 +72,45 @@ def fields(make: Callable[..., Any], **codecs: Codec) -> Codec:
     return Codec(lambda value: b"".join([write(get(value)) for get, write in write_fields]), read)
 
 
-def structure(make: Callable[..., Any], **codecs: Codec) -> Codec:
-    """Returns the codec of a value with these fields, and a tagged section behind them: all messages are flexible."""
-    body = fields(make, **codecs)
+class Tag(NamedTuple):
+    """An optional field in the tagged section of a message. A field that has its `default` is left out."""
+
+    number: int
+    name: str
+    codec: Codec
+    default: Any
+
+
+def structure(make: Callable[..., Any], tags: Sequence[Tag] = (), **codecs: Codec) -> Codec:
+    """Returns the codec of a value with these fields, and a tagged section behind them: all messages are flexible.
+
+    Tags that are not in `tags` are skipped."""
+    body = fields(dict, **codecs)
+    defaults = {tag.name: tag.default for tag in tags}
+    by_number = {tag.number: tag for tag in tags}
+
+    def write(value: Any) -> bytes:
+        given = [(tag, getattr(value, tag.name)) for tag in tags]
+        written = [(tag.number, tag.codec.write(one)) for tag, one in given if one != tag.default]
+        section = [write_uvarint(number) + write_uvarint(len(data)) + data for number, data in written]
+        return body.write(value) + write_uvarint(len(section)) + b"".join(section)
 
     def read(buf: Buffer, pos: int) -> tuple[Any, int]:
-        value, pos = body.read(buf, pos)
-        return value, skip_tagged_section(buf, pos)
+        values, pos = body.read(buf, pos)
+        behind = skip_tagged_section(buf, pos)
+        if by_number:
+            values |= defaults
+            count, pos = read_tag_count(buf, pos)
+            for _ in range(count):
+                number, _, start, pos = read_tag(buf, pos)
+                tag = by_number.get(number)
+                if tag is not None:
+                    values[tag.name], end = tag.codec.read(buf, start)
+                    if end != pos:
+                        raise TruncatedError(f"tag {number} has {pos - start} bytes, not {end - start}")
+        return make(**values), behind
 
-    return Codec(lambda value: body.write(value) + EMPTY_TAGGED_SECTION, read)
+    return Codec(write, read)
 
 
 def array(item: Codec, *, compact: bool = True) -> Codec:
@@ -143,3 +180,32 @@ TEXT = converted(
 NULLABLE_BYTES = Codec(_write_nullable_bytes, _read_nullable_bytes)
 PARTITION = Codec(_write_partition, _read_partition)
 SEGMENT_ID = structure(quick(RemoteLogSegmentId), topic_id_partition=PARTITION, id=ID)
+STATE = converted(BYTE, RemoteLogSegmentState)
+SEGMENT_FIELDS = {
+    "start_offset": LONG,
+    "end_offset": LONG,
+    "broker_id": NUMBER,
+    "max_timestamp_ms": LONG,
+    "event_timestamp_ms": LONG,
+    "segment_leader_epochs": array(structure(quick(LeaderEpochEntry), epoch=NUMBER, start_offset=LONG)),
+    "segment_size_bytes": NUMBER,
+    "custom_metadata": NULLABLE_BYTES,
+    "state": STATE,
+}
+"""The fields behind the segment's id in the two records of Kafka that contain a segment (KIP-917 for the metadata)."""
+SEGMENT_TAGS = (Tag(0, "txn_index_empty", FLAG, False), Tag(10_000, "copy_epoch", NUMBER, UNKNOWN_EPOCH))
+"""The copy epoch is Tidegate's own. Kafka ignores it."""
+_SEGMENT = quick(RemoteLogSegmentMetadata)
+
+
+def segment_of(*, segment_id: RemoteLogSegmentId, **values: Any) -> RemoteLogSegmentMetadata:
+    """Returns the segment with the values that were read. Raises `RemoteLogMetadataError` if they fit no log."""
+    segment: RemoteLogSegmentMetadata = _SEGMENT(segment_id=segment_id, **values)
+    epochs, start_offset = segment.segment_leader_epochs, segment.start_offset
+    if (
+        not epochs
+        or min([start_offset, *[each.start_offset for each in epochs]]) < 0
+        or start_offset > segment.end_offset
+    ):
+        raise RemoteLogMetadataError(f"segment {segment_id.id} holds no offsets or no leader epoch")
+    return segment

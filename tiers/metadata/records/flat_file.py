@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,21 +28,29 @@ from protocol.errors import ProtocolError, TruncatedError
 from protocol.primitives import Buffer, read_int16, read_int64, read_uuid, read_uvarint, write_uvarint
 from tiers.durable_folders import sync_folder
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.records.codecs import BYTE, ID, LONG, NUMBER, array, converted, fields
-from tiers.metadata.records.segment_fields import (
-    SEGMENT_METADATA_SNAPSHOT_API_KEY,
-    SEGMENT_METADATA_SNAPSHOT_VERSION,
-    read_snapshot,
-    write_snapshot,
+from tiers.metadata.records.codecs import (
+    BYTE,
+    ID,
+    LONG,
+    NUMBER,
+    SEGMENT_FIELDS,
+    SEGMENT_TAGS,
+    STATE,
+    Codec,
+    array,
+    converted,
+    fields,
+    segment_of,
+    structure,
 )
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.model.segment_state import RemotePartitionDeleteState
 
 MAGIC = 0
 _STORED_SEGMENT = 0, 0
 _DELETE_STATE = 1, 0
-_SEGMENT_SNAPSHOT = SEGMENT_METADATA_SNAPSHOT_API_KEY, SEGMENT_METADATA_SNAPSHOT_VERSION
+_SEGMENT_SNAPSHOT = 3, 0
 _UNKNOWN_BROKER = -1
 _HEADER = struct.Struct(">h16sq")
 
@@ -69,9 +76,11 @@ _DELETION = fields(
     event_timestamp_ms=LONG,
     state=converted(BYTE, RemotePartitionDeleteState),
 )
+_UUID = "segment_id.id"
+_SNAPSHOT = structure(dict, SEGMENT_TAGS, **{_UUID: ID}, **SEGMENT_FIELDS)
 _FOUNDING_FIELDS = fields(
-    dict,
-    id=ID,
+    lambda leader_epoch, **values: values | {"broker_id": _UNKNOWN_BROKER},  # the leader epoch is that of the writer
+    **{_UUID: ID},
     start_offset=LONG,
     end_offset=LONG,
     leader_epoch=NUMBER,
@@ -79,14 +88,19 @@ _FOUNDING_FIELDS = fields(
     event_timestamp_ms=LONG,
     segment_leader_epochs=array(fields(LeaderEpochEntry, epoch=NUMBER, start_offset=LONG), compact=False),
     segment_size_bytes=NUMBER,
-    state=converted(BYTE, RemoteLogSegmentState),
+    state=STATE,
 )
+_CODECS: Final[dict[tuple[int, int], Codec]] = {
+    _SEGMENT_SNAPSHOT: _SNAPSHOT,
+    _STORED_SEGMENT: _FOUNDING_FIELDS,
+    _DELETE_STATE: _DELETION,
+}
 
 
 def encode_flat_file(file: FlatFile) -> bytes:
-    entries = [_entry(_SEGMENT_SNAPSHOT, write_snapshot(segment)) for segment in file.segments]
+    entries = [_entry(_SEGMENT_SNAPSHOT, segment) for segment in file.segments]
     if file.deletion is not None:
-        entries.append(_entry(_DELETE_STATE, _DELETION.write(file.deletion)))
+        entries.append(_entry(_DELETE_STATE, file.deletion))
     return _HEADER.pack(MAGIC, file.topic_id.bytes, file.metadata_offset) + b"".join(entries)
 
 
@@ -111,16 +125,17 @@ def decode_flat_file(buf: Buffer, partition: TopicIdPartition) -> FlatFile:
                 raise TruncatedError(f"an entry ends at byte {end}, and the file has {len(buf)} bytes")
             kind, at = read_uvarint(buf, pos)
             version, at = read_uvarint(buf, at)
-            read = _ENTRIES.get((kind, version))
-            if read is None:
+            codec = _CODECS.get((kind, version))
+            if codec is None:
                 raise RemoteLogMetadataError(f"the file has an unknown entry of type {kind}, version {version}")
-            entry, pos = read(memoryview(buf)[:end], at, partition)
+            entry, pos = codec.read(memoryview(buf)[:end], at)
             if pos != end:
                 raise RemoteLogMetadataError(f"an entry of the metadata file has {end - pos} unknown bytes at its end")
             if isinstance(entry, PartitionDeleteEntry):
                 deletion = entry
             else:
-                segments.append(entry)
+                segment_id = RemoteLogSegmentId(partition, entry.pop(_UUID))
+                segments.append(segment_of(segment_id=segment_id, **entry))
     except (ProtocolError, ValueError, struct.error) as error:
         raise RemoteLogMetadataError(f"the metadata file of {partition} cannot be read: {error}") from error
     return FlatFile(topic_id, metadata_offset, tuple(segments), deletion)
@@ -137,21 +152,6 @@ def write_flat_file(path: Path, file: FlatFile) -> None:
     sync_folder(path.parent)
 
 
-def _entry(kind_and_version: tuple[int, int], data: bytes) -> bytes:
-    body = b"".join(map(write_uvarint, kind_and_version)) + data
+def _entry(kind_and_version: tuple[int, int], value: RemoteLogSegmentMetadata | PartitionDeleteEntry) -> bytes:
+    body = b"".join(map(write_uvarint, kind_and_version)) + _CODECS[kind_and_version].write(value)
     return write_uvarint(len(body)) + body
-
-
-def _read_founding(buf: Buffer, pos: int, partition: TopicIdPartition) -> tuple[RemoteLogSegmentMetadata, int]:
-    values, pos = _FOUNDING_FIELDS.read(buf, pos)
-    del values["leader_epoch"]  # that of the writer
-    segment_id = RemoteLogSegmentId(partition, values.pop("id"))
-    return RemoteLogSegmentMetadata(segment_id=segment_id, broker_id=_UNKNOWN_BROKER, **values), pos
-
-
-_ReadEntry = Callable[[Buffer, int, TopicIdPartition], tuple[RemoteLogSegmentMetadata | PartitionDeleteEntry, int]]
-_ENTRIES: Final[dict[tuple[int, int], _ReadEntry]] = {
-    _SEGMENT_SNAPSHOT: read_snapshot,
-    _STORED_SEGMENT: _read_founding,
-    _DELETE_STATE: lambda buf, pos, partition: _DELETION.read(buf, pos),
-}

@@ -36,15 +36,18 @@ from tiers.metadata.records.codecs import (
     NULLABLE_BYTES,
     NUMBER,
     PARTITION,
+    SEGMENT_FIELDS,
     SEGMENT_ID,
+    SEGMENT_TAGS,
+    STATE,
     TEXT,
     Codec,
     array,
     converted,
     fields,
+    segment_of,
     structure,
 )
-from tiers.metadata.records.segment_fields import SEGMENT
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
@@ -63,7 +66,7 @@ from tiers.model.segment_metadata import (
     TopicTierConfigUpdate,
     UnfinishedRebuildUpdate,
 )
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.model.segment_state import RemotePartitionDeleteState
 
 SEGMENT_METADATA_API_KEY = 0
 SEGMENT_METADATA_UPDATE_API_KEY = 1
@@ -182,7 +185,12 @@ def _own(make: Callable[..., Any], **codecs: Codec) -> Codec:
 
 
 _MESSAGES: dict[type, _Message] = {
-    RemoteLogSegmentMetadata: _Message(SEGMENT_METADATA_API_KEY, 0, SEGMENT, _segment_name),
+    RemoteLogSegmentMetadata: _Message(
+        SEGMENT_METADATA_API_KEY,
+        0,
+        structure(segment_of, SEGMENT_TAGS, segment_id=SEGMENT_ID, **SEGMENT_FIELDS),
+        _segment_name,
+    ),
     RemoteLogSegmentMetadataUpdate: _Message(
         SEGMENT_METADATA_UPDATE_API_KEY,
         0,
@@ -192,7 +200,7 @@ _MESSAGES: dict[type, _Message] = {
             broker_id=NUMBER,
             event_timestamp_ms=LONG,
             custom_metadata=NULLABLE_BYTES,
-            state=converted(BYTE, RemoteLogSegmentState),
+            state=STATE,
         ),
         _segment_name,
     ),
