@@ -26,28 +26,13 @@ class RemotePartitionDeleteState(IntEnum):
     DELETE_PARTITION_FINISHED = 2
 
 
-_SEGMENT_SUCCESSORS: dict[RemoteLogSegmentState | None, frozenset[RemoteLogSegmentState]] = {
-    None: frozenset({RemoteLogSegmentState.COPY_SEGMENT_STARTED}),
-    RemoteLogSegmentState.COPY_SEGMENT_STARTED: frozenset(
-        {RemoteLogSegmentState.COPY_SEGMENT_FINISHED, RemoteLogSegmentState.DELETE_SEGMENT_STARTED}
-    ),
-    RemoteLogSegmentState.COPY_SEGMENT_FINISHED: frozenset({RemoteLogSegmentState.DELETE_SEGMENT_STARTED}),
-    RemoteLogSegmentState.DELETE_SEGMENT_STARTED: frozenset({RemoteLogSegmentState.DELETE_SEGMENT_FINISHED}),
-    RemoteLogSegmentState.DELETE_SEGMENT_FINISHED: frozenset(),
-}
-
-
-def is_valid_transition(source: RemoteLogSegmentState | None, target: RemoteLogSegmentState) -> bool:
-    """Returns whether the owner may write `target` after `source`; None means that there is no record yet."""
-    return source == target or target in _SEGMENT_SUCCESSORS[source]
-
-
-def is_forward(source: RemoteLogSegmentState, target: RemoteLogSegmentState) -> bool:
-    """Returns whether a replay may see `target` after `source`.
-
-    Compaction may have removed the states between them (docs/design.md, "Metadata").
-    """
-    return target >= source
+def is_valid_transition(source: RemoteLogSegmentState, target: RemoteLogSegmentState) -> bool:
+    """Returns whether the owner may write `target` after `source`."""
+    is_given_up = (source, target) == (
+        RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+        RemoteLogSegmentState.DELETE_SEGMENT_STARTED,
+    )
+    return is_given_up or target - source in (0, 1)
 
 
 def is_valid_partition_transition(

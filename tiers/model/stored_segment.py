@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copyreg
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
@@ -24,35 +24,25 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.quick_values import quick, quick_uuid
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_metadata import (
+    Cut,
+    LeaderEpochEntry,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    first_void,
+)
 from tiers.model.segment_state import RemoteLogSegmentState
 
-_FIXED = struct.Struct(">qqiqqiB?iIi")
+_FIXED_FORMAT = "qqiqqiB?iIi"
+_FIXED = struct.Struct(">" + _FIXED_FORMAT)
 _EPOCH = struct.Struct(">iq")
 _UUID_AND_VALID_END = struct.Struct(">16sq")
-_ANSWER = struct.Struct(">16sqqqiqqiB?iIi")
-"""The fields of `_UUID_AND_VALID_END` and `_FIXED`."""
+_ANSWER = struct.Struct(_UUID_AND_VALID_END.format + _FIXED_FORMAT)
 _NO_CUSTOM_METADATA = -1
 NOT_CUT = (1 << 63) - 1
 """The valid end of a segment that no CUT voids. It lies above every offset."""
 _STATES = tuple(RemoteLogSegmentState)
 _SEGMENT = quick(RemoteLogSegmentMetadata)
-
-
-class StoredFields(NamedTuple):
-    """The fixed fields."""
-
-    start_offset: int
-    end_offset: int
-    broker_id: int
-    max_timestamp_ms: int
-    event_timestamp_ms: int
-    segment_size_bytes: int
-    state: int
-    txn_index_empty: bool
-    copy_epoch: int
-    epoch_count: int
-    custom_metadata_length: int
 
 
 def encode_stored_segment(metadata: RemoteLogSegmentMetadata, event_timestamp_ms: int | None = None) -> bytes:
@@ -74,38 +64,6 @@ def encode_stored_segment(metadata: RemoteLogSegmentMetadata, event_timestamp_ms
     )
     parts = [fixed, *[_EPOCH.pack(entry.epoch, entry.start_offset) for entry in epochs], custom or b""]
     return b"".join((*parts, metadata.segment_id.topic_id_partition.topic.encode()))
-
-
-def stored_fields(raw: bytes) -> StoredFields:
-    try:
-        return StoredFields(*_FIXED.unpack_from(raw))
-    except struct.error as error:
-        raise RemoteLogMetadataError(f"the saved state has an unreadable segment: {error}") from error
-
-
-def stored_leader_epoch(raw: bytes, fields: StoredFields) -> int:
-    """Returns the `leader_epoch` of `RemoteLogSegmentMetadata`."""
-    if fields.copy_epoch != UNKNOWN_EPOCH:
-        return fields.copy_epoch
-    return int(_EPOCH.unpack_from(raw, _FIXED.size + (fields.epoch_count - 1) * _EPOCH.size)[0])
-
-
-def update_stored_segment(
-    raw: bytes, fields: StoredFields, update: RemoteLogSegmentMetadataUpdate, event_timestamp_ms: int
-) -> bytes:
-    """Returns the stored segment after the update, without decoding it. An update without custom metadata keeps it."""
-    custom = update.custom_metadata
-    length = fields.custom_metadata_length if custom is None else len(custom)
-    start, end, _, max_timestamp, _, size, _, no_txn, copy_epoch, epoch_count, _ = fields
-    fixed = _FIXED.pack(
-        *(start, end, update.broker_id, max_timestamp, event_timestamp_ms),
-        *(size, update.state, no_txn, copy_epoch, epoch_count, length),
-    )
-    if custom is None:
-        return fixed + raw[_FIXED.size :]
-    epochs_end = _FIXED.size + epoch_count * _EPOCH.size
-    custom_end = epochs_end + max(fields.custom_metadata_length, 0)
-    return b"".join((fixed, raw[_FIXED.size : epochs_end], custom, raw[custom_end:]))
 
 
 class StoredSegment(NamedTuple):
@@ -142,12 +100,32 @@ class StoredSegment(NamedTuple):
         return self.segment_size_bytes if self.kept_end_offset >= self.end_offset else 0
 
     @property
+    def leader_epoch(self) -> int:
+        """The `leader_epoch` of `RemoteLogSegmentMetadata`."""
+        if self.copy_epoch != UNKNOWN_EPOCH:
+            return self.copy_epoch
+        return int(_EPOCH.unpack_from(self.answer, _ANSWER.size + (self.epoch_count - 1) * _EPOCH.size)[0])
+
+    @property
     def is_finished(self) -> bool:
         return self.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
     @property
     def metadata(self) -> RemoteLogSegmentMetadata:
         return _decode(self.partition_key, self.answer)
+
+    def updated(self, update: RemoteLogSegmentMetadataUpdate, event_timestamp_ms: int) -> bytes:
+        """Encodes the segment after the update, without decoding it. An update without custom metadata keeps it."""
+        custom, length, rest = update.custom_metadata, self.custom_metadata_length, self.answer[_ANSWER.size :]
+        if custom is not None:
+            epochs_end = self.epoch_count * _EPOCH.size
+            rest = b"".join((rest[:epochs_end], custom, rest[epochs_end + max(length, 0) :]))
+            length = len(custom)
+        fixed = _FIXED.pack(
+            *(self.start_offset, self.end_offset, update.broker_id, self.max_timestamp_ms, event_timestamp_ms),
+            *(self.segment_size_bytes, update.state, self.txn_index_empty, self.copy_epoch, self.epoch_count, length),
+        )
+        return fixed + rest
 
 
 class CoverSize(NamedTuple):
@@ -166,16 +144,13 @@ def stored_segment(partition_key: bytes, answer: bytes) -> StoredSegment:
         raise RemoteLogMetadataError(f"the saved state has an unreadable segment: {error}") from error
 
 
-def decode_stored_segment(key: bytes, raw: bytes) -> RemoteLogSegmentMetadata:
-    """Decodes a stored segment. `key` is its partition and uuid."""
-    return _decode(key[:20], encode_answer(key[20:], NOT_CUT, raw))
-
-
-def encode_answer(uuid: bytes, valid_end_offset: int, stored: bytes) -> bytes:
-    """Encodes a run of the cover without its first offset.
-
-    `valid_end_offset` is that of the segment, and may lie above the run."""
-    return _UUID_AND_VALID_END.pack(uuid, valid_end_offset) + stored
+def with_cuts(partition_key: bytes, uuid: bytes, stored: bytes, cuts: Sequence[Cut] = ()) -> StoredSegment:
+    """Returns a segment that `encode_stored_segment` encoded, with the end that CUTs leave of it."""
+    segment = stored_segment(partition_key, _UUID_AND_VALID_END.pack(uuid, NOT_CUT) + stored)
+    void_from = first_void(cuts, segment.leader_epoch) if cuts else None
+    if void_from is None:
+        return segment
+    return stored_segment(partition_key, _UUID_AND_VALID_END.pack(uuid, void_from - 1) + stored)
 
 
 @lru_cache(maxsize=4096)
@@ -234,7 +209,8 @@ def _flat(metadata: RemoteLogSegmentMetadata) -> tuple[Callable[..., RemoteLogSe
     """Pickles the stored form: Spark tasks carry thousands of these, and nested values take ten times as long."""
     partition, valid_end = metadata.topic_id_partition, NOT_CUT if metadata.cut_at is None else metadata.cut_at - 1
     key = partition.topic_id.bytes + partition.partition.to_bytes(4, "big", signed=True)
-    return _decode, (key, encode_answer(metadata.segment_id.id.bytes, valid_end, encode_stored_segment(metadata)))
+    answer = _UUID_AND_VALID_END.pack(metadata.segment_id.id.bytes, valid_end) + encode_stored_segment(metadata)
+    return _decode, (key, answer)
 
 
 copyreg.pickle(RemoteLogSegmentMetadata, _flat)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from pipeline.source.read_plan import RemoteRange, bytes_per_offset
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.stored_segment import (
-    NOT_CUT,
-    StoredSegment,
-    encode_answer,
-    encode_stored_segment,
-    stored_segment,
-)
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata
+from tiers.model.stored_segment import StoredSegment, encode_stored_segment, with_cuts
 
 
 def stored(metadata: RemoteLogSegmentMetadata) -> StoredSegment:
     partition = metadata.topic_id_partition
     key = partition.topic_id.bytes + partition.partition.to_bytes(4, "big", signed=True)
-    kept_end = NOT_CUT if metadata.cut_at is None else metadata.valid_end_offset
-    return stored_segment(key, encode_answer(metadata.segment_id.id.bytes, kept_end, encode_stored_segment(metadata)))
+    cuts = [] if metadata.cut_at is None else [Cut(metadata.leader_epoch + 1, metadata.cut_at, 0)]
+    return with_cuts(key, metadata.segment_id.id.bytes, encode_stored_segment(metadata), cuts)
 
 
 def remote_range(metadata: RemoteLogSegmentMetadata, first_offset: int, end_offset: int) -> RemoteRange:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -60,14 +60,25 @@ def converted(codec: Codec, make: Callable[[Any], Any], write: Callable[[Any], A
 
 def fields(make: Callable[..., Any], **codecs: Codec) -> Codec:
     """Returns the codec of a value with these fields, without a tagged section."""
+    write, read = _in_order(codecs)
+
+    def read_value(buf: Buffer, pos: int) -> tuple[Any, int]:
+        values, pos = read(buf, pos)
+        return make(**values), pos
+
+    return Codec(write, read_value)
+
+
+def _in_order(codecs: Mapping[str, Codec]) -> Codec:
+    """Returns a codec that writes these attributes of a value, and reads a dictionary."""
     read_fields = [(name, codec.read) for name, codec in codecs.items()]
     write_fields = [(attrgetter(name), codec.write) for name, codec in codecs.items()]
 
-    def read(buf: Buffer, pos: int) -> tuple[Any, int]:
+    def read(buf: Buffer, pos: int) -> tuple[dict[str, Any], int]:
         values = {}
         for name, read_field in read_fields:
             values[name], pos = read_field(buf, pos)
-        return make(**values), pos
+        return values, pos
 
     return Codec(lambda value: b"".join([write(get(value)) for get, write in write_fields]), read)
 
@@ -81,34 +92,30 @@ class Tag(NamedTuple):
     default: Any
 
 
-def structure(make: Callable[..., Any], tags: Sequence[Tag] = (), **codecs: Codec) -> Codec:
+def structure(make: Callable[..., Any], tags: Sequence[Tag] = (), /, **codecs: Codec) -> Codec:
     """Returns the codec of a value with these fields, and a tagged section behind them: all messages are flexible.
 
     Tags that are not in `tags` are skipped."""
-    body = fields(dict, **codecs)
-    defaults = {tag.name: tag.default for tag in tags}
+    write_fields, read_fields = _in_order(codecs)
     by_number = {tag.number: tag for tag in tags}
 
     def write(value: Any) -> bytes:
         given = [(tag, getattr(value, tag.name)) for tag in tags]
         written = [(tag.number, tag.codec.write(one)) for tag, one in given if one != tag.default]
         section = [write_uvarint(number) + write_uvarint(len(data)) + data for number, data in written]
-        return body.write(value) + write_uvarint(len(section)) + b"".join(section)
+        return write_fields(value) + write_uvarint(len(section)) + b"".join(section)
 
     def read(buf: Buffer, pos: int) -> tuple[Any, int]:
-        values, pos = body.read(buf, pos)
-        behind = skip_tagged_section(buf, pos)
-        if by_number:
-            values |= defaults
-            count, pos = read_tag_count(buf, pos)
-            for _ in range(count):
-                number, _, start, pos = read_tag(buf, pos)
-                tag = by_number.get(number)
-                if tag is not None:
-                    values[tag.name], end = tag.codec.read(buf, start)
-                    if end != pos:
-                        raise TruncatedError(f"tag {number} has {pos - start} bytes, not {end - start}")
-        return make(**values), behind
+        values, pos = read_fields(buf, pos)
+        count, pos = read_tag_count(buf, pos)
+        for _ in range(count):
+            number, _, start, pos = read_tag(buf, pos)
+            if number in by_number:
+                tag = by_number[number]
+                values[tag.name], end = tag.codec.read(buf, start)
+                if end != pos:
+                    raise TruncatedError(f"tag {number} has {pos - start} bytes, not {end - start}")
+        return make(**values), pos
 
     return Codec(write, read)
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import lmdb
 
 from tiers.metadata.state.layout import COVER_SIZE, PARTITION_KEY_BYTES, U64, Databases
-from tiers.metadata.state.segment_cursors import valid_end_offset
-from tiers.metadata.state.state import RemoteLogMetadataState, SegmentRun
-from tiers.model.stored_segment import encode_answer, stored_segment
+from tiers.metadata.state.segment_cursors import SegmentRun, cuts_of, named, overlapping
+from tiers.model.stored_segment import stored_segment
 
 LAST_OFFSET = (1 << 63) - 1
 _NOTHING = bytes(COVER_SIZE.size)
@@ -22,8 +21,7 @@ _NOTHING = bytes(COVER_SIZE.size)
 class StateCover:
     """The cover within one write transaction. `key` is a partition's key, and offsets are inclusive."""
 
-    def __init__(self, state: RemoteLogMetadataState, databases: Databases, txn: lmdb.Transaction) -> None:
-        self._state = state
+    def __init__(self, databases: Databases, txn: lmdb.Transaction) -> None:
         self._db = databases
         self._txn = txn
 
@@ -31,45 +29,32 @@ class StateCover:
         """Decides again for all offsets above `offset`, from the start of the first segment that reaches above it.
 
         The runs below `offset` of such a segment also contain the segment's valid end."""
-        overlapping = self._state.overlapping(self._txn, key, offset + 1, LAST_OFFSET)
-        first = min([offset + 1, *(run.start_offset for run in overlapping)])
-        self.again(key, first, LAST_OFFSET)
+        runs = overlapping(self._txn, self._db, key, offset + 1, LAST_OFFSET)
+        self.again(key, min([offset + 1, *(run.start_offset for run in runs)]), LAST_OFFSET)
 
-    def finished(self, key: bytes, run: SegmentRun, stored: bytes) -> None:
-        """Covers the offsets of a segment that has just become readable.
+    def again(self, key: bytes, first: int, last: int, finished: SegmentRun | None = None) -> None:
+        """Decides again which readable segment answers for the offsets in [first, last].
 
-        If no segment answered there, no other segment can: any segment that is readable there and not cut off would
-        have answered."""
-        _, first, last, uuid = run
-        if self._cut(key, first, last):
-            self.again(key, first, last)
-            return
-        run_end = valid_end_offset(self._state.cuts_of(self._txn, key), stored, last)
-        if run_end >= first:
-            self._put_run(key, first, run_end, encode_answer(uuid, run_end, stored))
-
-    def again(self, key: bytes, first: int, last: int) -> None:
-        """Decides again which readable segment answers for the offsets in [first, last]."""
-        self._cut(key, first, last)
-        overlapping = self._state.overlapping(self._txn, key, first, last)
-        runs = [run for run in overlapping if run.order >= 0]
-        if not runs:
-            return
+        `finished` is a segment with these offsets that has just become readable. If no segment answered there, no
+        other segment can: any segment that is readable there and not cut off would have answered."""
+        was_answered = self._cut(key, first, last)
+        if finished is None or was_answered:
+            runs = [run for run in overlapping(self._txn, self._db, key, first, last) if run.order >= 0]
+        else:
+            runs = [finished]
+        cuts = cuts_of(self._txn, self._db, key) if runs else []
         holes = [(first, last)]
-        cuts = self._state.cuts_of(self._txn, key)
         for run in sorted(runs, reverse=True):
+            if not holes:
+                return
             uncovered = []
-            stored = self._state.stored(self._txn, key, run.uuid) if cuts else b""
-            run_end = valid_end_offset(cuts, stored, run.end_offset)
-            answer = b""
+            segment = named(self._txn, self._db, key, run.uuid, cuts)
             for hole_first, hole_last in holes:
-                run_first, run_last = max(hole_first, run.start_offset), min(hole_last, run_end)
+                run_first, run_last = max(hole_first, run.start_offset), min(hole_last, segment.valid_end_offset)
                 if run_first > run_last:
                     uncovered.append((hole_first, hole_last))
                     continue
-                stored = stored or self._state.stored(self._txn, key, run.uuid)
-                answer = answer or encode_answer(run.uuid, run_end, stored)
-                self._put_run(key, run_first, run_last, answer)
+                self._put_run(key, run_first, run_last, segment.answer)
                 if hole_first < run_first:
                     uncovered.append((hole_first, run_first - 1))
                 if run_last < hole_last:

@@ -57,7 +57,6 @@ PARTITION_KEY_BYTES = 20
 
 U64 = struct.Struct(">Q")
 _PARTITION = struct.Struct(">16si")
-_PARTITION_AND_OFFSET = struct.Struct(">16siQ")
 END_AND_ORDER = struct.Struct(">Qq")
 """The order is the offset at which the copy began in the metadata partition; its complement, below 0, while the segment
 is not readable."""
@@ -130,21 +129,19 @@ def partition_key(partition: TopicIdPartition) -> bytes:
     return _PARTITION.pack(partition.topic_id.bytes, partition.partition)
 
 
-def offset_key(partition: TopicIdPartition, offset: int) -> bytes:
-    """Returns a key of the cover. It begins with the partition's key."""
-    return _PARTITION_AND_OFFSET.pack(partition.topic_id.bytes, partition.partition, offset)
-
-
 def partition_of(key: bytes, topic: str) -> TopicIdPartition:
     return TopicIdPartition(UUID(bytes=key[:16]), I32.unpack_from(key, 16)[0], topic)
 
 
-def entries(txn: lmdb.Transaction, database: lmdb._Database, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the keys that begin with `prefix`, in order, each with its value. `txn` must not end before the iterator.
+def entries(
+    txn: lmdb.Transaction, database: lmdb._Database, prefix: bytes, begin: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the keys that begin with `prefix`, in order from `prefix` and `begin` on, each with its value.
 
-    The keys and values are bytes, since no transaction was begun with `buffers`."""
+    `txn` must not end before the iterator. The keys and values are bytes, since no transaction was begun with
+    `buffers`."""
     cursor = txn.cursor(db=database)
-    found = cast("Iterator[tuple[bytes, bytes]]", cursor.iternext()) if cursor.set_range(prefix) else iter(())
+    found = cast("Iterator[tuple[bytes, bytes]]", cursor.iternext()) if cursor.set_range(prefix + begin) else iter(())
     return takewhile(lambda entry: entry[0].startswith(prefix), found)
 
 

@@ -39,7 +39,7 @@ from tiers.metadata.state.layout import (
     partition_key,
     start_key,
 )
-from tiers.metadata.state.state import RemoteLogMetadataState, SegmentRun
+from tiers.metadata.state.segment_cursors import SegmentRun
 from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
@@ -52,13 +52,8 @@ from tiers.model.segment_metadata import (
     RemotePartitionDeleteMetadata,
     TopicMissingUpdate,
 )
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState, is_forward
-from tiers.model.stored_segment import (
-    StoredFields,
-    encode_stored_segment,
-    stored_fields,
-    update_stored_segment,
-)
+from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.model.stored_segment import StoredSegment, encode_stored_segment, with_cuts
 
 _FIRST_COUNTS: Final = (CopyPlan, TopicMissingUpdate)
 """Of several records with one key, the first one counts. Of all other types, the last one does."""
@@ -117,18 +112,11 @@ class Replay:
     A new state replays millions of records at once. So the replay changes segments in their stored form, without
     decoding them."""
 
-    def __init__(
-        self,
-        state: RemoteLogMetadataState,
-        databases: Databases,
-        txn: lmdb.Transaction,
-        finished: list[RemoteLogSegmentId],
-    ) -> None:
-        self._state = state
+    def __init__(self, databases: Databases, txn: lmdb.Transaction, finished: list[RemoteLogSegmentId]) -> None:
         self._db = databases
         self._txn = txn
         self._finished = finished
-        self._cover = StateCover(state, databases, txn)
+        self._cover = StateCover(databases, txn)
         self._known: dict[bytes, tuple[int, str]] = {}
         """The entries of `partitions` that this transaction has read or written."""
 
@@ -156,13 +144,13 @@ class Replay:
         # A job may announce an attempt again that it deleted, since its objects came late.
         self._txn.delete(key + uuid, db=self._db.deleted_segments)
         if not self._txn.put(key + uuid, stored, overwrite=False, db=self._db.segments):
-            known = stored_fields(self._state.stored(self._txn, key, uuid))
-            if known.state != RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            known = self._segment(key, uuid)
+            if known is None or known.state != RemoteLogSegmentState.COPY_SEGMENT_STARTED:
                 return
             # A plan announced the segment before its size was known, or an owner repeated its record. Compaction keeps
             # the later record, so the replay keeps it too.
-            self._txn.put(key + uuid, stored, db=self._db.segments)
             self._txn.delete(start_key(key, known.start_offset, uuid), db=self._db.starts)
+            self._txn.put(key + uuid, stored, db=self._db.segments)
         self._txn.put(key + uuid, b"", db=self._db.apart)
         self._know(key, partition.topic, end - start)
         self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, ~offset), db=self._db.starts)
@@ -181,22 +169,17 @@ class Replay:
     def _update(self, update: RemoteLogSegmentMetadataUpdate, timestamp_ms: int) -> None:
         key = partition_key(update.segment_id.topic_id_partition)
         uuid = update.segment_id.id.bytes
-        raw = self._txn.get(key + uuid, db=self._db.segments)
-        if raw is None:
+        known = self._segment(key, uuid)
+        if known is None or update.state < known.state:  # compaction may have removed the states between them
             return
-        raw = bytes(raw)
-        known = stored_fields(raw)
-        if not is_forward(RemoteLogSegmentState(known.state), update.state):
-            return
+        stored = known.updated(update, timestamp_ms)
         if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             # It is kept, so that its objects are deleted once more after a while.
-            kept = update_stored_segment(raw, known, update, timestamp_ms)
-            self._txn.put(key + uuid, kept, db=self._db.deleted_segments)
-            self._remove(key, uuid, known)
+            self._txn.put(key + uuid, stored, db=self._db.deleted_segments)
+            self._remove(key, known)
             return
         start, end = known.start_offset, known.end_offset
         is_readable = update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        stored = update_stored_segment(raw, known, update, timestamp_ms)
         self._txn.put(key + uuid, stored, db=self._db.segments)
         entry = start_key(key, start, uuid)
         order = END_AND_ORDER.unpack(self._txn.get(entry, bytes(END_AND_ORDER.size), db=self._db.starts))[1]
@@ -204,7 +187,7 @@ class Replay:
         order = began_at if is_readable else ~began_at
         self._txn.put(entry, END_AND_ORDER.pack(end, order), db=self._db.starts)
         if is_readable:
-            self._cover.finished(key, SegmentRun(order, start, end, uuid), stored)
+            self._cover.again(key, start, end, SegmentRun(order, start, end, uuid))
             self._finished.append(update.segment_id)
         elif known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover.again(key, start, end)
@@ -223,12 +206,16 @@ class Replay:
         elif event.key.api_key in _KEPT_BY:
             self._know(key, record.topic_id_partition.topic)
 
-    def _remove(self, key: bytes, uuid: bytes, known: StoredFields) -> None:
-        self._txn.delete(key + uuid, db=self._db.segments)
-        self._txn.delete(start_key(key, known.start_offset, uuid), db=self._db.starts)
+    def _segment(self, key: bytes, uuid: bytes) -> StoredSegment | None:
+        raw = self._txn.get(key + uuid, db=self._db.segments)
+        return None if raw is None else with_cuts(key, uuid, bytes(raw))
+
+    def _remove(self, key: bytes, known: StoredSegment) -> None:
+        self._txn.delete(key + known.id, db=self._db.segments)
+        self._txn.delete(start_key(key, known.start_offset, known.id), db=self._db.starts)
         if known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover.again(key, known.start_offset, known.end_offset)
-        self._txn.delete(key + uuid, db=self._db.apart)
+        self._txn.delete(key + known.id, db=self._db.apart)
         self._forget_if_empty(key)
 
     def _forget_if_empty(self, key: bytes) -> None:
@@ -262,23 +249,20 @@ class Replay:
 
     def _end_plan(self, key: bytes, plan: CopyPlan) -> None:
         for segment_id in plan.segment_ids():
-            uuid = segment_id.id.bytes
-            stored = self._txn.get(key + uuid, db=self._db.segments)
-            if stored is None:
+            known = self._segment(key, segment_id.id.bytes)
+            if known is None or known.state != RemoteLogSegmentState.COPY_SEGMENT_STARTED:
                 continue
-            known = stored_fields(bytes(stored))
             # A segment that was announced again, with its size, has records of its own that decide its state.
             # Compaction may put the end of the plan after them.
-            is_started = known.state == RemoteLogSegmentState.COPY_SEGMENT_STARTED
-            if is_started and known.segment_size_bytes == NOT_MEASURED_BYTES:
-                self._remove(key, uuid, known)
+            if known.segment_size_bytes == NOT_MEASURED_BYTES:
+                self._remove(key, known)
 
     def _end(self, ended: RecordKey) -> None:
         key, name = partition_key(ended.topic_id_partition), ended.name
         if ended.api_key in (SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY):
-            raw = self._txn.get(key + name, db=self._db.segments)
-            if raw is not None:
-                self._remove(key, name, stored_fields(bytes(raw)))
+            known = self._segment(key, name)
+            if known is not None:
+                self._remove(key, known)
             self._txn.delete(key + name, db=self._db.deleted_segments)
         elif ended.api_key == PARTITION_DELETE_API_KEY:
             self._delete_partition(ended.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)

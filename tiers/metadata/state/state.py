@@ -13,11 +13,10 @@ from uuid import UUID
 
 import lmdb
 
-from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import OwnRecord
 from tiers.metadata.state.layout import (
     COVER_SIZE,
-    END_AND_ORDER,
     FINAL,
     FRESHNESS_FILE,
     I32,
@@ -31,11 +30,9 @@ from tiers.metadata.state.layout import (
     decode_partition,
     decode_position,
     entries,
-    offset_key,
     partition_key,
     partition_of,
     recorded,
-    start_key,
 )
 from tiers.metadata.state.segment_cursors import answered, answering, apart, cuts_of, listed
 from tiers.model.copy_plan import CopyPlan
@@ -52,24 +49,14 @@ from tiers.model.segment_metadata import (
     TopicMissingUpdate,
     TopicTierConfigUpdate,
     UnfinishedRebuildUpdate,
-    after_cuts,
     leader_epoch_at,
 )
 from tiers.model.segment_state import RemotePartitionDeleteState
-from tiers.model.stored_segment import CoverSize, StoredSegment, decode_answer, decode_stored_segment, stored_fields
+from tiers.model.stored_segment import CoverSize, StoredSegment, decode_answer, with_cuts
 
 MAX_READERS = 1024
 _BEHIND_ALL = 1 << 64
 _R = TypeVar("_R", bound=OwnRecord)
-
-
-class SegmentRun(NamedTuple):
-    """The offsets of a segment. `order` is higher for a copy that began later, and below 0 if it is not readable."""
-
-    order: int
-    start_offset: int
-    end_offset: int
-    uuid: bytes
 
 
 class StateFiles(NamedTuple):
@@ -209,47 +196,27 @@ class RemoteLogMetadataState:
 
     def remote_log_segment_metadata(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
         """Returns the readable segment that holds `offset`; None without one."""
-        with self._env.begin() as txn:
-            segment = self._covering(txn, partition, offset)
+        segment = self.next_segment(partition, offset)
         return None if segment is None or segment.start_offset > offset else segment
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
         """Returns the readable segment that holds `offset`, else the first one above it, else None."""
+        key = partition_key(partition)
         with self._env.begin() as txn:
-            return self._covering(txn, partition, offset)
+            run = self._run_from(txn.cursor(self._db.cover), key, offset)
+        return None if run is None else decode_answer(key, run[8:])
 
-    def _covering(
-        self, txn: lmdb.Transaction, partition: TopicIdPartition, offset: int
-    ) -> RemoteLogSegmentMetadata | None:
-        """Returns the segment of the first run that ends at or above `offset`.
+    def _run_from(self, cursor: lmdb.Cursor, key: bytes, offset: int) -> bytes | None:
+        """Returns the first run that ends at or above `offset`, and moves the cursor to it.
 
-        That run holds `offset` if any readable segment does."""
-        key = offset_key(partition, offset if offset > 0 else 0)
-        cursor = txn.cursor(self._db.cover)
-        if not cursor.set_range(key):
-            return None
-        found, value = cursor.item()
-        partition_bytes = found[:PARTITION_KEY_BYTES]
-        return decode_answer(partition_bytes, value[8:]) if key.startswith(partition_bytes) else None
-
-    def stored(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> bytes:
-        """Returns a segment that the state names, as `stored_segment` encodes it."""
-        stored = txn.get(key + uuid, db=self._db.segments)
-        if stored is None:
-            raise RemoteLogMetadataError("the saved state names a segment that it does not contain")
-        return bytes(stored)
-
-    def _cut(self, txn: lmdb.Transaction, key: bytes, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        cuts = self.cuts_of(txn, key)
-        return after_cuts(metadata, cuts) if cuts else metadata
-
-    def cuts_of(self, txn: lmdb.Transaction, key: bytes) -> list[Cut]:
-        return cuts_of(txn, self._db, key)
+        It holds `offset` if any readable segment does."""
+        found = cursor.set_range(key + U64.pack(max(offset, 0))) and cursor.key()[:PARTITION_KEY_BYTES] == key
+        return bytes(cursor.value()) if found else None
 
     def cuts(self, partition: TopicIdPartition) -> list[Cut]:
         """Returns the CUTs, by leader epoch and offset."""
         with self._env.begin() as txn:
-            return self.cuts_of(txn, partition_key(partition))
+            return cuts_of(txn, self._db, partition_key(partition))
 
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
         """Returns the copy plans that have not ended."""
@@ -263,37 +230,18 @@ class RemoteLogMetadataState:
         `event_timestamp_ms` is the time (by the brokers' clock) of that record, at most `until_ms` if it is given."""
         prefix = b"" if partition is None else partition_key(partition)
         with self._env.begin() as txn:
-            return [
-                decode_stored_segment(key, raw)
+            kept = [
+                with_cuts(key[:PARTITION_KEY_BYTES], key[PARTITION_KEY_BYTES:], raw)
                 for key, raw in entries(txn, self._db.deleted_segments, prefix)
-                if until_ms is None or stored_fields(raw).event_timestamp_ms <= until_ms
             ]
-
-    def overlapping(self, txn: lmdb.Transaction, key: bytes, first: int, last: int) -> Iterator[SegmentRun]:
-        """Yields every listable segment that has an offset in [first, last]."""
-        raw = txn.get(key, db=self._db.partitions)
-        if raw is None:
-            return
-        lowest_start = max(0, first - decode_partition(raw)[0])
-        cursor = txn.cursor(db=self._db.starts)
-        found = cursor.set_range(start_key(key, lowest_start, b""))
-        while found:
-            entry, value = cursor.item()
-            start = U64.unpack_from(entry, PARTITION_KEY_BYTES)[0]
-            if entry[:PARTITION_KEY_BYTES] != key or start > last:
-                return
-            end, order = END_AND_ORDER.unpack(value)
-            if end >= first:
-                yield SegmentRun(order, start, end, bytes(entry[28:]))
-            found = cursor.next()
+        return [each.metadata for each in kept if until_ms is None or each.event_timestamp_ms <= until_ms]
 
     def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
         """Returns the segment in any state; None when it is unknown or DELETE_SEGMENT_FINISHED."""
-        key = partition_key(segment_id.topic_id_partition)
-        segment_key = key + segment_id.id.bytes
+        key, uuid = partition_key(segment_id.topic_id_partition), segment_id.id.bytes
         with self._env.begin() as txn:
-            raw = txn.get(segment_key, db=self._db.segments)
-            return None if raw is None else self._cut(txn, key, decode_stored_segment(segment_key, raw))
+            raw = txn.get(key + uuid, db=self._db.segments)
+            return None if raw is None else with_cuts(key, uuid, bytes(raw), cuts_of(txn, self._db, key)).metadata
 
     def list_remote_log_segments(
         self, partition: TopicIdPartition, min_offset: int = 0
@@ -338,10 +286,8 @@ class RemoteLogMetadataState:
             return self._earliest_offset(txn, partition_key(partition))
 
     def _earliest_offset(self, txn: lmdb.Transaction, key: bytes) -> int | None:
-        cursor = txn.cursor(self._db.cover)
-        if not cursor.set_range(key) or cursor.key()[:PARTITION_KEY_BYTES] != key:
-            return None
-        return int(U64.unpack_from(cursor.value())[0])
+        run = self._run_from(txn.cursor(self._db.cover), key, 0)
+        return None if run is None else int(U64.unpack_from(run)[0])
 
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         """Returns the inclusive end of the last readable segment (Ry); None when there is none."""
@@ -377,16 +323,14 @@ class RemoteLogMetadataState:
         """Returns the last readable record below `offset`, with its leader epoch; None without one."""
         if offset == 0:
             return None
-        cursor = txn.cursor(self._db.cover)
-        end = offset - 1
-        found = cursor.set_range(key + U64.pack(end))
-        has_end = found and cursor.key()[:PARTITION_KEY_BYTES] == key and U64.unpack_from(cursor.value())[0] <= end
-        if not has_end:
-            found = cursor.prev() if found else cursor.last()
-            if not found or cursor.key()[:PARTITION_KEY_BYTES] != key:
+        cursor, end = txn.cursor(self._db.cover), offset - 1
+        run = self._run_from(cursor, key, end)
+        if run is None or U64.unpack_from(run)[0] > end:
+            # The cursor is behind the last run below `end`.
+            if not (cursor.prev() if cursor.key() else cursor.last()) or cursor.key()[:PARTITION_KEY_BYTES] != key:
                 return None
-            end = U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
-        segment = decode_answer(key, cursor.value()[8:])
+            run, end = bytes(cursor.value()), U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
+        segment = decode_answer(key, run[8:])
         return OffsetAndEpoch(end, leader_epoch_at(segment.segment_leader_epochs, end))
 
     def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:

@@ -213,7 +213,7 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         that was not seen just now, and would take it for one that was seen long ago."""
         finished: list[RemoteLogSegmentId] = []
         with self._env.begin(write=True) as txn:
-            replay = Replay(self, self._db, txn, finished)
+            replay = Replay(self._db, txn, finished)
             for read in reads:
                 number = I32.pack(read.metadata_partition)
                 for event in read.events:

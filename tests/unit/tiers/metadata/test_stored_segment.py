@@ -16,16 +16,21 @@ from tests.support.tiers.segment_metadata import with_update
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.layout import partition_key
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.quick_values import garbage_collection_paused, quick, quick_uuid
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_metadata import (
+    Cut,
+    LeaderEpochEntry,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    after_cuts,
+)
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import (
+    StoredSegment,
     decode_answer,
-    decode_stored_segment,
-    encode_answer,
     encode_stored_segment,
-    stored_fields,
-    update_stored_segment,
+    with_cuts,
 )
 
 int32s = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -39,30 +44,25 @@ segments = st.builds(
     broker_id=int32s,
     max_timestamp_ms=int64s,
     event_timestamp_ms=int64s,
-    segment_leader_epochs=st.lists(st.builds(LeaderEpochEntry, int32s, int64s), max_size=3).map(tuple),
+    segment_leader_epochs=st.lists(st.builds(LeaderEpochEntry, int32s, int64s), min_size=1, max_size=3).map(tuple),
     segment_size_bytes=int32s,
     state=st.sampled_from(RemoteLogSegmentState),
     custom_metadata=st.none() | st.binary(max_size=200),
     txn_index_empty=st.booleans(),
+    copy_epoch=st.just(UNKNOWN_EPOCH) | int32s,
 )
 
 
-def key_of(segment: RemoteLogSegmentMetadata) -> bytes:
-    return partition_key(segment.topic_id_partition) + segment.segment_id.id.bytes
+def stored_as(segment: RemoteLogSegmentMetadata, raw: bytes, *cuts: Cut) -> StoredSegment:
+    return with_cuts(partition_key(segment.topic_id_partition), segment.segment_id.id.bytes, raw, cuts)
 
 
-@given(segments)
-def test_a_stored_segment_is_read_again(segment: RemoteLogSegmentMetadata) -> None:
-    read = decode_stored_segment(key_of(segment), encode_stored_segment(segment))
-    assert read == segment
-    assert read.topic_id_partition.topic == segment.topic_id_partition.topic
-
-
-@given(segments, st.integers(0, 1 << 62))
-def test_an_answer_says_where_the_segment_ends(segment: RemoteLogSegmentMetadata, valid_end: int) -> None:
-    key = key_of(segment)
-    read = decode_answer(key[:20], encode_answer(key[20:], valid_end, encode_stored_segment(segment)))
-    assert read == replace(segment, cut_at=valid_end + 1 if valid_end < segment.end_offset else None)
+@given(segments, st.lists(st.builds(Cut, int32s, st.integers(0, 1 << 62), st.just(0)), max_size=3))
+def test_a_stored_segment_is_read_again(segment: RemoteLogSegmentMetadata, cuts: list[Cut]) -> None:
+    read = stored_as(segment, encode_stored_segment(segment), *cuts)
+    assert read.metadata == decode_answer(read.partition_key, read.answer) == after_cuts(segment, cuts)
+    assert read.metadata.topic_id_partition.topic == segment.topic_id_partition.topic
+    assert (read.leader_epoch, read.valid_end_offset) == (segment.leader_epoch, read.metadata.valid_end_offset)
 
 
 @given(segments, st.sampled_from(RemoteLogSegmentState), st.none() | st.binary(max_size=20), int64s)
@@ -70,8 +70,7 @@ def test_a_change_in_the_stored_form_equals_a_change_before_storing(
     segment: RemoteLogSegmentMetadata, state: RemoteLogSegmentState, custom_metadata: bytes | None, at_ms: int
 ) -> None:
     update = RemoteLogSegmentMetadataUpdate(segment.segment_id, 7, at_ms, state, custom_metadata)
-    raw = encode_stored_segment(segment)
-    changed = update_stored_segment(raw, stored_fields(raw), update, at_ms)
+    changed = stored_as(segment, encode_stored_segment(segment)).updated(update, at_ms)
     assert changed == encode_stored_segment(with_update(segment, update))
 
 
@@ -82,12 +81,12 @@ def test_a_torn_segment_is_an_error_or_lacks_the_end_of_its_name(
     whole = encode_stored_segment(segment)
     torn = whole[: data.draw(st.integers(0, len(whole) - 1))]
     with suppress(RemoteLogMetadataError):
-        assert decode_stored_segment(key_of(segment), torn) == segment
+        assert stored_as(segment, torn).metadata == segment
 
 
 def test_nothing_at_all_is_an_error() -> None:
     with pytest.raises(RemoteLogMetadataError, match="unreadable"):
-        decode_stored_segment(bytes(36), b"")
+        with_cuts(bytes(20), bytes(16), b"")
 
 
 @given(segments, st.integers(0, 1 << 62))
