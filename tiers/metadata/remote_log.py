@@ -169,12 +169,8 @@ class RemoteLog:
 
     def epoch_below(self, offset: int) -> int:
         """Returns the leader epoch of the last readable record below `offset`, with or without a hole behind it."""
-        epoch = self.epoch_at(offset - 1)
-        if epoch == UNKNOWN_EPOCH:
-            runs = takewhile(lambda run: run[0] < offset, self.metadata.answered_offsets(self.partition))
-            last = max((min(following, offset) for _, following in runs), default=0)
-            epoch = self.epoch_at(last - 1)
-        return epoch
+        last = self.metadata.last_below(self.partition, offset)
+        return UNKNOWN_EPOCH if last is None else last.leader_epoch
 
     def epoch_before_gap(self, offset: int) -> int:
         """Returns the leader epoch of the last record before the recorded gap that holds the offset.
@@ -197,33 +193,39 @@ class RemoteLog:
         segment lies at or above the recorded `log_start`. The offsets between `log_start` and the first segment count
         as explained: no record of them was copied, or `attempt_at_head` finds its attempt. If the local log does not
         have the returned offset, its records were lost, or the metadata of their copy was."""
-        position = self._covered_to(log_start)
-        if position is not None:
-            return self._behind_gaps(position)
-        for number, (first, following) in enumerate(self.metadata.answered_offsets(self.partition, log_start), 1):
-            if position is not None and first > position:
-                position = self._behind_gaps(position)
-                if first > position:
-                    return position
-            position = following
-            if end is not None and position >= end:
-                return position
-            if number % _RUNS_BETWEEN_YIELDS == 0:
-                await asyncio.sleep(0)
-        return None if position is None else self._behind_gaps(position)
-
-    def _covered_to(self, log_start: int) -> int | None:
-        """Returns the offset behind the remote end if readable segments have all offsets from the first one on.
-
-        The first one is at or above `log_start`. None: they have not, or many runs lie below."""
-        size = self.metadata.cover_size(self.partition)
-        first, last = self.metadata.next_segment(self.partition, log_start), self.end()
-        if first is None or last is None:
+        first = self.metadata.next_segment(self.partition, log_start)
+        if first is None:
             return None
         begin = max(first.start_offset, log_start)
+        position = self._covered_to(begin)
+        if position is not None:
+            return self._behind_gaps(position)
+        for number, position in enumerate(self._explained(begin), 1):
+            if end is not None and position >= end:
+                break
+            if number % _RUNS_BETWEEN_YIELDS == 0:
+                await asyncio.sleep(0)
+        return position
+
+    def _explained(self, offset: int) -> Iterator[int]:
+        """Yields ends (exclusive) of explained offsets from `offset` on, up to the first hole: that end comes last."""
+        for first, following in self.metadata.answered_offsets(self.partition, offset):
+            if first > offset:
+                offset = self._behind_gaps(offset)
+                if first > offset:
+                    break
+            offset = max(offset, following)
+            yield offset
+        yield self._behind_gaps(offset)
+
+    def _covered_to(self, begin: int) -> int | None:
+        """Returns the offset behind the remote end if readable segments have all offsets from `begin` on.
+
+        None: they have not, or many runs lie below."""
+        size, last = self.metadata.cover_size(self.partition), self.end()
         runs = takewhile(lambda run: run[0] < begin, self.metadata.answered_offsets(self.partition))
         below = list(islice(runs, _RUNS_BETWEEN_YIELDS))
-        if len(below) == _RUNS_BETWEEN_YIELDS:
+        if last is None or len(below) == _RUNS_BETWEEN_YIELDS:
             return None
         covered = size.offsets - sum(min(following, begin) - start for start, following in below)
         # The look-ups are of one state only if no record has changed the sums meanwhile.
@@ -239,12 +241,8 @@ class RemoteLog:
 
     def next_uncopied(self, offset: int) -> int:
         """Returns the first offset, from `offset` on, that neither a readable segment nor a recorded gap has."""
-        for first, following in self.metadata.answered_offsets(self.partition, offset):
-            offset = self._behind_gaps(offset)
-            if first > offset:
-                return offset
-            offset = max(offset, following)
-        return self._behind_gaps(offset)
+        *_, end = self._explained(offset)
+        return end
 
     async def holes(self, log_start: int, local_log_start: int) -> list[LogGap]:
         """Returns the runs of offsets below the local log that neither a readable segment nor a gap has, ascending.

@@ -24,8 +24,6 @@ from tiers.metadata.records.serde import (
     KeyAndValue,
     MetadataRecord,
     RecordKey,
-    encode_key,
-    encode_value,
     key_and_value,
     key_of,
     log_gap_key,
@@ -78,7 +76,16 @@ class RemoteLogMetadataManager:
 
     async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Writes a new segment. Its state must be COPY_SEGMENT_STARTED."""
-        await self._as_owner(metadata.topic_id_partition, lambda state: records_of_new_segment(state, metadata))
+        if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            raise InvalidTransitionError(f"a new segment must be COPY_SEGMENT_STARTED, not {metadata.state.name}")
+
+        def records(state: RemoteLogMetadataState) -> list[KeyAndValue]:
+            known = state.remote_log_segment_metadata_by_id(metadata.segment_id)
+            if known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+                raise InvalidTransitionError(f"segment {metadata.segment_id.id} is {known.state.name} already")
+            return [key_and_value(metadata)]
+
+        await self._as_owner(metadata.topic_id_partition, records)
 
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         """Moves a known segment to a later state. Raises `InvalidTransitionError` for a transition that is invalid."""
@@ -89,7 +96,15 @@ class RemoteLogMetadataManager:
 
         `InvalidTransitionError` when a segment has another state, or is forgotten already."""
         partition = segments[0].topic_id_partition
-        await self._as_owner(partition, lambda state: records_of_forgotten_deletions(state, segments))
+
+        def records(state: RemoteLogMetadataState) -> list[KeyAndValue]:
+            kept = {segment.segment_id for segment in state.deleted_segments(partition)}
+            for segment_id in segments:
+                if segment_id not in kept:
+                    raise InvalidTransitionError(f"{segment_id.id} is no deleted segment that is kept")
+            return [tombstone(key) for segment_id in segments for key in segment_keys(segment_id)]
+
+        await self._as_owner(partition, records)
 
     async def put_copy_plan(self, plan: CopyPlan) -> None:
         """Announces all segments of the plan in one record. Each is COPY_SEGMENT_STARTED from then on."""
@@ -100,7 +115,17 @@ class RemoteLogMetadataManager:
 
         Raises `InvalidTransitionError` while the deletion of such a segment has not ended, since it needs the
         announcement."""
-        await self._as_owner(plan.topic_id_partition, lambda state: records_of_plan_end(state, plan))
+
+        def records(state: RemoteLogMetadataState) -> list[KeyAndValue]:
+            for segment_id in plan.segment_ids():
+                known = state.remote_log_segment_metadata_by_id(segment_id)
+                if known is not None and known.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+                    raise InvalidTransitionError(
+                        f"plan {plan.plan_id} cannot end: the deletion of segment {segment_id.id} has not ended"
+                    )
+            return [tombstone(key_of(plan))]
+
+        await self._as_owner(plan.topic_id_partition, records)
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         """Moves the deletion of a partition to a later state."""
@@ -121,7 +146,13 @@ class RemoteLogMetadataManager:
         In the same step, every recorded log start above `offset` ends that was made in an earlier leader epoch: it is
         of the history that is void. The leader may reach that epoch later."""
         update = CutUpdate(*self._named(partition), leader_epoch, offset)
-        await self.log.append(partition, lambda: records_of_named_cut(self.state, update), Append.WHEN_FRESH)
+
+        def records() -> Sequence[KeyAndValue]:
+            recorded = self.state.recorded_log_starts(partition)
+            ended = [known for known in recorded if known.is_void(leader_epoch, offset)]
+            return [*records_of_cut(self.state, update), *records_of_ended_log_starts(self.state, partition, ended)]
+
+        await self.log.append(partition, records, Append.WHEN_FRESH)
 
     async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
         """Records that the local log is about to be trimmed to `start`."""
@@ -239,8 +270,10 @@ class RemoteLogMetadataManager:
         def records() -> Sequence[KeyAndValue]:
             before = self.state.topic_tier_config(topic_id)
             check(before)
-            changed = changed_tier_config(TopicTierConfigUpdate(*self._named(partition), before), changes)
-            return [] if changed is None else [changed]
+            config = {key: value for key, value in {**before, **changes}.items() if value is not None}
+            update = TopicTierConfigUpdate(*self._named(partition), config)
+            changed = [key_and_value(update) if config else tombstone(key_of(update))]
+            return [] if config == before else changed
 
         await self.log.append(partition, records, Append.IN_TURN)
 
@@ -272,15 +305,6 @@ class RemoteLogMetadataManager:
         await self.log.append(key.topic_id_partition, lambda: [tombstone(key)], by)
 
 
-def records_of_new_segment(state: RemoteLogMetadataState, metadata: RemoteLogSegmentMetadata) -> list[KeyAndValue]:
-    if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-        raise InvalidTransitionError(f"a new segment must be COPY_SEGMENT_STARTED, not {metadata.state.name}")
-    known = state.remote_log_segment_metadata_by_id(metadata.segment_id)
-    if known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-        raise InvalidTransitionError(f"segment {metadata.segment_id.id} is {known.state.name} already")
-    return [key_and_value(metadata)]
-
-
 def records_of_update(state: RemoteLogMetadataState, update: RemoteLogSegmentMetadataUpdate) -> list[KeyAndValue]:
     if update.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
         raise InvalidTransitionError("only the addition of a segment writes COPY_SEGMENT_STARTED, not an update")
@@ -298,16 +322,6 @@ def records_of_update(state: RemoteLogMetadataState, update: RemoteLogSegmentMet
     return written
 
 
-def records_of_forgotten_deletions(
-    state: RemoteLogMetadataState, segments: Sequence[RemoteLogSegmentId]
-) -> list[KeyAndValue]:
-    kept = {segment.segment_id for segment in state.deleted_segments(segments[0].topic_id_partition)}
-    for segment_id in segments:
-        if segment_id not in kept:
-            raise InvalidTransitionError(f"{segment_id.id} is no deleted segment that is kept")
-    return [tombstone(key) for segment_id in segments for key in segment_keys(segment_id)]
-
-
 def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartitionDeleteMetadata) -> list[KeyAndValue]:
     partition = metadata.topic_id_partition
     known = state.remote_partition_delete_state(partition)
@@ -316,29 +330,11 @@ def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartition
         raise InvalidTransitionError(f"the deletion of {partition} cannot move from {source} to {metadata.state.name}")
     written = [key_and_value(metadata)]
     if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
-        for segment in state.list_remote_log_segments(partition):
-            written += map(tombstone, segment_keys(segment.segment_id))
-        written += [
-            tombstone(key_of(CutUpdate(partition, "", 0, one.leader_epoch, one.offset)))
-            for one in state.cuts(partition)
-        ]
-        written += [tombstone(key_of(plan)) for plan in state.copy_plans(partition)]
-        written += [tombstone(log_start_key(partition, start)) for start in state.recorded_log_starts(partition)]
-        written += [tombstone(log_gap_key(partition, gap.first_offset)) for gap in state.gaps(partition)]
-        if state.local_log_start(partition) is not None:
-            written.append(_trim_tombstone(partition))
+        segments = (each.segment_id for each in state.list_remote_log_segments(partition))
+        written += [tombstone(key) for segment_id in segments for key in segment_keys(segment_id)]
+        written += map(tombstone, state.log_record_keys(partition))
         written.append(tombstone(key_of(metadata)))
     return written
-
-
-def records_of_plan_end(state: RemoteLogMetadataState, plan: CopyPlan) -> list[KeyAndValue]:
-    for segment_id in plan.segment_ids():
-        known = state.remote_log_segment_metadata_by_id(segment_id)
-        if known is not None and known.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
-            raise InvalidTransitionError(
-                f"plan {plan.plan_id} cannot end: the deletion of segment {segment_id.id} has not ended"
-            )
-    return [tombstone(key_of(plan))]
 
 
 def is_log_start_known(state: RemoteLogMetadataState, partition: TopicIdPartition, start: LogStart) -> bool:
@@ -372,11 +368,8 @@ def records_of_ended_log_starts(
     Without the log start, the lack of these records would look like lost metadata."""
     trim = state.local_log_start(partition)
     is_covered = trim is not None and any(start.covers(trim) for start in ended)
-    keys = [
-        *(log_start_key(partition, start) for start in ended),
-        *[RecordKey(LOCAL_LOG_START_API_KEY, partition)] * is_covered,
-    ]
-    return [tombstone(key) for key in keys]
+    starts = [tombstone(log_start_key(partition, start)) for start in ended]
+    return [*starts, _trim_tombstone(partition)] if is_covered else starts
 
 
 def records_of_cut(state: RemoteLogMetadataState, update: CutUpdate) -> list[KeyAndValue]:
@@ -386,27 +379,6 @@ def records_of_cut(state: RemoteLogMetadataState, update: CutUpdate) -> list[Key
     partition, trim = update.topic_id_partition, state.local_log_start(update.topic_id_partition)
     is_void = trim is not None and trim.offset > update.offset and trim.leader_epoch < update.leader_epoch
     return [key_and_value(update), *([_trim_tombstone(partition)] if is_void else [])]
-
-
-def records_of_named_cut(state: RemoteLogMetadataState, update: CutUpdate) -> list[KeyAndValue]:
-    """Returns the records of an operator's CUT, and a tombstone for each log start that it voids."""
-    partition = update.topic_id_partition
-    ended = [
-        known for known in state.recorded_log_starts(partition) if known.is_void(update.leader_epoch, update.offset)
-    ]
-    return [*records_of_cut(state, update), *records_of_ended_log_starts(state, partition, ended)]
-
-
-def changed_tier_config(known: TopicTierConfigUpdate, changes: Mapping[str, str | None]) -> KeyAndValue | None:
-    """Returns the new record, or None when nothing changes.
-
-    `known` has the settings before the change, and the writer and time of the new record."""
-    merged = {**known.config, **changes}
-    config = {key: value for key, value in merged.items() if value is not None}
-    if config == known.config:
-        return None
-    update = TopicTierConfigUpdate(known.topic_id_partition, known.writer, known.event_timestamp_ms, config)
-    return encode_key(key_of(update)), encode_value(update) if config else None
 
 
 def _trim_tombstone(partition: TopicIdPartition) -> KeyAndValue:

@@ -357,10 +357,14 @@ class InMemoryState(RemoteLogMetadataState):
         return list(self._log.all_log_starts.get(partition, ()))
 
     def _stands(self, partition: TopicIdPartition, start: LogStart) -> bool:
-        below = [each for each in self._readable(partition) if each.start_offset < start.offset]
-        last = max((min(each.valid_end_offset, start.offset - 1) for each in below), default=0)
+        last = self.last_below(partition, start.offset)
+        return last is None or start.may_follow(*last)
+
+    def last_below(self, partition: TopicIdPartition, offset: int) -> OffsetAndEpoch | None:
+        below = [each for each in self._readable(partition) if each.start_offset < offset]
+        last = max((min(each.valid_end_offset, offset - 1) for each in below), default=0)
         one = self.remote_log_segment_metadata(partition, last) if below else None
-        return one is None or start.may_follow(last, leader_epoch_at(one.segment_leader_epochs, last))
+        return None if one is None else OffsetAndEpoch(last, leader_epoch_at(one.segment_leader_epochs, last))
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         return self._log.local_log_starts.get(partition)
@@ -376,6 +380,15 @@ class InMemoryState(RemoteLogMetadataState):
 
     def missing_topics(self) -> dict[UUID, int]:
         return self._log.missing
+
+    def log_record_keys(self, partition: TopicIdPartition) -> list[RecordKey]:
+        return [
+            *(log_start_key(partition, each) for each in self.recorded_log_starts(partition)),
+            *(log_gap_key(partition, each.first_offset) for each in self.gaps(partition)),
+            *(key_of(CutUpdate(partition, "", 0, each.leader_epoch, each.offset)) for each in self.cuts(partition)),
+            *(key_of(each) for each in self.copy_plans(partition)),
+            RecordKey(LOCAL_LOG_START_API_KEY, partition),
+        ]
 
     def is_known(self, partition: TopicIdPartition) -> bool:
         return partition in self.partitions()

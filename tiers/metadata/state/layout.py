@@ -37,17 +37,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
-from typing import NamedTuple, TypeVar, cast, get_args
+from typing import Final, NamedTuple, TypeVar, cast, get_args
 from uuid import UUID
 
 import lmdb
 
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.records.serde import OwnRecord, api_key_of, decode_value
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
+from tiers.model.segment_metadata import CutUpdate, LocalLogStartUpdate, LogGapUpdate, LogStartOffsetUpdate
 
 SCHEMA_VERSION = 19
+KEPT_BY: Final = [api_key_of(kind) for kind in (LogStartOffsetUpdate, LocalLogStartUpdate, CopyPlan, LogGapUpdate)]
+"""A partition is known while it has a segment or one of these records."""
+OF_THE_LOG: Final = [*KEPT_BY, api_key_of(CutUpdate)]
+"""What the deletion of a partition removes."""
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"

@@ -21,7 +21,6 @@ from tiers.metadata.records.serde import (
     MetadataRecord,
     OwnRecord,
     RecordKey,
-    api_key_of,
     check_known,
     decode_key,
     decode_value,
@@ -31,6 +30,8 @@ from tiers.metadata.records.serde import (
 from tiers.metadata.state.cover import StateCover
 from tiers.metadata.state.layout import (
     END_AND_ORDER,
+    KEPT_BY,
+    OF_THE_LOG,
     Databases,
     decode_partition,
     delete_prefix,
@@ -44,9 +45,6 @@ from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     CutUpdate,
-    LocalLogStartUpdate,
-    LogGapUpdate,
-    LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -57,10 +55,6 @@ from tiers.model.stored_segment import StoredSegment, encode_stored_segment, wit
 
 _FIRST_COUNTS: Final = (CopyPlan, TopicMissingUpdate)
 """Of several records with one key, the first one counts. Of all other types, the last one does."""
-_KEPT_BY: Final = [api_key_of(kind) for kind in (LogStartOffsetUpdate, LocalLogStartUpdate, CopyPlan, LogGapUpdate)]
-"""A partition is known while it has a segment or one of these records."""
-_OF_THE_LOG: Final = [*_KEPT_BY, api_key_of(CutUpdate)]
-"""What the deletion of a partition removes."""
 
 
 class MetadataEvent(NamedTuple):
@@ -203,7 +197,7 @@ class Replay:
         elif isinstance(record, CopyPlan):
             for announced in record.announced():
                 self._add(announced, event.timestamp_ms, event.offset)
-        elif event.key.api_key in _KEPT_BY:
+        elif event.key.api_key in KEPT_BY:
             self._know(key, record.topic_id_partition.topic)
 
     def _segment(self, key: bytes, uuid: bytes) -> StoredSegment | None:
@@ -219,7 +213,7 @@ class Replay:
         self._forget_if_empty(key)
 
     def _forget_if_empty(self, key: bytes) -> None:
-        kept = self._db.starts, *(self._db.records[api_key] for api_key in _KEPT_BY)
+        kept = self._db.starts, *(self._db.records[api_key] for api_key in KEPT_BY)
         if any(True for database in kept for _ in entries(self._txn, database, key)):
             return
         if self._deletion(key) in (None, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED):
@@ -240,7 +234,7 @@ class Replay:
             db = self._db
             for database in (
                 *(db.segments, db.starts, db.cover, db.cover_sizes, db.apart, db.partitions),
-                *(db.records[api_key] for api_key in _OF_THE_LOG),
+                *(db.records[api_key] for api_key in OF_THE_LOG),
             ):
                 delete_prefix(self._txn, database, key)
             self._known.pop(key, None)
@@ -273,5 +267,5 @@ class Replay:
                 self._cover.all_above(key, record.offset - 1)
             elif isinstance(record, CopyPlan):
                 self._end_plan(key, record)
-            if record is not None and ended.api_key in _KEPT_BY:
+            if record is not None and ended.api_key in KEPT_BY:
                 self._forget_if_empty(key)

@@ -14,7 +14,7 @@ from uuid import UUID
 import lmdb
 
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata.records.serde import OwnRecord
+from tiers.metadata.records.serde import OwnRecord, RecordKey
 from tiers.metadata.state.layout import (
     COVER_SIZE,
     FINAL,
@@ -22,6 +22,7 @@ from tiers.metadata.state.layout import (
     I32,
     I64,
     MAX_DATABASES,
+    OF_THE_LOG,
     PARTITION_KEY_BYTES,
     STATE_FILE,
     U64,
@@ -291,8 +292,7 @@ class RemoteLogMetadataState:
 
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         """Returns the inclusive end of the last readable segment (Ry); None when there is none."""
-        with self._env.begin() as txn:
-            last = self._last_below(txn, partition_key(partition), _BEHIND_ALL)
+        last = self.last_below(partition, _BEHIND_ALL)
         return None if last is None else last.offset
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
@@ -319,9 +319,13 @@ class RemoteLogMetadataState:
         ]
         return sorted(standing, key=lambda start: (start.position, start.reason, start.last_epoch), reverse=True)
 
-    def _last_below(self, txn: lmdb.Transaction, key: bytes, offset: int) -> OffsetAndEpoch | None:
+    def last_below(self, partition: TopicIdPartition, offset: int) -> OffsetAndEpoch | None:
         """Returns the last readable record below `offset`, with its leader epoch; None without one."""
-        if offset == 0:
+        with self._env.begin() as txn:
+            return self._last_below(txn, partition_key(partition), offset)
+
+    def _last_below(self, txn: lmdb.Transaction, key: bytes, offset: int) -> OffsetAndEpoch | None:
+        if offset <= 0:
             return None
         cursor, end = txn.cursor(self._db.cover), offset - 1
         run = self._run_from(cursor, key, end)
@@ -368,6 +372,16 @@ class RemoteLogMetadataState:
         """Returns the topics recorded as missing, each with the time (ms, by the brokers' clock) of its record."""
         missing = self._recorded(TopicMissingUpdate)
         return {each.topic_id_partition.topic_id: each.event_timestamp_ms for each in missing}
+
+    def log_record_keys(self, partition: TopicIdPartition) -> list[RecordKey]:
+        """Returns the keys of the records about the partition's log: log starts, trim, gaps, CUTs and copy plans."""
+        key = partition_key(partition)
+        with self._env.begin() as txn:
+            return [
+                RecordKey(api_key, partition, entry[PARTITION_KEY_BYTES:])
+                for api_key in OF_THE_LOG
+                for entry, _ in entries(txn, self._db.records[api_key], key)
+            ]
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         """Returns the state of the deletion of the whole partition; None when no deletion was requested."""
