@@ -12,16 +12,14 @@ without ownership (`TopicLog`) must have a type that is read by every release th
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 
-from protocol.errors import TruncatedError
-from protocol.primitives import Buffer, read_array_length
+from protocol.primitives import Buffer
 from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.records.codecs import NUMBER, array, fields
 from tiers.metadata.records.serde import KeyAndValue, RecordType, decode_key, is_ignorable, read_record_type
 
-_TYPE = struct.Struct(">ii")
-_COUNT = struct.Struct(">i")
+_TYPES = array(fields(RecordType, api_key=NUMBER, version=NUMBER), compact=False)
 
 
 def check_writable(records: Sequence[KeyAndValue], known: frozenset[RecordType]) -> None:
@@ -41,14 +39,10 @@ def check_writable(records: Sequence[KeyAndValue], known: frozenset[RecordType])
 
 
 def encode_record_types(record_types: Iterable[RecordType]) -> bytes:
-    ordered = sorted(record_types)
-    return _COUNT.pack(len(ordered)) + b"".join(_TYPE.pack(*each) for each in ordered)
+    return _TYPES.write(sorted(record_types))
 
 
 def decode_record_types(buf: Buffer, pos: int) -> tuple[frozenset[RecordType], int]:
     """Reads record types at `pos`. Returns them and the position after them. Raises `ProtocolError`."""
-    count, pos = read_array_length(buf, pos, compact=False)
-    end = pos + max(count, 0) * _TYPE.size
-    if end > len(buf):
-        raise TruncatedError(f"{count} record types at byte {pos} exceed the {len(buf)} bytes")
-    return frozenset(RecordType(*each) for each in _TYPE.iter_unpack(bytes(buf[pos:end]))), end
+    record_types, pos = _TYPES.read(buf, pos)
+    return frozenset(record_types), pos

@@ -37,6 +37,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, cast, get_args
 from uuid import UUID
 
@@ -70,7 +71,8 @@ COVER_SIZE = struct.Struct(">qqq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")
 OFFSET_AND_EPOCH = struct.Struct(">qi")
-MAX_DATABASES = 32
+_MAX_DATABASES = 32
+_MAX_READERS = 1024
 _IDENTITY = struct.Struct(">H16si")
 
 
@@ -129,6 +131,23 @@ class Databases(NamedTuple):
         records = {api_key: env.open_db(b"records-%d" % api_key) for api_key in api_keys}
         of_partitions = [*opened[: cls._fields.index("consumed")], *records.values()]
         return cls._make([*opened, records, of_partitions])
+
+
+def open_env(path: Path, map_size_bytes: int | None = None, *, is_synced: bool = True) -> lmdb.Environment:
+    """Opens a file of the state, for reading alone without `map_size_bytes`. Raises `lmdb.Error`."""
+    is_read_only = map_size_bytes is None
+    return lmdb.open(
+        str(path),
+        subdir=False,
+        readonly=is_read_only,
+        create=not is_read_only,
+        map_size=map_size_bytes or 1 << 20,  # a reader's grows to that of the file
+        max_dbs=_MAX_DATABASES,
+        max_readers=_MAX_READERS,
+        sync=is_synced,
+        metasync=is_synced,
+        mode=0o600,
+    )
 
 
 def partition_key(partition: TopicIdPartition) -> bytes:

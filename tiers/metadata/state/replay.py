@@ -111,8 +111,6 @@ class Replay:
         self._txn = txn
         self._finished = finished
         self._cover = StateCover(databases, txn)
-        self._known: dict[bytes, tuple[int, str]] = {}
-        """The entries of `partitions` that this transaction has read or written."""
 
     def apply(self, event: MetadataEvent) -> None:
         match event.record:
@@ -150,15 +148,11 @@ class Replay:
         self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, ~offset), db=self._db.starts)
 
     def _know(self, key: bytes, topic: str, span: int = 0) -> None:
-        known = self._known.get(key)
-        if known is None:
-            raw = self._txn.get(key, db=self._db.partitions)
-            known = (-1, "") if raw is None else decode_partition(raw)
-        known_span, known_topic = known
-        if known_span < 0 or span > known_span or (topic and topic != known_topic):
-            known = (max(span, known_span), topic or known_topic)
-            self._txn.put(key, encode_partition(*known), db=self._db.partitions)
-        self._known[key] = known
+        raw = self._txn.get(key, db=self._db.partitions)
+        known_span, known_topic = (-1, "") if raw is None else decode_partition(raw)
+        if known_span < span or topic not in ("", known_topic):
+            entry = encode_partition(max(span, known_span), topic or known_topic)
+            self._txn.put(key, entry, db=self._db.partitions)
 
     def _update(self, update: RemoteLogSegmentMetadataUpdate, timestamp_ms: int) -> None:
         key = partition_key(update.segment_id.topic_id_partition)
@@ -218,7 +212,6 @@ class Replay:
             return
         if self._deletion(key) in (None, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED):
             self._txn.delete(key, db=self._db.partitions)
-            self._known.pop(key, None)
 
     def _deletion(self, key: bytes) -> RemotePartitionDeleteState | None:
         raw = self._txn.get(key, db=self._db.deletions)
@@ -237,7 +230,6 @@ class Replay:
                 *(db.records[api_key] for api_key in OF_THE_LOG),
             ):
                 delete_prefix(self._txn, database, key)
-            self._known.pop(key, None)
         else:
             self._know(key, partition.topic)
 

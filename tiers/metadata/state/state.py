@@ -21,7 +21,6 @@ from tiers.metadata.state.layout import (
     FRESHNESS_FILE,
     I32,
     I64,
-    MAX_DATABASES,
     OF_THE_LOG,
     PARTITION_KEY_BYTES,
     STATE_FILE,
@@ -31,6 +30,7 @@ from tiers.metadata.state.layout import (
     decode_partition,
     decode_position,
     entries,
+    open_env,
     partition_key,
     partition_of,
     recorded,
@@ -55,7 +55,6 @@ from tiers.model.segment_metadata import (
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment, decode_answer, with_cuts
 
-MAX_READERS = 1024
 _BEHIND_ALL = 1 << 64
 _R = TypeVar("_R", bound=OwnRecord)
 
@@ -78,13 +77,7 @@ class StateFiles(NamedTuple):
         Raises `RemoteLogMetadataNotReadyError` while there is no state to read."""
         opened: list[lmdb.Environment] = []
         try:
-            for name in (STATE_FILE, FRESHNESS_FILE):
-                path = str(folder / name)
-                opened.append(
-                    lmdb.open(
-                        path, subdir=False, readonly=True, create=False, max_dbs=MAX_DATABASES, max_readers=MAX_READERS
-                    )
-                )
+            opened.extend(open_env(folder / name) for name in (STATE_FILE, FRESHNESS_FILE))
             return cls.open(*opened)
         except lmdb.Error as error:
             for env in opened:

@@ -30,16 +30,16 @@ from tiers.metadata.state.layout import (
     I32,
     I64,
     LOCK_FILE,
-    MAX_DATABASES,
     OFFSET_AND_EPOCH,
     STATE_FILE,
     StateIdentity,
     decode_position,
     delete_prefix,
+    open_env,
     partition_key,
 )
 from tiers.metadata.state.replay import PartitionRead, Replay
-from tiers.metadata.state.state import MAX_READERS, RemoteLogMetadataState, StateFiles
+from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -265,9 +265,7 @@ def saved_identity(folder: Path) -> StateIdentity | None:
     if not path.exists():
         return None
     try:
-        env = lmdb.open(
-            str(path), subdir=False, readonly=True, create=False, max_dbs=MAX_DATABASES, max_readers=MAX_READERS
-        )
+        env = open_env(path)
     except lmdb.Error:
         return None
     try:
@@ -295,13 +293,13 @@ def forget_freshness(folder: Path) -> None:
 def _open_files(folder: Path, map_size_bytes: int) -> StateFiles:
     # Freshness has no meaning for the next process, so it is never synced and never kept. It is dropped first.
     # Otherwise, while the state is built again, a process that shares it might take an incomplete state for fresh.
-    freshness = _open_env(folder / FRESHNESS_FILE, 1 << 20, sync=False)
+    freshness = open_env(folder / FRESHNESS_FILE, 1 << 20, is_synced=False)
     with freshness.begin(write=True) as txn:
         txn.drop(freshness.open_db(None, txn), delete=False)
     path = folder / STATE_FILE
     env: lmdb.Environment | None = None
     try:
-        env = _open_env(path, map_size_bytes, sync=True)
+        env = open_env(path, map_size_bytes)
         _check_whole(env, path)
         return StateFiles.open(env, freshness)
     except (lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError):
@@ -314,20 +312,7 @@ def _open_files(folder: Path, map_size_bytes: int) -> StateFiles:
         if env is not None:
             env.close()
         _remove(path)
-        return StateFiles.open(_open_env(path, map_size_bytes, sync=True), freshness)
-
-
-def _open_env(path: Path, map_size_bytes: int, *, sync: bool) -> lmdb.Environment:
-    return lmdb.open(
-        str(path),
-        subdir=False,
-        map_size=map_size_bytes,
-        max_dbs=MAX_DATABASES,
-        max_readers=MAX_READERS,
-        sync=sync,
-        metasync=sync,
-        mode=0o600,
-    )
+        return StateFiles.open(open_env(path, map_size_bytes), freshness)
 
 
 def _check_whole(env: lmdb.Environment, path: Path) -> None:
