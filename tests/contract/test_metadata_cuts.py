@@ -71,24 +71,14 @@ async def test_a_cut_removes_no_other_one(manager: RemoteLogMetadataManager, par
     assert [cut.is_proved for cut in manager.state.cuts(partition)] == [False, True, True]
 
 
-async def test_a_cut_voids_a_copy_that_began_before_it_and_ends_after_it(
-    manager: RemoteLogMetadataManager, partition: TopicIdPartition
-) -> None:
-    begun = segment(partition, 0, 99, epoch=1)
-    await manager.add_remote_log_segment_metadata(begun)
-    await manager.put_cut(partition, 2, 60)
-    await manager.update_remote_log_segment_metadata(to(begun, State.COPY_SEGMENT_FINISHED))
-    assert [each.valid_end_offset for each in manager.state.list_remote_log_segments(partition)] == [59]
-    assert manager.state.remote_end_offset(partition) == 59
-    assert manager.state.remote_log_segment_metadata(partition, 60) is None
-
-
 async def test_a_cut_voids_what_was_copied_in_an_earlier_epoch(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
-    first = await copied(manager, segment(partition, 0, 99, epoch=1))
-    second = await copied(manager, segment(partition, 100, 199, epoch=2))
+    first, second = segment(partition, 0, 99, epoch=1), await copied(manager, segment(partition, 100, 199, epoch=2))
+    await manager.add_remote_log_segment_metadata(first)
     await manager.put_cut(partition, 3, 60)
+    await manager.update_remote_log_segment_metadata(to(first, State.COPY_SEGMENT_FINISHED))
+    assert manager.state.remote_end_offset(partition) == 59
     third = await copied(manager, segment(partition, 60, 129, epoch=3))
     answering = [manager.state.remote_log_segment_metadata(partition, offset) for offset in (59, 60, 129, 130)]
     assert [None if each is None else each.segment_id for each in answering] == [

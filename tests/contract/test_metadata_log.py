@@ -244,22 +244,6 @@ async def test_what_was_lost_is_restored_and_what_is_known_stays(
         assert manager.state.log_starts(partition) == [start]
 
 
-async def test_a_topic_is_missing_until_it_returns(
-    manager: RemoteLogMetadataManager, partition: TopicIdPartition
-) -> None:
-    topic_id, before_ms = partition.topic_id, time.time_ns() // 1_000_000
-    await until(lambda: manager.log.owns(TopicIdPartition(topic_id, 0)))
-    await manager.put_topic_missing(topic_id, "orders", is_missing=True)
-    [(missing, since_ms)] = manager.state.missing_topics().items()
-    assert missing == topic_id
-    assert since_ms >= before_ms
-    await manager.put_topic_missing(topic_id, "orders", is_missing=True)
-    assert manager.state.missing_topics() == {topic_id: since_ms}
-    await manager.put_topic_missing(topic_id, "orders", is_missing=False)
-    assert manager.state.missing_topics() == {}
-    assert not manager.state.is_tiered(topic_id)
-
-
 async def test_a_read_position_is_confirmed_while_the_topic_has_it(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
@@ -335,6 +319,7 @@ async def test_a_missing_or_deleted_topic_is_recorded_and_ended(
     await manager.put_topic_missing(topic_id, "orders", is_missing=False)
     await manager.end_topic_deletion(topic_id)
     assert (dict(manager.state.missing_topics()), manager.state.topic_deletions()) == ({}, {})
+    assert not manager.state.is_tiered(topic_id)
 
 
 async def test_a_change_of_tier_settings_is_judged_by_what_is_there(

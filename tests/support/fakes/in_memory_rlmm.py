@@ -181,7 +181,7 @@ class InMemoryLog:
             case LogGapUpdate():
                 known.recorded_gaps.setdefault(record.topic_id_partition, {})[record.gap.first_offset] = record.gap
             case TierMarkerUpdate():
-                known.markers[record.location] = record
+                known.markers[record.location] = replace(record, event_timestamp_ms=known.wall_clock_ms())
             case TopicTierConfigUpdate():
                 known.tier_configs[record.topic_id_partition] = record.config
             case TopicDeletionUpdate():
