@@ -24,7 +24,6 @@ from tiers.metadata.record_log import LoggedRecord, MetadataRecordLog, RecordLog
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import (
-    DEFAULT_MAP_SIZE_BYTES,
     TOO_OLD,
     RemoteLogMetadataStateWriter,
     age_since,
@@ -59,18 +58,13 @@ class SingleWriterLog:
         state_folder: Path,
         cluster_id: str,
         refusal_to_create: RefusalToCreate | None,
-        *,
-        clock_ms: Callable[[], int] = monotonic_ms,
         wall_clock_ms: Callable[[], int] = wall_clock_ms,
-        map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
     ) -> None:
         self._log = log
         self._state_folder = state_folder
         self._cluster_id = cluster_id
         self._refusal_to_create = refusal_to_create
-        self._clock_ms = clock_ms
         self._wall_clock_ms = wall_clock_ms
-        self._map_size_bytes = map_size_bytes
         self.writer = ""
         self._identity: RecordLogIdentity | None = None
         self._state: RemoteLogMetadataStateWriter | None = None
@@ -89,11 +83,8 @@ class SingleWriterLog:
         cluster, it is missing though there are segments, or it lacks records that this process has read before."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote-log-metadata")
         self._identity = await self._opened_log()
-        self._state = await self._in_thread(self._open_state)
-        self.writer = await self._in_thread(lambda: self.state.writer_name(socket.gethostname()))
-        await self._in_thread(self._check_age)
-        await self._in_thread(self._check_history)
-        await self._in_thread(self._follow)
+        identity = StateIdentity(self._identity.cluster_id, self._identity.log_id, 1)
+        await self._in_thread(lambda: self._open_state(identity))
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._following = self._tasks.create_task(self._keep_following(), name="remote-log-metadata-follower")
@@ -112,9 +103,9 @@ class SingleWriterLog:
 
     def _close(self) -> None:
         thread, self._thread = self._thread, None
-        state, self._state = self._state, None
         if thread is not None:
             thread.shutdown()
+        state, self._state = self._state, None
         try:
             if state is not None:
                 state.close()
@@ -143,32 +134,25 @@ class SingleWriterLog:
             )
         return identity
 
-    def _open_state(self) -> RemoteLogMetadataStateWriter:
-        assert self._identity is not None
-        return RemoteLogMetadataStateWriter.open(
-            self._state_folder,
-            StateIdentity(self._identity.cluster_id, self._identity.log_id, 1),
-            clock_ms=self._clock_ms,
-            map_size_bytes=self._map_size_bytes,
-        )
+    def _open_state(self, identity: StateIdentity) -> None:
+        """Opens the state and reads the log to its end.
 
-    def _check_age(self) -> None:
-        """Clears a state that was last read to the end so long ago that tombstones may be gone that it lacks."""
+        It first clears a state that was last read to the end so long ago that tombstones may be gone that it lacks."""
+        state = self._state = RemoteLogMetadataStateWriter.open(self._state_folder, identity)
         wall_ms = self._wall_clock_ms()
-        age_ms = age_since(self.state.read_at_ms().get(_PARTITION), wall_ms)
-        if self.state.next_offset(_PARTITION) > 0 and is_too_old(age_ms, _TOMBSTONES_KEPT_MS // 2):
-            try:
-                self.state.start_over_partitions([_PARTITION], TOO_OLD, wall_ms)
-            except lmdb.Error as error:
-                raise RemoteLogMetadataError(f"the state in {self._state_folder} cannot be written: {error}") from error
-
-    def _check_history(self) -> None:
-        reached = self.state.reached(_PARTITION)
-        if not self._has_history(reached.offset, reached.leader_epoch):
+        age_ms = age_since(state.read_at_ms().get(_PARTITION), wall_ms)
+        try:
+            self.writer = state.writer_name(socket.gethostname())
+            if state.next_offset(_PARTITION) > 0 and is_too_old(age_ms, _TOMBSTONES_KEPT_MS // 2):
+                state.start_over_partitions([_PARTITION], TOO_OLD, wall_ms)
+        except lmdb.Error as error:
+            raise RemoteLogMetadataError(f"the state in {self._state_folder} cannot be written: {error}") from error
+        if not self._has_history(*state.reached(_PARTITION)):
             raise RemoteLogMetadataError(
                 f"{self._log.place} lacks records that {self._state_folder} was read from: it was restored from"
                 " an old copy. Restore a later one"
             )
+        self._follow()
 
     def _has_history(self, next_offset: int, epoch: int) -> bool:
         if epoch < 0:
@@ -216,7 +200,7 @@ class SingleWriterLog:
 
     def _follow_and_upkeep(self) -> None:
         self._follow()
-        now_ms = self._clock_ms()
+        now_ms = monotonic_ms()
         if self._upkeep_at_ms is None or now_ms - self._upkeep_at_ms >= _UPKEEP_INTERVAL_MS:
             self._upkeep_at_ms = now_ms
             wall_ms = self._wall_clock_ms()
@@ -228,7 +212,7 @@ class SingleWriterLog:
         if not self._log.is_held():
             self._fresh_at_ms = None
             raise OwnershipLostError(f"this process does not hold {self._log.place} any more: restart it")
-        as_of_ms, state = self._clock_ms(), self.state
+        as_of_ms, state = monotonic_ms(), self.state
         try:
             while True:
                 records = self._log.read(state.next_offset(_PARTITION), _READ_RECORDS)
@@ -273,11 +257,11 @@ class SingleWriterLog:
         await self._within(_WRITE_TIMEOUT_MS if timeout_ms is None else timeout_ms, lambda: self._append_now(records))
 
     def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
-        return self._fresh_at_ms is not None and self._fresh_at_ms >= self._clock_ms() - max_age_ms
+        return self._fresh_at_ms is not None and self._fresh_at_ms >= monotonic_ms() - max_age_ms
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
         # The time must be later, not equal: two events in the same millisecond have no order.
-        if self._fresh_at_ms is not None and self._fresh_at_ms > self._clock_ms() - max_age_ms:
+        if self._fresh_at_ms is not None and self._fresh_at_ms > monotonic_ms() - max_age_ms:
             return
         try:
             await self._within(timeout_ms, self._follow)
@@ -304,12 +288,13 @@ class SingleWriterLog:
         return MetadataPosition(self._identity.log_id, consumed.leader_epoch, consumed.offset)
 
     async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
-        if self._identity is None or position.topic_id != self._identity.log_id:
+        topic_id, leader_epoch, next_offset = position
+        if self._identity is None or topic_id != self._identity.log_id:
             return False
-        return await self._in_thread(lambda: self._has_history(position.next_offset, position.leader_epoch))
+        return await self._in_thread(lambda: self._has_history(next_offset, leader_epoch))
 
     def status(self) -> MetadataStatus:
-        fresh_at_ms, now_ms = self._fresh_at_ms, self._clock_ms()
+        fresh_at_ms, now_ms = self._fresh_at_ms, monotonic_ms()
         is_owner = self._trouble is None and fresh_at_ms is not None
         return MetadataStatus(
             self._trouble,

@@ -25,6 +25,7 @@ from protocol.primitives import (
     read_string_bounds,
     read_tag,
     read_tag_count,
+    read_uuid,
     skip_tagged_section,
     write_array_length,
     write_bytes_length,
@@ -34,7 +35,7 @@ from protocol.primitives import (
 from tiers.errors import RemoteLogMetadataError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH
-from tiers.model.quick_values import quick, quick_uuid
+from tiers.model.quick_values import quick
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -169,18 +170,11 @@ def _partition(raw: bytes) -> TopicIdPartition:
         raise ProtocolError("the name of a topic is not valid UTF-8") from error
 
 
-def _read_uuid(buf: Buffer, pos: int) -> tuple[UUID, int]:
-    end = pos + 16
-    if end > len(buf):
-        raise TruncatedError(f"a uuid at byte {pos} exceeds the {len(buf)} bytes")
-    return quick_uuid(bytes(buf[pos:end])), end
-
-
 BYTE = Codec(INT8.pack, read_int8)
 FLAG = converted(BYTE, bool)
 NUMBER = Codec(INT32.pack, read_int32)
 LONG = Codec(INT64.pack, read_int64)
-ID = Codec(attrgetter("bytes"), _read_uuid)
+ID = Codec(attrgetter("bytes"), read_uuid)
 TEXT = converted(
     Codec(partial(write_string, compact=True), partial(read_string, compact=True)), lambda text: text or ""
 )
