@@ -40,7 +40,6 @@ from tiers.metadata.state.layout import (
     partition_key,
     start_key,
 )
-from tiers.metadata.state.segment_cursors import SegmentRun
 from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
@@ -175,7 +174,7 @@ class Replay:
         order = began_at if is_readable else ~began_at
         self._txn.put(entry, END_AND_ORDER.pack(end, order), db=self._db.starts)
         if is_readable:
-            self._cover.again(key, start, end, SegmentRun(order, start, end, uuid))
+            self._cover.again(key, start, end, uuid)
             self._finished.append(update.segment_id)
         elif known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover.again(key, start, end)
