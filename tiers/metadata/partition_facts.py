@@ -76,7 +76,7 @@ class PartitionFacts:
             return False
         if later is None or earlier is None or later.topic_id != earlier.topic_id:
             whole = joined([self, other], None if later is None else later.topic_id)
-            return replace(whole, position=None, settings_position=None) == self.content
+            return whole.content == self.content
         return later.next_offset >= earlier.next_offset and set(other.accepted) <= set(self.accepted)
 
 
@@ -114,12 +114,9 @@ def facts_of(
 
 def newest_of(facts: Iterable[PartitionFacts], topic_id: UUID | None = None) -> PartitionFacts | None:
     """Returns the facts with the highest position in the metadata topic; None without any. `topic_id` None: in any."""
-    found = [
-        (each.position.leader_epoch, each.position.next_offset, number, each)
-        for number, each in enumerate(facts)
-        if each.position is not None and topic_id in (None, each.position.topic_id)
-    ]
-    return max(found)[-1] if found else None
+    positions = {each.position: each for each in facts if each.position is not None}
+    found = [each for each in positions if topic_id in (None, each.topic_id)]
+    return positions[max(found, key=lambda each: each[1:])] if found else None
 
 
 def newest_of_topics(facts: Iterable[PartitionFacts]) -> list[PartitionFacts]:

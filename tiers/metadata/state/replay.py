@@ -170,9 +170,8 @@ class Replay:
         self._txn.put(key + uuid, stored, db=self._db.segments)
         entry = start_key(key, start, uuid)
         order = END_AND_ORDER.unpack(self._txn.get(entry, bytes(END_AND_ORDER.size), db=self._db.starts))[1]
-        began_at = order if order >= 0 else ~order
-        order = began_at if is_readable else ~began_at
-        self._txn.put(entry, END_AND_ORDER.pack(end, order), db=self._db.starts)
+        began_at = max(order, ~order)
+        self._txn.put(entry, END_AND_ORDER.pack(end, began_at if is_readable else ~began_at), db=self._db.starts)
         if is_readable:
             self._cover.again(key, start, end, uuid)
             self._finished.append(update.segment_id)
