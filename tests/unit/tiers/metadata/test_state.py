@@ -6,7 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 from uuid import UUID
 
 import pytest
@@ -29,6 +31,7 @@ from tests.support.tiers.metadata_state import (
     to,
     user,
 )
+from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import (
     MetadataRecord,
     RecordKey,
@@ -40,7 +43,7 @@ from tiers.metadata.records.serde import (
     segment_keys,
 )
 from tiers.metadata.remote_log_metadata_manager import is_log_start_known, records_of_deletion, records_of_log_start
-from tiers.metadata.state import writer
+from tiers.metadata.state import segment_cursors, writer
 from tiers.metadata.state.layout import _decode, partition_key, recorded
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -49,6 +52,7 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
+    LeaderEpochEntry,
     LocalLogStartUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
@@ -61,17 +65,25 @@ from tiers.model.segment_metadata import (
 )
 from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
+from tiers.model.stored_segment import StoredSegment, stored_segment
 
 Transaction = list[tuple[RecordKey, MetadataRecord | None]]
 OF_TOPIC = TopicIdPartition(TOPIC_ID, 0, "orders")
-shapes = st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(1, 5), st.integers(0, 2), st.integers(-1, 4))
+shapes = st.tuples(
+    st.sampled_from([PARTITION, PARTITION, NEIGHBOUR]),
+    *(st.integers(0, 30), st.integers(0, 12), st.integers(1, 5), st.integers(0, 2), st.integers(-1, 4)),
+)
 positions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=3)
 """Leader epoch and offset."""
 
 
-def life(number: int, start: int, length: int, steps: int, epoch: int, copy_epoch: int) -> list[Transaction]:
+def life(
+    number: int, partition: TopicIdPartition, start: int, length: int, steps: int, epoch: int, copy_epoch: int
+) -> list[Transaction]:
     """The transactions in which an owner writes a segment's states. The tombstones come in the last one."""
-    metadata = replace(segment(number, start, start + length, epoch), copy_epoch=copy_epoch)
+    metadata = replace(segment(number, start, start + length, epoch, partition), copy_epoch=copy_epoch)
+    second = LeaderEpochEntry(epoch + 1, start + length)
+    metadata = replace(metadata, segment_leader_epochs=(*metadata.segment_leader_epochs, second)[: 1 + epoch % 2])
     transactions: list[Transaction] = [[(key_of(metadata), metadata)]]
     for state in list(State)[1:steps]:
         update = to(metadata, state)
@@ -214,6 +226,68 @@ def test_a_compacted_topic_has_the_answers_of_the_model(events: list[MetadataEve
     assert replayed((compacted(events, cleaned_to, keep_tombstones=False), end)) == whole
     assert replayed((kept, end)) == whole
     assert replayed((events[:stopped_at], stopped_at), (rest, end)) == whole
+
+
+def one_by_one(state: RemoteLogMetadataState, partition: TopicIdPartition, offset: int) -> list[object]:
+    found: list[object] = []
+    while (one := state.next_segment(partition, offset)) is not None:
+        found.append(one)
+        offset = one.valid_end_offset + 1
+    return found
+
+
+def offsets_from(offset: int, runs: Sequence[tuple[int, int]]) -> set[int]:
+    return {each for first, following in runs for each in range(max(first, offset), following)}
+
+
+def check_fields(one: StoredSegment) -> None:
+    value = one.metadata
+    for name in (
+        *("start_offset", "end_offset", "valid_end_offset", "broker_id", "max_timestamp_ms", "leader_epoch"),
+        *("event_timestamp_ms", "segment_size_bytes", "state", "txn_index_empty", "retained_bytes"),
+    ):
+        assert getattr(one, name) == getattr(value, name)
+    assert one.id == value.segment_id.id.bytes
+    assert one.is_finished == (value.state is State.COPY_SEGMENT_FINISHED)
+    assert stored_segment(one.partition_key, one.answer) == one
+
+
+@settings(max_examples=100, deadline=None)
+@given(topics(), st.integers(1, 4))
+def test_walks_and_sums_are_those_of_single_look_ups(events: list[MetadataEvent], piece: int) -> None:
+    """A segment is whole if one run has all of its offsets, or it is listed apart."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(open_state(Path(folder))) as state,
+        mock.patch.object(segment_cursors, "_PIECE", piece),
+    ):
+        for event in events:
+            state.apply([PartitionRead(0, [event], event.offset + 1)])
+        for partition in (PARTITION, NEIGHBOUR):
+            for one in [*state.stored_segments(partition), *state.answering_segments(partition)]:
+                check_fields(one)
+            for offset in range(-1, 45, 4):
+                found = [each.metadata for each in state.answering_segments(partition, offset)]
+                assert found == one_by_one(state, partition, offset)
+                runs = list(state.answered_offsets(partition, offset))
+                assert all(first < following <= later for (first, following), (later, _) in pairwise(runs))
+                readable = [(each.start_offset, each.valid_end_offset + 1) for each in found]
+                assert offsets_from(offset, runs) == offsets_from(offset, readable)
+            runs, listed = list(state.answered_offsets(partition)), list(state.list_remote_log_segments(partition))
+            whole = [
+                each
+                for each in listed
+                if (each.start_offset, each.end_offset + 1) in runs
+                and state.remote_log_segment_metadata(partition, each.start_offset) == each
+            ]
+            assert [each.metadata for each in state.segments_apart(partition)] == [
+                each for each in listed if each not in whole
+            ]
+            assert state.cover_size(partition) == (
+                len(whole),
+                sum(each.segment_size_bytes for each in whole),
+                sum(following - first for first, following in runs),
+            )
 
 
 log_starts_in_any_order = st.lists(
@@ -371,3 +445,31 @@ def test_large_records_are_not_kept_in_memory(tmp_path: Path) -> None:
         kept = _decode.cache_info().currsize
         assert recorded(txn, state._db, CopyPlan, partition_key(PARTITION)) == [plan]
         assert _decode.cache_info().currsize == kept
+
+
+def test_a_change_during_a_listing_is_seen_from_the_next_piece_on(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    small = [segment(number + 1, number * 10, number * 10 + 9) for number in range(600)]
+    for each in small:
+        topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
+    found = state.answering_segments(PARTITION, 25)
+    assert next(found).start_offset == 20
+    merged = segment(1000, 2000, 5999)
+    topic.put(merged, to(merged, State.COPY_SEGMENT_FINISHED))
+    rest = [(each.start_offset, each.end_offset) for each in found]
+    assert rest[0] == (30, 39)
+    assert rest[-1] == (2000, 5999)
+    assert all(later[0] <= earlier[1] + 1 for earlier, later in pairwise(rest))
+
+
+@pytest.mark.parametrize("walk", ["stored_segments", "answering_segments"])
+def test_a_walk_over_a_state_that_is_closed_meanwhile_is_retried(walk: str, tmp_path: Path) -> None:
+    """A process that shares the state opens it again when it is replaced."""
+    with closing(open_state(tmp_path)) as state, mock.patch.object(segment_cursors, "_PIECE", 1):
+        for one in (segment(1, 0, 9), segment(2, 10, 19)):
+            Topic(state).put(one, to(one, State.COPY_SEGMENT_FINISHED))
+        segments = getattr(state, walk)(PARTITION)
+        assert next(segments).start_offset == 0
+        state.close()
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            next(segments)

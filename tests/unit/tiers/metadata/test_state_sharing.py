@@ -23,12 +23,6 @@ from tiers.metadata.topic import shared_log, topic_log
 from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
-
-def test_a_reader_waits_for_the_first_writer(tmp_path: Path) -> None:
-    with pytest.raises(RemoteLogMetadataNotReadyError):
-        RemoteLogMetadataState(StateFiles.open_shared(tmp_path))
-
-
 _DYING_READER = """
 import os, signal, sys
 from pathlib import Path
