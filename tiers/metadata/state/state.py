@@ -318,8 +318,6 @@ class RemoteLogMetadataState:
             return self._last_below(txn, partition_key(partition), offset)
 
     def _last_below(self, txn: lmdb.Transaction, key: bytes, offset: int) -> OffsetAndEpoch | None:
-        if offset <= 0:
-            return None
         cursor, end = txn.cursor(self._db.cover), offset - 1
         run = self._run_from(cursor, key, end)
         if run is None or U64.unpack_from(run)[0] > end:

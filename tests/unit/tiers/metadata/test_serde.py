@@ -160,6 +160,12 @@ def test_a_plan_without_tiles_is_an_error() -> None:
         decode_value(bytes.fromhex(plan.replace("0000000000000014", "0000000000000009")))
 
 
+@pytest.mark.parametrize("tag", ["00020100", "0000", "904e050000000700", "904e020007"])
+def test_a_tag_of_another_size_is_an_error(tag: str) -> None:
+    with pytest.raises(RemoteLogMetadataError):
+        decode_value(bytes.fromhex(_ADDED_HEX + "000001" + tag))
+
+
 def test_an_unknown_record_is_left_out_only_if_it_may_be() -> None:
     """Api keys from 2000 on may be. Below that, and of a version that is not known, a later release wrote it."""
     assert decode_value(bytes.fromhex("01b71700deadbeef")) is None  # 2999
