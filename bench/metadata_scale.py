@@ -44,8 +44,12 @@ from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import (
+    LeaderEpochEntry,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
+)
 
 PARTITIONS = 100
 RECORDS_PER_SEGMENT = 1000

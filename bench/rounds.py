@@ -37,7 +37,7 @@ from tests.support.tiers.segment_metadata import segment, to
 from tiers.broker.client import monotonic_ms
 from tiers.metadata.records.serde import key_and_value
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentState
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 from tiers.tasks.remote_log_manager import RemoteLogManager
 

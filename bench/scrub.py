@@ -29,8 +29,7 @@ from pipeline.spark.task_runner import SparkRunner
 from pipeline.spark.worker import worker
 from protocol.records.record_batch import CODEC_NONE, CODEC_ZSTD
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.segment_builder import SegmentBuilder
 from tiers.storage.local import LocalRemoteStorageManager
 

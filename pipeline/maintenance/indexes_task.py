@@ -18,8 +18,7 @@ from pipeline.spark.worker import worker
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import verify_batches
 from tiers.errors import CorruptSegmentError, LaterFormatError, RemoteLogError, RemoteResourceNotFoundError
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
 from tiers.segment.indexes_made_again import LogIndexer
 from tiers.segment.segment_builder import Carried

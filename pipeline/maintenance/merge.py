@@ -39,8 +39,7 @@ from tiers.metadata.partition_facts import encode_partition_facts, facts_of
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.segment_deletion import delete_segment
 from tiers.tasks.task_services import TaskServices

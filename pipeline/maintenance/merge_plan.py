@@ -14,8 +14,7 @@ from uuid import UUID
 
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment, decode_answer
 from tiers.segment.indexes.segment_index import MAX_RELATIVE
 from tiers.tasks.history.align import open_cut

@@ -49,8 +49,7 @@ from tiers.errors import RemoteResourceNotFoundError
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
 from tiers.storage.object_key import INDEXES_SUFFIX, parse_facts_key, parse_segment_key
 from tiers.storage.retries import with_retries

@@ -25,8 +25,7 @@ from tiers.errors import (
     RetriableRemoteStorageError,
 )
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.segment_deletion import finish_deletion
 from tiers.tasks.history.stored_facts import FactsTask

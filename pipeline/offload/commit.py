@@ -36,8 +36,7 @@ from tiers.errors import (
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, epoch_of_copy
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState, epoch_of_copy
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.segment_copy import SegmentContinuation, continuation_at
 from tiers.tasks.deletion.segment_deletion import delete_attempts

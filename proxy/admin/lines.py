@@ -18,7 +18,7 @@ from proxy.admin.facts import (
 )
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.partition_tasks import PartitionReport
 

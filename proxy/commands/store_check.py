@@ -26,8 +26,7 @@ from tiers.config.settings import StorageConfig
 from tiers.errors import RemoteLogError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.sockets import connected_socket
 from tiers.storage.remote_storage_manager import StoreFeatures
 from tiers.storage.retries import with_retries

@@ -8,7 +8,7 @@ from tests.support.tiers.segment_metadata import copied, segment, to
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 
 @pytest.mark.parametrize(("trim", "left"), [((40, 2), None), ((60, 2), (60, 2)), ((40, 3), (40, 3))])

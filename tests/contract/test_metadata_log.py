@@ -21,8 +21,8 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import Cut, RemotePartitionDeleteMetadata
-from tiers.model.segment_state import RemoteLogSegmentState as State
-from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemotePartitionDeleteState as DeleteState
 
 
 async def test_nothing_is_known_of_a_partition_without_metadata(

@@ -22,7 +22,7 @@ from tests.drill.rig import DrillRig
 from tests.drill.tier_audit import TierAudit
 from tests.drill.violations import OUTAGE, OWNER, READ, Violation, Violations
 from tests.drill.writers import Writer
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 _OPEN_S = 60.0
 _HEAL_S = 90.0

@@ -9,7 +9,7 @@ from tests.drill.engine import DrillResult
 from tests.drill.faults import FaultKind
 from tests.drill.proxy_watch import OWNER_BACK_S
 from tests.drill.violations import RULES
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 SHOWN = 30
 

@@ -17,7 +17,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.tier_model_records import PARTITION, PLACE, segment, take, to
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import LocalLogStartUpdate, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 from tiers.storage.object_key import INDEXES_SUFFIX, LOG_SUFFIX, indexes_key, log_key
 
 FINISHED_AT_MS = 1_000_000

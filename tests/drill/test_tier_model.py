@@ -11,7 +11,7 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.tiers.tier_model_records import PARTITION, PLACE, segment, take, to
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LogGapUpdate, LogStartOffsetUpdate
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 
 @pytest.fixture

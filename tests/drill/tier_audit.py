@@ -22,7 +22,7 @@ from tests.drill.tier_model import Segment, TierModel
 from tests.drill.violations import CHOICE, LOG_START, OBJECTS, SEGMENT, TRIM, TRIM_OWNER, Violations
 from tiers.broker.client import BrokerClient
 from tiers.errors import RemoteLogError
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 from tiers.storage.object_key import INDEXES_SUFFIX, LOG_SUFFIX, SegmentObjectKey, parse_segment_key
 
 _PAUSE_S = 0.1

@@ -19,9 +19,9 @@ from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    is_valid_transition,
 )
-from tiers.model.segment_state import RemoteLogSegmentState as State
-from tiers.model.segment_state import is_valid_transition
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 
 @dataclass(slots=True)

@@ -43,9 +43,14 @@ from tests.support.fakes.record_batches import (
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tiers.metadata.records.serde import encode_value
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import LogGapUpdate, LogStartOffsetUpdate, RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_metadata import (
+    LogGapUpdate,
+    LogStartOffsetUpdate,
+    RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteState,
+)
 from tiers.model.segment_metadata import RemotePartitionDeleteMetadata as PartitionDelete
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.segment.segment_builder import Carried
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -31,8 +31,8 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
 )
-from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_prefix
 
 

@@ -21,8 +21,11 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.metadata_log import MetadataPosition
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart
-from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.model.segment_metadata import (
+    RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteState,
+)
 from tiers.tasks.history.stored_facts import FactsTask, read_stored_facts
 
 

@@ -43,8 +43,7 @@ from tests.support.servers.peer import Peer
 from tests.support.servers.producing import TIMEOUT_S, create_topic, delete_topics, produce
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.access.open_tier import open_tier
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import Section, decode_sections
 from tiers.upkeep.rebuild import RebuildOptions
 

@@ -19,8 +19,7 @@ from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.fakes.segments import PARTITION
 from tests.support.pipeline.scrub_bench import ScrubBench, scrub_bench
 from tiers.errors import RetriableRemoteStorageError
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import SegmentObjectKey, facts_key, indexes_key, log_key, segment_of_key

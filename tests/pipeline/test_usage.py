@@ -19,7 +19,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION
 from tests.support.pipeline.scrub_bench import ScrubBench, scrub_bench
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentState
 from tiers.storage.object_key import facts_key, partition_prefix
 
 TODAY = 20_000

@@ -35,8 +35,7 @@ from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, MetadataT
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 300_000

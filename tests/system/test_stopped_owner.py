@@ -20,8 +20,7 @@ from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.tidegate import TidegateProcess
 from tiers.metadata.records.serde import decode_value
-from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 from tiers.storage.object_key import parse_segment_key
 
 pytestmark = pytest.mark.integration

@@ -21,16 +21,15 @@ from tiers.config.managers import create_storage
 from tiers.config.tier_config import ConfigError, TierConfig
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataNotReadyError
+from tiers.metadata.metadata_log import by_topic_id
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
-from tiers.metadata.topic_partitioner import by_topic_id
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import HOME, LocatedRemoteStorageManager, decode_location
 from tiers.storage.object_key import parse_segment_key

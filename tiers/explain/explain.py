@@ -28,8 +28,7 @@ from tiers.explain.facts import LocalFacts, PartitionFacts
 from tiers.explain.words import why, why_held
 from tiers.metadata.remote_log import LEFT_AFTER_MS
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.storage.object_key import log_key
 from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES, Uncopied, copy_due, copy_hold
 from tiers.tasks.history.align import open_cut

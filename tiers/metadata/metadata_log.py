@@ -36,15 +36,46 @@ A log may assume:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
+from kafka.partitioner import murmur2
+
 from tiers.metadata.records.serde import KeyAndValue
 from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
+
+
+class Tenure(NamedTuple):
+    """A time in which no other owner can have written a metadata partition, over rebalances and takeovers.
+
+    A process may lose and regain the ownership within one tenure: in a rebalance that leaves the partition with it, or
+    when it recovers from an error. What it began within a tenure, it may finish within the same tenure. When another
+    owner may have written in between, the next tenure begins, and everything that was begun before must be dropped."""
+
+    metadata_partition: int
+    number: int
+
+
+_begun_in: ContextVar[Tenure | None] = ContextVar("begun_in", default=None)
+
+
+def begin_in(tenure: Tenure | None) -> None:
+    """Declares that this task, and those that it creates from now on, work within the tenure.
+
+    Their writes as an owner wait for a short loss of the ownership, and fail when the tenure has ended."""
+    _begun_in.set(tenure)
+
+
+def begun_in(metadata_partition: int) -> Tenure | None:
+    """Returns the tenure of the metadata partition in which this task works; None: it works in none."""
+    tenure = _begun_in.get()
+    return tenure if tenure is not None and tenure.metadata_partition == metadata_partition else None
+
 
 MakeRecords = Callable[[], Sequence[KeyAndValue]]
 """Makes the records of one append from the state. It may raise an error, which reaches the caller of the append."""
@@ -150,3 +181,24 @@ class MetadataLog(FreshMetadata, Protocol):
 
     def status(self) -> MetadataStatus:
         """Returns the status. It may be called at any time, also before `open` and after `close`."""
+
+
+_MASK = 0xFFFFFFFF
+_POSITIVE = 0x7FFFFFFF
+
+
+@lru_cache(maxsize=8_192)
+def by_topic_id(partition: TopicIdPartition, partition_count: int) -> int:
+    """Returns the metadata partition of a user partition, by Kafka's RemoteLogMetadataTopicPartitioner.
+
+    See docs/semantics.md 11.4. It distinguishes a topic from an earlier one of the same name."""
+    most = partition.topic_id.int >> 64
+    least = partition.topic_id.int & 0xFFFFFFFFFFFFFFFF
+    hashed = 31 + _long_hash(least)
+    hashed = 31 * hashed + _long_hash(most)
+    hashed = (31 * hashed + partition.partition) & _MASK
+    return int(murmur2(hashed.to_bytes(4, "big")) & _POSITIVE) % partition_count
+
+
+def _long_hash(value: int) -> int:
+    return (value ^ value >> 32) & _MASK

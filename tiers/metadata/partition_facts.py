@@ -24,8 +24,7 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.metadata_log import MetadataLog, MetadataPosition
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import Cut
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentState
 
 _HEAD = "facts 1"
 

@@ -20,8 +20,7 @@ from tiers.model.copy_plan import NOT_MEASURED_BYTES
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, leader_epoch_at
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState, leader_epoch_at
 
 _RUNS_BETWEEN_YIELDS = 512
 LEFT_AFTER_MS = 60_000

@@ -44,15 +44,13 @@ from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
     TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
-)
-from tiers.model.segment_state import (
-    RemoteLogSegmentState,
-    RemotePartitionDeleteState,
     is_valid_partition_transition,
     is_valid_transition,
 )

@@ -19,7 +19,7 @@ import lmdb
 
 from tiers.broker.client import monotonic_ms, wall_clock_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus
+from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus, Tenure
 from tiers.metadata.record_log import LoggedRecord, MetadataRecordLog, RecordLogIdentity, RefusalToCreate
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
@@ -30,7 +30,6 @@ from tiers.metadata.state.writer import (
     is_too_old,
     saved_identity,
 )
-from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 
 logger = logging.getLogger(__name__)

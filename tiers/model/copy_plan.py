@@ -14,8 +14,12 @@ from dataclasses import dataclass
 from uuid import UUID, uuid5
 
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_metadata import LeaderEpochEntry, OwnMetadataRecord, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import (
+    LeaderEpochEntry,
+    OwnMetadataRecord,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+)
 
 NOT_MEASURED_BYTES = 0
 """The size of a segment that only a plan announces, because it has not been read yet. A real segment is never empty."""

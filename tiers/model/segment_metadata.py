@@ -5,13 +5,53 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+
+
+class RemoteLogSegmentState(IntEnum):
+    r"""The states of a segment, and of the deletion of a partition (KIP-405, docs/semantics.md 11.2).
+
+        COPY_SEGMENT_STARTED -> COPY_SEGMENT_FINISHED -> DELETE_SEGMENT_STARTED -> DELETE_SEGMENT_FINISHED
+                \_________________________________________^
+
+        DELETE_PARTITION_MARKED -> DELETE_PARTITION_STARTED -> DELETE_PARTITION_FINISHED
+
+    Only segments in COPY_SEGMENT_FINISHED are readable. A retry may write a state again, which is idempotent.
+    """
+
+    COPY_SEGMENT_STARTED = 0
+    COPY_SEGMENT_FINISHED = 1
+    DELETE_SEGMENT_STARTED = 2
+    DELETE_SEGMENT_FINISHED = 3
+
+
+class RemotePartitionDeleteState(IntEnum):
+    DELETE_PARTITION_MARKED = 0
+    DELETE_PARTITION_STARTED = 1
+    DELETE_PARTITION_FINISHED = 2
+
+
+def is_valid_transition(source: RemoteLogSegmentState, target: RemoteLogSegmentState) -> bool:
+    """Returns whether the owner may write `target` after `source`."""
+    is_given_up = (source, target) == (
+        RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+        RemoteLogSegmentState.DELETE_SEGMENT_STARTED,
+    )
+    return is_given_up or target - source in (0, 1)
+
+
+def is_valid_partition_transition(
+    source: RemotePartitionDeleteState | None, target: RemotePartitionDeleteState
+) -> bool:
+    """Returns whether the owner may write `target` after `source`: marked, started, finished, without skips."""
+    return source == target or target == (-1 if source is None else source) + 1
+
 
 TOPIC_DELETION_VALID_MS = 3_600_000
 """How long after a request to delete a topic the brokers may have forgotten the topic because of that request."""

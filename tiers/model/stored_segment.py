@@ -29,9 +29,9 @@ from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
     first_void,
 )
-from tiers.model.segment_state import RemoteLogSegmentState
 
 _FIXED_FORMAT = "qqiqqiB?iIi"
 _FIXED = struct.Struct(">" + _FIXED_FORMAT)

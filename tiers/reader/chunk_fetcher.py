@@ -31,8 +31,7 @@ from tiers.errors import (
     RemoteResourceNotFoundError,
 )
 from tiers.metadata.metadata_log import FreshMetadata
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.reader.chunk_cache import ChunkCache, ChunkKey, DiskChunkCache, Extent
 from tiers.reader.fetcher_pool import READ_AHEAD_CONNECTION_ID, FetcherPool, Flight, HedgedReads
 from tiers.reader.local_index_cache import LocalIndexes

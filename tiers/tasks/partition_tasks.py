@@ -25,7 +25,7 @@ from functools import partial
 
 from tiers.config.topic_policy import TierWork, TopicPolicy
 from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, MetadataLostError, RemoteLogError
-from tiers.metadata.tenure import Tenure
+from tiers.metadata.metadata_log import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason

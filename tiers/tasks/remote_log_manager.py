@@ -24,7 +24,7 @@ from tiers.bounded_gather import each_alone, in_turns
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.lasting_trouble import LastingTrouble
-from tiers.metadata.tenure import begin_in
+from tiers.metadata.metadata_log import begin_in
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import ActiveAlarm
 from tiers.tasks.copy.copy_attempts import store_for_its_owner

@@ -17,8 +17,7 @@ from uuid import UUID
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, readable_segments
 from tiers.errors import LaterFormatError, RemoteLogMetadataError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.storage.object_key import (
     INDEXES_SUFFIX,
     LOG_SUFFIX,

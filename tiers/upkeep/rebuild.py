@@ -22,7 +22,7 @@ from tiers.metadata.partition_facts import PartitionFacts, decode_partition_fact
 from tiers.metadata.records.serde import KeyAndValue, key_and_value
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.object_key import (

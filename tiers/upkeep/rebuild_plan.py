@@ -39,11 +39,11 @@ from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
     TopicTierConfigUpdate,
     after_cuts,
     leader_epoch_at,
 )
-from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.segment_index import Chunk
 
 _NO_LEADER_EPOCH = -1

@@ -30,8 +30,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.segment_metadata import Cut, after_cuts
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentState, after_cuts
 from tiers.tasks.history.align import Parting, cut_epoch, find_parting, unsettled_cuts
 
 

@@ -40,10 +40,11 @@ from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
     leader_epoch_at,
 )
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.upkeep.importing import WRITER, write_all
 
 metadata = Program(

@@ -19,8 +19,7 @@ from tiers.config.topic_settings import TierValue, tier_values
 from tiers.explain.gathering import policy_from
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.tasks.deletion.topic_deletion import deleted_topics
 from tiers.texts import size_text
 

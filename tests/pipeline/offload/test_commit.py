@@ -20,8 +20,7 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import LogRead
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 
 
 async def test_a_segment_that_continues_the_tier_counts(bench: Workbench) -> None:

@@ -25,8 +25,7 @@ from tests.support.fakes.stored_segments import remote_range
 from tests.support.simulation.loop import VirtualLoop
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 
 ORDERS = TopicIdPartition(TOPIC_ID, 0, "orders")
 OFFSETS = RecordColumns(("offset",))

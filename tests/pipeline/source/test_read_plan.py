@@ -28,8 +28,7 @@ from tests.support.fakes.segments import PARTITION
 from tests.support.fakes.stored_segments import remote_range, stored
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
 
 Segments = list[RemoteLogSegmentMetadata]

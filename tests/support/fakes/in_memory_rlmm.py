@@ -17,7 +17,7 @@ from uuid import UUID
 from tests.support.fakes.stored_segments import stored
 from tests.support.tiers.segment_metadata import with_update
 from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
-from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus
+from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus, Tenure
 from tiers.metadata.records.serde import (
     LOCAL_LOG_START_API_KEY,
     TIER_MARKER_API_KEY,
@@ -36,7 +36,6 @@ from tiers.metadata.records.serde import (
 )
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.metadata.tenure import Tenure
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
@@ -48,14 +47,15 @@ from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
     TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
     leader_epoch_at,
 )
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment
 
 IN_MEMORY_TOPIC_ID = UUID(int=9)

@@ -18,13 +18,12 @@ from pathlib import Path
 from uuid import UUID
 
 from tiers.errors import OwnershipLostError
-from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus
+from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus, Tenure
 from tiers.metadata.records.serde import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 
 _IDENTITY = StateIdentity("cluster", UUID(int=9), 1)

@@ -15,8 +15,8 @@ from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
 )
-from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_builder import Carried, SegmentBuilder
 from tiers.storage.local import LocalRemoteStorageManager
 

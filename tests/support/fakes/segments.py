@@ -8,8 +8,7 @@ from uuid import UUID, uuid4
 
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 
 PARTITION = TopicIdPartition(UUID("6a1d9b2e-4c3f-4e58-9f70-1b2c3d4e5f60"), 3, "orders")

@@ -23,8 +23,7 @@ from tiers.metadata.log_history import kept_log_start
 from tiers.metadata.records.serde import KeyAndValue
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.segment_encryption import seal_segment
 from tiers.storage.local import LocalRemoteStorageManager

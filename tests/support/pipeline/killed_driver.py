@@ -19,8 +19,7 @@ from pipeline.offload.driver import OffloadDriver, OffloadOptions
 from pipeline.offload.job import run_offload
 from tests.support.pipeline.offload_rig import CLAIM_TIMEOUT_MS, in_process
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.tasks.task_services import TaskServices
 
 PLACES = ("before", "within", "behind")

@@ -13,8 +13,7 @@ from pipeline.source.remote_read import read_remote_range
 from tests.support.pipeline.job_bench import InlineRunner, JobBench
 from tests.support.tiers.transactional_log import copied
 from tests.support.written_log import WrittenLog
-from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentState
 
 LIMITS = MergeLimits(below_bytes=10_000, target_bytes=100_000)
 STARTED = RemoteLogSegmentState.COPY_SEGMENT_STARTED

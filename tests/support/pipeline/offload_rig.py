@@ -26,8 +26,7 @@ from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.verify.segment_verification import verify_segment
 
 T = TypeVar("T")

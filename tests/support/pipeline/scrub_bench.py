@@ -12,8 +12,7 @@ from pipeline.config import PipelineConfig, parse_pipeline_config
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench, command_bench
 from tiers.access.open_tier import OpenTier
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 
 P = TypeVar("P")

@@ -18,8 +18,7 @@ from tiers.access.open_tier import OpenTier
 from tiers.broker.cluster_metadata import ClusterMetadata, TopicMetadata
 from tiers.metadata.partition_facts import facts_of
 from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager

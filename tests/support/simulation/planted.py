@@ -28,7 +28,7 @@ from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership, Ten
 from tiers.metadata.topic.lineage import MetadataLineage
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.model.log_start import LogStart, LogStartReason
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentState
 from tiers.reader.remote_log_reader import CollectedBatches, RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.tasks.copy import copy_attempts

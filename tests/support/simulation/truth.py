@@ -25,7 +25,7 @@ from tiers.model.segment_metadata import (
     RemotePartitionDeleteMetadata,
     TopicTierConfigUpdate,
 )
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 Place = tuple[UUID, int]
 

@@ -9,8 +9,7 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.segment_metadata import to
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.tasks.partition_tasks import PartitionTasks
 
 

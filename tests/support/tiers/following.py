@@ -27,7 +27,7 @@ from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 TOPIC = MetadataTopic("cluster", "__remote_log_metadata", IDENTITY.topic_id, 2)
 NODE = 1

@@ -19,7 +19,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
 )
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 TOPIC_ID = UUID(int=7)
 PARTITION = TopicIdPartition(TOPIC_ID, 3, "orders")

@@ -33,8 +33,7 @@ from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, Retention, TotalR
 from tiers.errors import LogDivergedError, RemoteLogError, RetriableRemoteStorageError
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key
 from tiers.tasks.history.stored_facts import read_stored_facts
 from tiers.tasks.partition_watch import violated_bounds

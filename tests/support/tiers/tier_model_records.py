@@ -9,7 +9,7 @@ from tiers.metadata.records.serde import MetadataRecord, key_of
 from tiers.metadata.state.replay import MetadataEvent
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 PLACE = ("orders", 0)
 PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")

@@ -9,8 +9,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
 from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
 from tiers.upkeep.rebuild import plan_rebuild

@@ -17,7 +17,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.proxy.scenario import scenario
 from tests.support.repository import ROOT
 from tests.support.tiers.workbench import PARTITION, POLICY, workbench
-from tiers.metadata.tenure import Tenure
+from tiers.metadata.metadata_log import Tenure
 from tiers.tasks.partition_tasks import PartitionTasks
 
 PACKAGES = tuple(str(ROOT / package) + "/" for package in ("protocol", "tiers", "proxy"))

@@ -36,8 +36,7 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.quick_values import quick
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 
 _ID_AND_NUMBER = struct.Struct(">16si")
 

@@ -44,8 +44,7 @@ from tiers.metadata.records.codecs import (
     structure,
 )
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemotePartitionDeleteState
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemotePartitionDeleteState
 
 MAGIC = 0
 _STORED_SEGMENT = 0, 0

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from protocol.errors import ProtocolError
@@ -60,13 +60,13 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
     TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
     UnfinishedRebuildUpdate,
 )
-from tiers.model.segment_state import RemotePartitionDeleteState
 
 SEGMENT_METADATA_API_KEY = 0
 SEGMENT_METADATA_UPDATE_API_KEY = 1
@@ -387,3 +387,40 @@ def decode_value(buf: Buffer) -> MetadataRecord | None:
     if pos != len(buf):
         raise RemoteLogMetadataError(f"a metadata record has {len(buf) - pos} unknown bytes at its end")
     return record
+
+
+_TYPES = array(fields(RecordType, api_key=NUMBER, version=NUMBER), compact=False)
+
+
+def check_writable(records: Sequence[KeyAndValue], known: frozenset[RecordType]) -> None:
+    """Checks that every member of the group understands `records`, which are keys and values.
+
+    `known` has the record types (an api key and the version of its message) that every member declares in its
+    subscription. Otherwise a member would continue without a record, and decide with less knowledge than the others. A
+    process that is no member, or that joins later, may find such a record: then that metadata partition is not fresh in
+    the process until the process is upgraded (`committed_records`).
+
+    The rule applies to the records that owners write in the generation of their assignment. A record that is written
+    without ownership (`TopicLog`) must have a type that is read by every release that declares record types.
+
+    A member that knows any version of an api key understands its tombstones. Raises `RemoteLogMetadataError` for a
+    record whose type is not in `known` and that no reader may ignore."""
+    api_keys = {record_type.api_key for record_type in known}
+    for key, value in records:
+        api_key = decode_key(key).api_key
+        is_known = api_key in api_keys if value is None else read_record_type(value) in known
+        if not is_known and not is_ignorable(api_key):
+            raise RemoteLogMetadataError(
+                f"a member of the group does not know these records of api key {api_key} yet: upgrade all proxies and"
+                " jobs"
+            )
+
+
+def encode_record_types(record_types: Iterable[RecordType]) -> bytes:
+    return _TYPES.write(sorted(record_types))
+
+
+def decode_record_types(buf: Buffer, pos: int) -> tuple[frozenset[RecordType], int]:
+    """Reads record types at `pos`. Returns them and the position after them. Raises `ProtocolError`."""
+    record_types, pos = _TYPES.read(buf, pos)
+    return frozenset(record_types), pos

@@ -46,10 +46,11 @@ from tiers.model.segment_metadata import (
     CutUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
     TopicMissingUpdate,
 )
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.model.stored_segment import StoredSegment, encode_stored_segment, with_cuts
 
 _FIRST_COUNTS: Final = (CopyPlan, TopicMissingUpdate)

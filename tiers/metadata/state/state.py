@@ -45,6 +45,7 @@ from tiers.model.segment_metadata import (
     LogGapUpdate,
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
+    RemotePartitionDeleteState,
     TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
@@ -52,7 +53,6 @@ from tiers.model.segment_metadata import (
     UnfinishedRebuildUpdate,
     leader_epoch_at,
 )
-from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment, decode_answer, with_cuts
 
 _BEHIND_ALL = 1 << 64

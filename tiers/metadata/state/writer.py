@@ -22,8 +22,7 @@ import lmdb
 from tiers.broker.client import monotonic_ms
 from tiers.durable_folders import sync_folder
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.records.record_types import encode_record_types
-from tiers.metadata.records.serde import known_record_types
+from tiers.metadata.records.serde import encode_record_types, known_record_types
 from tiers.metadata.state.layout import (
     FINAL,
     FRESHNESS_FILE,
@@ -41,7 +40,7 @@ from tiers.metadata.state.layout import (
 from tiers.metadata.state.replay import PartitionRead, Replay
 from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentState
 
 logger = logging.getLogger(__name__)
 

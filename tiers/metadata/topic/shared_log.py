@@ -12,14 +12,13 @@ from pathlib import Path
 
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
-from tiers.metadata.metadata_log import Append, MakeRecords, MetadataStatus
+from tiers.metadata.metadata_log import Append, MakeRecords, MetadataStatus, by_topic_id
 from tiers.metadata.records.serde import nothing_key, tombstone
 from tiers.metadata.state.layout import STATE_FILE, StateIdentity
 from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.metadata.topic.metadata_topic import DEFAULT_TOPIC_NAME, MetadataTopic
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.topic_log import TopicLog
-from tiers.metadata.topic_partitioner import by_topic_id
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
 

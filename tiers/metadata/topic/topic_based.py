@@ -17,11 +17,10 @@ from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
 from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.fitness import Probe
 from tiers.lasting_trouble import LastingTrouble
-from tiers.metadata.metadata_log import MakeRecords, MetadataStatus
+from tiers.metadata.metadata_log import MakeRecords, MetadataStatus, Tenure
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, saved_identity
-from tiers.metadata.tenure import Tenure
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.metadata_topic import (

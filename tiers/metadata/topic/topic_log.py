@@ -21,10 +21,9 @@ from uuid import UUID
 from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition
+from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, by_topic_id
 from tiers.metadata.topic.metadata_producer import ClockSkew, MetadataProducer, TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.metadata.topic_partitioner import by_topic_id
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
 

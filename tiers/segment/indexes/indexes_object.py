@@ -23,8 +23,7 @@ from uuid import UUID
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, LaterFormatError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.indexes.segment_index import (
     AbortedTransactionRange,
     Chunk,

@@ -34,8 +34,7 @@ from tiers.metadata.log_history import kept_log_start
 from tiers.metadata.remote_log import RemoteLog, is_measured
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.tasks.copy.segment_copy import Progress, announce, finish, keep, no_progress, read_attempt, store
 from tiers.tasks.copy.spool import KeptSegment, SpoolError
 from tiers.tasks.deletion.segment_deletion import delete_segment

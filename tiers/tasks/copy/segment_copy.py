@@ -15,8 +15,7 @@ from pathlib import Path
 from tiers.errors import CorruptSegmentError, CustomMetadataTooLargeError, RemoteResourceNotFoundError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import AbortedTransaction, LogSource
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import SegmentIndexes, decode_indexes_object
 from tiers.segment.leader_epochs import EpochHole, UnknownEpochStartError
 from tiers.segment.segment_builder import NOTHING_CARRIED, BuiltSegment, Carried, SegmentBuilder

@@ -31,8 +31,12 @@ from tiers.broker.client import BrokerClient
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata, TopicDeletionUpdate
-from tiers.model.segment_state import RemotePartitionDeleteState
+from tiers.model.segment_metadata import (
+    RemoteLogSegmentMetadata,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+    TopicDeletionUpdate,
+)
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.deletion.segment_deletion import delete_all
 from tiers.tasks.history.stored_facts import FactsTask, delete_facts

@@ -22,8 +22,7 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogSource
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, leader_epoch_at
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, RemoteLogSegmentState, leader_epoch_at
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.task_services import TaskServices
 

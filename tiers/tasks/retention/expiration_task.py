@@ -29,8 +29,7 @@ from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.deletion.segment_deletion import try_to_delete

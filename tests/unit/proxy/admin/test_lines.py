@@ -19,8 +19,7 @@ from proxy.admin.lines import (
 from tests.support.fakes.stored_segments import stored
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.partition_tasks import PartitionReport
 

@@ -12,7 +12,7 @@ from proxy.commands.store_check import absent_segments
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.segment_metadata import segment
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentState
 
 
 async def lines_of(folder: Path, partition_count: int) -> list[str]:

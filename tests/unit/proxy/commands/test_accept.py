@@ -25,7 +25,7 @@ from tiers.config.topic_policy import TierWork
 from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, TotalRetention, recorded_total
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.log_start import LogGap
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentState
 from tiers.tasks.history.stored_facts import read_stored_facts
 from tiers.tasks.history.tier_place import read_marker
 

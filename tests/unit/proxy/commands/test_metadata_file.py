@@ -25,8 +25,7 @@ from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
-from tiers.model.segment_metadata import LogStartOffsetUpdate
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.model.segment_metadata import LogStartOffsetUpdate, RemoteLogSegmentState, RemotePartitionDeleteState
 
 PARTITION = TopicIdPartition(UUID(int=7), 2, "orders")
 

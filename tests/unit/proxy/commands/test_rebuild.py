@@ -14,8 +14,7 @@ from tiers.broker.client import BrokerClient
 from tiers.commands.rebuild_report import show_rebuild
 from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 from tiers.upkeep.importing import refuse_beside_owners
 from tiers.upkeep.rebuild import (
     Rebuild,

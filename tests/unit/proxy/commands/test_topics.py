@@ -14,8 +14,7 @@ from tests.support.proxy.command_bench import CommandBench
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.topic_policy import TierWork, TopicConfig
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 
 MINUTE_MS = 60_000
 

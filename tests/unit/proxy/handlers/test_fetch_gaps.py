@@ -26,7 +26,7 @@ from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentState
 
 SOME_VERSIONS = [4, 5, 9, 12, 13, 18]
 UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE

@@ -37,14 +37,15 @@ from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
     UnfinishedRebuildUpdate,
 )
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 CONTROL = 0x20
 GZIP = 0x01

@@ -17,8 +17,12 @@ from tiers.metadata.records.flat_file import (
     write_flat_file,
 )
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.model.segment_metadata import (
+    LeaderEpochEntry,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteState,
+)
 
 PARTITION = TopicIdPartition(UUID(int=5), 2, "orders")
 int64s = st.integers(0, (1 << 63) - 1)

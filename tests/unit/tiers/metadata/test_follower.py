@@ -29,7 +29,7 @@ from tiers.metadata.topic.followed_state import Answer
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import OffsetAndEpoch
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 
 async def test_after_a_loss_of_records_the_state_is_kept_and_is_not_fresh(

@@ -12,8 +12,8 @@ from tests.support.tiers.metadata_state import gap, segment
 from tests.support.tiers.owning import Group
 from tests.support.tiers.waiting import until
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError
+from tiers.metadata.metadata_log import Tenure, begin_in
 from tiers.metadata.records.serde import LOG_GAP_API_KEY, KeyAndValue, RecordType, key_and_value, known_record_types
-from tiers.metadata.tenure import Tenure, begin_in
 from tiers.metadata.topic.group.ownership import _TAKEOVERS_AT_ONCE, AWAIT_MS, CONFIRMATION_MAX_AGE_MS
 
 RECORD, GAP = key_and_value(segment(1, 0, 9)), key_and_value(gap(10, 20))

@@ -24,11 +24,11 @@ from tests.support.tiers.metadata_state import (
 )
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records import serde
-from tiers.metadata.records.record_types import check_writable
 from tiers.metadata.records.serde import (
     LOG_GAP_API_KEY,
     KeyAndValue,
     RecordType,
+    check_writable,
     key_and_value,
     key_of,
     known_record_types,
@@ -38,8 +38,8 @@ from tiers.metadata.records.serde import (
 )
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 from tiers.model.segment_metadata import TopicDeletionUpdate, UnfinishedRebuildUpdate
-from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.upkeep.importing import as_a_whole
 
 LATER = "metadata partition 0 has records of a later release from offset 2 on: upgrade this process"

@@ -37,14 +37,15 @@ from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
     TierMarkerUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
     UnfinishedRebuildUpdate,
 )
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
 PARTITION = TopicIdPartition(UUID("123456789abcdef0123456789abcdef0"), 7, "orders")
 SEGMENT_ID = RemoteLogSegmentId(PARTITION, UUID("01122334455667788899aabbccddeeff"))

@@ -63,8 +63,8 @@ from tiers.model.segment_metadata import (
     TopicTierConfigUpdate,
     UnfinishedRebuildUpdate,
 )
-from tiers.model.segment_state import RemoteLogSegmentState as State
-from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemotePartitionDeleteState as DeleteState
 from tiers.model.stored_segment import StoredSegment, stored_segment
 
 Transaction = list[tuple[RecordKey, MetadataRecord | None]]

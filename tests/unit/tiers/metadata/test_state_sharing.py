@@ -21,7 +21,7 @@ from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, forget_freshness, saved_identity
 from tiers.metadata.topic import shared_log, topic_log
 from tiers.metadata.topic.shared_log import SharedMetadataLog
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 _DYING_READER = """
 import os, signal, sys

@@ -23,9 +23,9 @@ from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
     after_cuts,
 )
-from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import (
     StoredSegment,
     decode_answer,

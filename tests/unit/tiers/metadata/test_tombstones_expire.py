@@ -13,7 +13,7 @@ from tests.support.tiers.metadata_state import NEIGHBOUR, NOW_MS, PARTITION, ope
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import encode_key, nothing_key
 from tiers.metadata.topic.metadata_topic import MIN_DELETE_RETENTION_MS
-from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 AN_HOUR_MS = 3_600_000
 HALF_MS = 43_200_000

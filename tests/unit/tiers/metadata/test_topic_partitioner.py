@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from tiers.metadata.topic_partitioner import by_topic_id
+from tiers.metadata.metadata_log import by_topic_id
 from tiers.model.ids import TopicIdPartition
 
 

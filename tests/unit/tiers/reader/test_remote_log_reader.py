@@ -28,8 +28,7 @@ from tiers.errors import (
 )
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.reader.chunk_fetcher import Caller, RemoteLogReaderSettings, backoff_ms
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.locations import HOME

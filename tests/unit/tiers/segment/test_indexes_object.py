@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.support.fakes.segments import PARTITION
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import (
     Section,
     SegmentIndexes,

@@ -9,7 +9,7 @@ import pytest
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.tiers.attempts import batches, whole_rounds
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.metadata.tenure import Tenure
+from tiers.metadata.metadata_log import Tenure
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 KEEPS_NOTHING = replace(POLICY, local_retention_bytes=0, retention_bytes=0)

@@ -11,7 +11,7 @@ from tests.support.tiers.attempts import batches
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.metadata.tenure import begun_in
+from tiers.metadata.metadata_log import begun_in
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
 

@@ -32,11 +32,11 @@ from protocol.primitives import (
     write_string,
 )
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.records.record_types import (
+from tiers.metadata.records.serde import (
+    RecordType,
     decode_record_types,
     encode_record_types,
 )
-from tiers.metadata.records.serde import RecordType
 
 PROTOCOL_TYPE = "consumer"
 PROTOCOL_NAME = "tidegate"

@@ -20,9 +20,8 @@ from itertools import count
 
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.records.record_types import check_writable
-from tiers.metadata.records.serde import KeyAndValue
-from tiers.metadata.tenure import Tenure, begun_in
+from tiers.metadata.metadata_log import Tenure, begun_in
+from tiers.metadata.records.serde import KeyAndValue, check_writable
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.group.membership import Assignment, GroupMembership
 from tiers.metadata.topic.metadata_producer import ClockSkew, GroupMember, TransactionalProducer

@@ -11,12 +11,11 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.attempts import batches, begun, copied, planned, whole_rounds
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import LogDivergedError, RetriableRemoteStorageError
-from tiers.metadata.tenure import Tenure
+from tiers.metadata.metadata_log import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
 from tiers.tasks.partition_tasks import PartitionTasks
 

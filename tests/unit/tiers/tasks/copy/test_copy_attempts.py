@@ -20,13 +20,12 @@ from tiers.errors import (
     RemoteStorageError,
     RetriableRemoteStorageError,
 )
+from tiers.metadata.metadata_log import Tenure
 from tiers.metadata.remote_log import RemoteLog
-from tiers.metadata.tenure import Tenure
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.storage.object_key import log_key
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.tasks.copy.copy_attempts import KEPT_WITHOUT_RECORDS_MS

@@ -10,7 +10,7 @@ import pytest
 from tests.support.tiers.attempts import batches, whole_rounds
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import BrokerError, RetriableRemoteStorageError
-from tiers.metadata.tenure import Tenure
+from tiers.metadata.metadata_log import Tenure
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.storage.activity import while_active

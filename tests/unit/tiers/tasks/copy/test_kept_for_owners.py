@@ -12,8 +12,7 @@ from tests.support.tiers.attempts import batches
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.errors import CorruptSegmentError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import store_for_its_owner
 from tiers.tasks.copy.segment_copy import announce, keep
 from tiers.tasks.copy.spool import KeptSegment

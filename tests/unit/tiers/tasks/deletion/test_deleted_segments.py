@@ -12,8 +12,7 @@ from tests.support.tiers.topic_deletion_bench import put_segments
 from tests.support.tiers.workbench import PARTITION, Workbench, with_retention
 from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.metadata.partition_facts import facts_of
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key, marker_key
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.deletion import segment_deletion

@@ -10,8 +10,7 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.tasks.deletion.failed_deletions import FailedDeletion
 from tiers.tasks.deletion.segment_deletion import delete_attempts
 

@@ -20,8 +20,7 @@ from tiers.errors import (
     RetriableRemoteStorageError,
 )
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 from tiers.storage.object_key import marker_key
 from tiers.tasks.deletion.segment_deletion import delete_attempts, delete_segment
 

@@ -25,8 +25,8 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
 )
-from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
 

@@ -11,8 +11,8 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.topic_policy import TierWork
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.errors import RemoteLogMetadataNotReadyError
+from tiers.metadata.metadata_log import Tenure
 from tiers.metadata.remote_log import RemoteLog
-from tiers.metadata.tenure import Tenure
 from tiers.model.log_start import LogGap, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.history.acceptance import may_be_in_doubt

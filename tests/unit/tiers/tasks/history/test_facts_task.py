@@ -15,8 +15,7 @@ from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import MetadataLostError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts, newest_of
-from tiers.model.segment_metadata import Cut
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import log_key, parse_facts_key
 from tiers.tasks.history.stored_facts import FactsTask, put_facts, read_stored_facts

@@ -13,8 +13,8 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.tiers.attempts import batches, whole_rounds
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import BrokerError, LogDivergedError
+from tiers.metadata.metadata_log import Tenure
 from tiers.metadata.remote_log import RemoteLog
-from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import UNKNOWN_EPOCH

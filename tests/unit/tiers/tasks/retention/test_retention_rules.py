@@ -13,7 +13,7 @@ from tests.support.tiers import segment_metadata
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentState
 
 HOUR_MS = 3_600_000
 
