@@ -33,6 +33,8 @@ from proxy.commands.top import top
 from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import serve as serve_forever
+from proxy.process.child import run_child
+from proxy.process.fork_server import ForkServer
 from proxy.process.processes import serve_processes
 from proxy.process.reload import hold_reloads
 from proxy.process.start.settings_in_use import settings_in_use
@@ -111,12 +113,13 @@ def serve(config: ConfigFile) -> None:
         raise ConfigError("\n".join(mistakes))
     set_up_logging(settings.log.level, settings.log.format)
     logger.info("starting: %s", config)
+    forks = ForkServer(run_child)
     with unhandled_errors_logged(), settings_in_use(config):
         if not settings.is_tiered:
             logger.info("tiered: %s", NOTHING_TIERED)
         if not settings.workers:
             serve_forever(settings, load=partial(load_config, config))
-        elif not serve_processes(settings, config):
+        elif not serve_processes(settings, config, forks):
             raise typer.Exit(FAILED)
 
 

@@ -9,7 +9,6 @@ A `RemoteLogProcess` and a `RemoteReaderProcess` run beside the workers.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -467,8 +466,5 @@ def serve(
     load: LoadConfig | None = None,
 ) -> None:
     """Calls `run` on a new event loop."""
-    # The modules stay for good. So a full collection, which holds up the loop, need not look at their objects.
-    gc.collect()
-    gc.freeze()
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(run(config, None, make_role, admin, load))

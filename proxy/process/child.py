@@ -1,18 +1,9 @@
-"""The main program of a child process: reads its task from standard input, and ends when the supervisor dies.
+"""What a child process of the supervisor runs: it reads its task from a socket, and ends when the supervisor dies.
 
-Each further byte on standard input lets it read its settings again.
-
-The supervisor also puts the child's name on the command line, so that `ps` shows it.
+Each further byte at the socket lets it read its settings again.
 """
 
 from __future__ import annotations
-
-if __name__ == "__main__":
-    import signal as _signal
-
-    # The imports take seconds. SIGHUP waits until the process can read its settings again, and does not end it.
-    # Threads inherit that, and only the main thread ever takes SIGHUP.
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGHUP})
 
 import logging
 import os
@@ -22,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -51,34 +43,40 @@ _GRACE_MS = 10_000
 
 
 class Duty(StrEnum):
-    """What a child does. The child runs as `__main__`, so its own class is another one, and the values are compared."""
+    """What a child does."""
 
     WORKER = "worker"
     REMOTE_LOG = "remote-log"
     REMOTE_READER = "remote-reader"
 
 
+class Inherited(StrEnum):
+    """A file descriptor that the supervisor hands to a child."""
+
+    ADMIN = "admin"
+    PORTS = "ports"
+    READS = "reads"
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """The task of a child. `config` has the settings of the whole proxy.
 
-    `admin_fd` is the inherited listener of the child's admin pages, which ask for `admin_token`. `ports_fd` is the
-    inherited file of port claims, for a worker. `reads_fd` is the inherited listener of the remote reader, and
-    `reads_address` is its name."""
+    `inherited` names the file descriptors that the child inherits, in order: the listener of its admin pages, which ask
+    for `admin_token`; the file of port claims, for a worker; the listener of the remote reader, whose name is
+    `reads_address`."""
 
     config: TidegateConfig
     name: str
     duty: Duty
-    admin_fd: int | None
+    inherited: tuple[Inherited, ...] = ()
     admin_token: str = ""
-    ports_fd: int | None = None
-    reads_fd: int | None = None
     reads_address: bytes | str = b""
     file: Path = Path(os.devnull)
     """The settings file, which SIGHUP lets the child read again."""
 
     def to_bytes(self) -> bytes:
-        """Returns the task as it is on standard input: its length, and the pickled task."""
+        """Returns the task as it is at the socket: its length, and the pickled task."""
         pickled = pickle.dumps(self)
         return len(pickled).to_bytes(_LENGTH_BYTES) + pickled
 
@@ -86,7 +84,7 @@ class Task:
 def share_of_duty(config: TidegateConfig, duty: Duty) -> TidegateConfig:
     """Returns the settings of a child with this duty, from those of the whole proxy."""
     shares = {Duty.WORKER: share_of, Duty.REMOTE_LOG: remote_log_share_of, Duty.REMOTE_READER: reader_share_of}
-    return shares[Duty(duty.value)](config)
+    return shares[duty](config)
 
 
 def end_timeout_ms(config: TidegateConfig) -> int:
@@ -94,10 +92,14 @@ def end_timeout_ms(config: TidegateConfig) -> int:
     return config.limits.drain_timeout_ms + _GRACE_MS
 
 
-def main() -> None:
-    fd = sys.stdin.fileno()
-    # Only the supervisor, which is the same program, writes to this pipe. A buffer would also take what comes behind.
-    sys.exit(run(pickle.loads(_read(fd, int.from_bytes(_read(fd, _LENGTH_BYTES))))))
+def run_child(fds: Sequence[int]) -> int:
+    """Reads the task at the first file descriptor, runs it until SIGTERM, and returns the exit code."""
+    control, *inherited = fds
+    # Only the supervisor, which is the same program, writes to this socket. A buffer would also take what comes behind.
+    task: Task = pickle.loads(_read(control, int.from_bytes(_read(control, _LENGTH_BYTES))))
+    Path("/proc/self/comm").write_text(task.name)
+    threading.Thread(target=_obey_supervisor, args=(control, end_timeout_ms(task.config)), daemon=True).start()
+    return run(task, dict(zip(task.inherited, inherited, strict=True)))
 
 
 def _read(fd: int, size_bytes: int) -> bytes:
@@ -111,16 +113,16 @@ def _read(fd: int, size_bytes: int) -> bytes:
     return data
 
 
-def run(task: Task) -> int:
+def run(task: Task, fds: Mapping[Inherited, int]) -> int:
     """Runs the task until SIGTERM, and returns the exit code."""
-    threading.Thread(target=_obey_supervisor, args=(end_timeout_ms(task.config),), daemon=True).start()
     set_up_logging(task.config.log.level, task.config.log.format)
     for handler in logging.getLogger().handlers:
         handler.addFilter(partial(_name, task.name))
-    admin = None if task.admin_fd is None else ChildAdmin(socket.socket(fileno=task.admin_fd), task.admin_token)
+    admin_fd = fds.get(Inherited.ADMIN)
+    admin = None if admin_fd is None else ChildAdmin(socket.socket(fileno=admin_fd), task.admin_token)
     try:
         with unhandled_errors_logged():
-            serve(share_of_duty(task.config, task.duty), _role(task), admin, partial(settings_again, task))
+            serve(share_of_duty(task.config, task.duty), _role(task, fds), admin, partial(settings_again, task))
     except (ConfigError, RemoteTierError, TlsError, BrokerRefusedError, OSError) as error:
         said = error.strerror if isinstance(error, OSError) else None
         sys.stderr.write(f"tidegate: {said or error}\n")
@@ -138,16 +140,15 @@ def settings_again(task: Task) -> TidegateConfig:
     return share_of_duty(with_live_settings(task.config, load_config(task.file)), task.duty)
 
 
-def _role(task: Task) -> MakeRole:
+def _role(task: Task, fds: Mapping[Inherited, int]) -> MakeRole:
     match task.duty:
         case Duty.WORKER:
-            ports = None if task.ports_fd is None else PortClaims(task.ports_fd)
-            return partial(Proxy, worker=WorkerPlace(task.name, task.reads_address), ports=ports)
+            place = WorkerPlace(task.name, task.reads_address)
+            return partial(Proxy, worker=place, ports=PortClaims(fds[Inherited.PORTS]))
         case Duty.REMOTE_LOG:
             return RemoteLogProcess
         case Duty.REMOTE_READER:
-            assert task.reads_fd is not None
-            return partial(RemoteReaderProcess, listener=socket.socket(fileno=task.reads_fd))
+            return partial(RemoteReaderProcess, listener=socket.socket(fileno=fds[Inherited.READS]))
 
 
 def _name(child: str, record: logging.LogRecord) -> bool:
@@ -155,17 +156,13 @@ def _name(child: str, record: logging.LogRecord) -> bool:
     return True
 
 
-def _obey_supervisor(timeout_ms: int) -> None:
+def _obey_supervisor(control: int, timeout_ms: int) -> None:
     """Asks for a reload at each byte. Ends this process when the supervisor dies, even if the event loop is blocked.
 
-    The supervisor's death closes the pipe. The signal goes to the main thread, where it waits until it has a handler
+    The supervisor's death ends the stream. The signal goes to the main thread, where it waits until it has a handler
     (`hold_reloads`)."""
-    while os.read(sys.stdin.fileno(), 1):
+    while os.read(control, 1):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGHUP)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(timeout_ms / 1000)
     os._exit(FAILED)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -40,13 +39,14 @@ from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms, trou
 from proxy.process.admin.process_state import STATE_LINE, metrics_of_the_dead
 from proxy.process.admin.recent_events import RecentEvents
 from proxy.process.budgets import remove_other_chunk_folders
-from proxy.process.child import Duty, Task, end_timeout_ms
+from proxy.process.child import Duty, Inherited, Task, end_timeout_ms
+from proxy.process.fork_server import ForkServer
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.start.end_signals import is_asked_to_end, set_by_end_signals
 from proxy.process.start.port_claims import make_claims
-from proxy.process.supervisor import Child, ChildCommand, Supervisor
+from proxy.process.supervisor import Child, ChildTask, Supervisor
 from proxy.version import installed_version
 from proxy.wire.server import bind, monotonic_ms, named_in_errors
 from tiers.access.open_tier import RemoteTierError
@@ -70,7 +70,7 @@ _PORT_FREE_WITHIN_MS = 3_000
 the rest of a proxy that died."""
 
 
-def serve_processes(config: TidegateConfig, file: Path) -> bool:
+def serve_processes(config: TidegateConfig, file: Path, forks: ForkServer) -> bool:
     """Runs all processes until SIGTERM or SIGINT, and returns whether all of them started and ended well.
 
     SIGHUP lets all of them read the settings in `file` again.
@@ -81,7 +81,7 @@ def serve_processes(config: TidegateConfig, file: Path) -> bool:
         return True
     remove_other_chunk_folders(config, [REMOTE_READER])
     with asyncio.Runner(loop_factory=EventLoop) as runner:
-        return runner.run(_serve(config, file))
+        return runner.run(_serve(config, file, forks))
 
 
 def _begin_alone(config: TidegateConfig) -> bool:
@@ -121,17 +121,18 @@ def _begin_alone(config: TidegateConfig) -> bool:
         time.sleep(0.1)
 
 
-async def _serve(config: TidegateConfig, file: Path) -> bool:
+async def _serve(config: TidegateConfig, file: Path, forks: ForkServer) -> bool:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         stack.enter_context(set_by_end_signals(stop))
+        stack.enter_context(forks)
         listeners = {name: stack.enter_context(_listener()) for name in _names(config)} if config.admin.port else {}
         claims = stack.enter_context(make_claims())
         reads = stack.enter_context(listen()) if config.is_tiered else None
         token = secrets.token_urlsafe()
         stages_of = partial(_stages, file, listeners, claims, reads, token)
-        supervisor = Supervisor(stages_of(config), stop_timeout_ms=end_timeout_ms(config))
+        supervisor = Supervisor(stages_of(config), forks, stop_timeout_ms=end_timeout_ms(config))
 
         facts: FactsOfAll | None = None
         own = OwnAlarms(ProcessAlarms(), RecentEvents())
@@ -142,7 +143,7 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
             supervisor.stop_timeout_ms = end_timeout_ms(changed)
             if facts is not None:
                 facts.change(changed)
-            tasks = {each.name: each.stdin for stage in stages_of(changed) for each in stage}
+            tasks = {each.name: each.task for stage in stages_of(changed) for each in stage}
             for child in supervisor.children:
                 child.change_task(tasks[child.name])
 
@@ -195,25 +196,24 @@ def _stages(
     reads: socket.socket | None,
     admin_token: str,
     config: TidegateConfig,
-) -> list[list[ChildCommand]]:
+) -> list[list[ChildTask]]:
     """`reads` is the listener at which the workers ask the remote reader. It survives that process's restarts."""
-    # Python must not search the caller's working directory for modules first.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
 
-    def command(name: str) -> ChildCommand:
+    def child(name: str) -> ChildTask:
         duty = {REMOTE_LOG: Duty.REMOTE_LOG, REMOTE_READER: Duty.REMOTE_READER}.get(name, Duty.WORKER)
-        admin_fd = listeners[name].fileno() if name in listeners else None
-        ports_fd = claims.fileno() if duty is Duty.WORKER else None
-        reads_fd = reads.fileno() if reads is not None and duty is Duty.REMOTE_READER else None
+        inherited: dict[Inherited, int] = {}
+        if name in listeners:
+            inherited[Inherited.ADMIN] = listeners[name].fileno()
+        if duty is Duty.WORKER:
+            inherited[Inherited.PORTS] = claims.fileno()
+        if reads is not None and duty is Duty.REMOTE_READER:
+            inherited[Inherited.READS] = reads.fileno()
         address = b"" if reads is None else reads.getsockname()
-        task = Task(config, name, duty, admin_fd, admin_token, ports_fd, reads_fd, address, file)
-        fds = [fd for fd in (admin_fd, ports_fd, reads_fd) if fd is not None]
-        return ChildCommand(
-            name, [sys.executable, "-P", "-m", "proxy.process.child", name], task.to_bytes(), environment, fds
-        )
+        task = Task(config, name, duty, tuple(inherited), admin_token, address, file)
+        return ChildTask(name, task.to_bytes(), tuple(inherited.values()))
 
     names = list(_names(config))
-    return [[command(name) for name in names[: config.workers]], [command(name) for name in names[config.workers :]]]
+    return [[child(name) for name in names[: config.workers]], [child(name) for name in names[config.workers :]]]
 
 
 class WholePages:

@@ -1,11 +1,11 @@
 """`Supervisor`: starts processes, restarts those that die, ends them in order, and leaves none behind.
 
-* A child's standard input is a pipe. The supervisor writes the child's task to the pipe and keeps it open, so end of
-  file tells the child that the supervisor is dead.
+* A child reads its task from a socket, which the supervisor keeps open. Its end shows the child that the supervisor is
+  dead.
 * The supervisor restarts a child that ends, after a backoff that grows while the child keeps dying early. A start that
   the system refuses counts as an early death. If the first life of a child ends early with `UNUSABLE`, the supervisor
   ends all children: an operator must change something.
-* The supervisor runs on one event loop and starts no threads. Children are new programs, so they inherit no state.
+* The fork server starts the children. If the fork server dies, the supervisor ends, and so do all children.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from proxy.process.fork_server import ForkedProcess, ForkServer, ForkServerLostError
 from tiers.broker.client import monotonic_ms
 
 logger = logging.getLogger(__name__)
@@ -33,28 +35,31 @@ _STEADY_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class ChildCommand:
-    """How to start a child. The supervisor writes `stdin` at once, and keeps the pipe open."""
+class ChildTask:
+    """The task of a child: the bytes that it reads, and the file descriptors that it inherits."""
 
     name: str
-    command: Sequence[str]
-    stdin: bytes = b""
-    environment: Mapping[str, str] | None = None
-    pass_fds: Sequence[int] = field(default=())
+    task: bytes = b""
+    fds: Sequence[int] = ()
 
 
 class Child:
     """One child process, which is started again whenever it dies."""
 
-    def __init__(self, command: ChildCommand, clock_ms: Callable[[], int], jitter: Callable[[], float]) -> None:
-        self.name = command.name
+    def __init__(
+        self, task: ChildTask, forks: ForkServer, clock_ms: Callable[[], int], jitter: Callable[[], float]
+    ) -> None:
+        self.name = task.name
         self.lives = 0
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: ForkedProcess | None = None
         """None between two lives."""
         self.is_unusable = False
         self.ended_badly = False
         """Whether the child failed or had to be killed after it was asked to end."""
-        self._command = command
+        self._task = task
+        self._forks = forks
+        self._writer: asyncio.StreamWriter | None = None
+        """The supervisor's end of the socket at which the present process reads its task."""
         self._clock_ms = clock_ms
         self._jitter = jitter
         self._ending = asyncio.Event()
@@ -73,6 +78,10 @@ class Child:
                 trouble: OSError | None = None
                 try:
                     code = await self._live()
+                except ForkServerLostError:
+                    self.ended_badly = True
+                    on_unusable()
+                    return
                 except OSError as error:  # the system has no process or no memory to give at the moment
                     code, trouble = os.EX_OSERR, error
                 if self._ending.is_set():
@@ -97,40 +106,30 @@ class Child:
 
     async def _live(self) -> int:
         """Runs the process once and returns its exit code. A negative code is the number of a signal."""
-        command = self._command
         self.lives += 1
-        process = await asyncio.create_subprocess_exec(
-            *command.command,
-            stdin=asyncio.subprocess.PIPE,
-            env=None if command.environment is None else dict(command.environment),
-            pass_fds=command.pass_fds,
-        )
-        self.process = process
-        assert process.stdin is not None
+        ours, theirs = socket.socketpair()
+        _, self._writer = await asyncio.open_connection(sock=ours)
         try:
+            with theirs:
+                process = self.process = await self._forks.fork([theirs.fileno(), *self._task.fds])
             if self._ending.is_set():
-                process.terminate()
-            with contextlib.suppress(ConnectionError):  # it has died already, and its exit code says more
-                # uvloop closes the pipe when the process dies, and raises RuntimeError for a write after that.
-                if not process.stdin.is_closing():
-                    process.stdin.write(self._command.stdin)  # a reload may have changed it during the start
-                    await process.stdin.drain()
+                process.send_signal(signal.SIGTERM)
+            self._writer.write(self._task.task)  # a reload may have changed it during the start
             return await process.wait()
         except asyncio.CancelledError:
-            process.kill()
+            self._send(signal.SIGKILL)
             raise
         finally:
-            process.stdin.close()
-            self.process = None
+            self._writer.close()
+            self._writer = self.process = None
 
-    def change_task(self, stdin: bytes) -> None:
+    def change_task(self, task: bytes) -> None:
         """Gives the next life of the process another task, and lets the present one read its settings again.
 
         A byte behind the present task asks for that. A signal would end a process that has only just begun."""
-        self._command = replace(self._command, stdin=stdin)
-        pipe = None if self.process is None else self.process.stdin
-        if pipe is not None and not pipe.is_closing():
-            pipe.write(b"\n")
+        self._task = replace(self._task, task=task)
+        if self.process is not None and self._writer is not None and not self._writer.is_closing():
+            self._writer.write(b"\n")
 
     def terminate(self) -> None:
         """Ends the process, and starts no other."""
@@ -149,8 +148,7 @@ class Child:
 
     def _send(self, number: signal.Signals) -> None:
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(number)
+            self.process.send_signal(number)
 
 
 class Supervisor:
@@ -158,13 +156,14 @@ class Supervisor:
 
     def __init__(
         self,
-        stages: Sequence[Sequence[ChildCommand]],
+        stages: Sequence[Sequence[ChildTask]],
+        forks: ForkServer,
         *,
         stop_timeout_ms: int,
         clock_ms: Callable[[], int] = monotonic_ms,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._stages = [[Child(command, clock_ms, jitter) for command in stage] for stage in stages]
+        self._stages = [[Child(task, forks, clock_ms, jitter) for task in stage] for stage in stages]
         self.stop_timeout_ms = stop_timeout_ms
         """How long a child may take to end. It may change at any time."""
         self.is_stopping = False

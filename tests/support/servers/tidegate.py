@@ -112,9 +112,9 @@ class TidegateProcess:
             return False
 
     def children(self) -> dict[str, int]:
-        """Returns the process ids of the workers and of the remote log process, by name."""
-        commands = {pid: _command_line(pid) for pid in _descendants(self.pid)}
-        return {command[-1]: pid for pid, command in commands.items() if "proxy.process.child" in command}
+        """Returns the process ids of the workers, the remote log process and the remote reader, by name."""
+        names = {_name_of(pid): pid for pid in _descendants(self.pid)}
+        return {name: pid for name, pid in names.items() if name.startswith(("worker-", "remote-"))}
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Waits until the process has ended, and returns its exit code."""
@@ -258,11 +258,11 @@ def _status(pid: int) -> list[str]:
         return []
 
 
-def _command_line(pid: int) -> list[str]:
+def _name_of(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     except (FileNotFoundError, ProcessLookupError):
-        return [""]
+        return ""
 
 
 def _descendants(pid: int) -> list[int]:
