@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -32,7 +31,6 @@ from proxy.commands.tier.verify import verify
 from proxy.commands.top import top
 from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
-from proxy.process.app import serve as serve_forever
 from proxy.process.child import run_child
 from proxy.process.fork_server import ForkServer
 from proxy.process.processes import serve_processes
@@ -117,9 +115,7 @@ def serve(config: ConfigFile) -> None:
     with unhandled_errors_logged(), settings_in_use(config):
         if not settings.is_tiered:
             logger.info("tiered: %s", NOTHING_TIERED)
-        if not settings.workers:
-            serve_forever(settings, load=partial(load_config, config))
-        elif not serve_processes(settings, config, forks):
+        if not serve_processes(settings, config, forks):
             raise typer.Exit(FAILED)
 
 

@@ -41,9 +41,9 @@ class AdminConfig(Section):
     answers 200 while the proxy can relay requests to the brokers: one of them has a listener, and one has answered
     within `metadata.max.age.ms` plus 10 s. `/readyz` answers 200 while, besides, every broker has a listener, the
     brokers accept the proxy, and the metadata topic can be used. Other problems are alarms, and do not change its
-    answer: an unusable store, or settings that were not reloaded. With workers, the port serves all processes together:
-    the proxy serves while one worker serves, it is ready when each process is ready, and every time series has the
-    label `process`. `/livez`, `/servez` and `/readyz` are open to everybody who reaches the port. The rest asks for a
+    answer: an unusable store, or settings that were not reloaded. The port serves all processes together: the
+    proxy serves while one worker serves, it is ready when each process is ready, and every time series has the label
+    `process`. `/livez`, `/servez` and `/readyz` are open to everybody who reaches the port. The rest asks for a
     token or a client certificate, if one of them is set.
     """
 
@@ -284,10 +284,10 @@ class TidegateConfig(TierConfig):
         ge=0,
         le=1024,
         description=(
-            "The number of proxy processes that share the ports. One more process copies and writes the metadata, and "
-            "another one reads the remote tier for all workers, so that no backfill delays the other clients. "
-            "`max.connections*` and the memory for held responses are divided evenly among the workers. With 0, one "
-            "process does everything."
+            "The number of processes that serve clients and share the ports; 0 means one. With a remote tier, one "
+            "more process copies and writes the metadata, and another one reads the remote tier for all workers, so "
+            "that no backfill delays the other clients. `max.connections*` and the memory for held responses are "
+            "divided evenly among the workers."
         ),
     )
 
@@ -300,14 +300,9 @@ class TidegateConfig(TierConfig):
             raise ValueError(f"two listeners have {twice}: change host or bootstrap.port of one of them")
         return self
 
-    @model_validator(mode="after")
-    def _check_workers(self) -> TidegateConfig:
-        if self.workers and self.is_tiered and not self.remote_log.is_topic_based:
-            raise ValueError(
-                "workers share the metadata of the topic-based metadata manager only, and"
-                f" remote.log.metadata.manager.class.name is {self.remote_log.metadata_manager!r}: set workers = 0"
-            )
-        return self
+    @property
+    def worker_count(self) -> int:
+        return max(1, self.workers)
 
 
 def load_config(path: Path) -> TidegateConfig:

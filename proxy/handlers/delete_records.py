@@ -63,8 +63,8 @@ from proxy.handlers.base import ClusterTopology, HandlerTools
 from proxy.handlers.turns import in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import LogDivergedError, NotKnownNow, RemoteLogError
+from tiers.metadata.changes import MetadataChanges
 from tiers.metadata.log_history import epoch_before
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason
@@ -105,13 +105,13 @@ class DeleteRecordsHandler:
     def __init__(
         self,
         tools: HandlerTools,
-        metadata: RemoteLogMetadataManager,
+        changes: MetadataChanges,
         check_history: CheckHistory,
         own_topics: Collection[str] = (),
     ) -> None:
         """`own_topics` are the topics of the remote log itself. Clients may not delete their records."""
         self._tools = tools
-        self._metadata = metadata
+        self._changes = changes
         self._check_history = check_history
         self._own_topics = own_topics
 
@@ -300,7 +300,7 @@ class DeleteRecordsHandler:
             start = LogStart(offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
             # The write may take the rest of the client's timeout: the open transaction of a dead owner delays it.
             left_ms = deadline_ms - tools.clock_ms()
-            await self._metadata.put_log_start(partition, start, left_ms)
+            await self._changes.put_log_start(partition, start, left_ms)
         log_start = tools.log.remote(partition).earliest(broker.low_watermark)
         return DeleteRecordsAnswer(log_start) if log_start is not None and log_start < broker.low_watermark else None
 

@@ -30,7 +30,8 @@ from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.turns import Decision, decided_later, in_slices, in_turns
 from proxy.wire.exchange import BrokerGoneError, Exchange, HandlerState, Prepare, Request
 from tiers.errors import RemoteLogError
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.changes import MetadataChanges
+from tiers.metadata.metadata_log import FreshMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +55,15 @@ class DeleteTopicsHandler:
     """Implements `Handler`."""
 
     def __init__(
-        self, guard: MetadataTopicGuard, metadata: RemoteLogMetadataManager, max_wait_ms: int = _MAX_WAIT_MS
+        self,
+        guard: MetadataTopicGuard,
+        metadata: FreshMetadata,
+        changes: MetadataChanges,
+        max_wait_ms: int = _MAX_WAIT_MS,
     ) -> None:
         self._guard = guard
         self._metadata = metadata
+        self._changes = changes
         self._max_wait_ms = max_wait_ms
 
     def on_request(self, exchange: Exchange) -> tuple[Prepare, HandlerState]:
@@ -97,7 +103,7 @@ class DeleteTopicsHandler:
         name = refused[topic_id]
         fields = {"topic": name, "id": str(topic_id)}
         try:
-            await self._metadata.put_topic_deletion(topic_id, name, is_confirmed=False)
+            await self._changes.put_topic_deletion(topic_id, name, is_confirmed=False)
             logger.info("a client is about to delete a tiered topic", extra=fields)
         except RemoteLogError as error:
             logger.warning(_NOT_RECORDED, extra={**fields, "error": str(error)})

@@ -47,7 +47,8 @@ from tiers.config.topic_settings import (
 )
 from tiers.config.total_retention import TOTAL_KEYS
 from tiers.errors import BrokerError, RemoteLogError
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.changes import CheckTierConfig, MetadataChanges
+from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.ids import TopicIdPartition
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class Change:
     topic: str
     topic_id: UUID | None
     changes: Mapping[str, str | None]
-    check: Callable[[Mapping[str, str]], None]
+    check: CheckTierConfig
     former_ids: Collection[UUID] = ()
 
 
@@ -110,7 +111,8 @@ class TopicTierConfigs:
         self,
         topology: ClusterTopology,
         brokers: TopicConfigs,
-        metadata: RemoteLogMetadataManager,
+        metadata: FreshMetadata,
+        changes: MetadataChanges,
         settings: FetchSettings,
         rules: Rules,
         own_topics: Collection[str],
@@ -119,6 +121,7 @@ class TopicTierConfigs:
         self._topology = topology
         self._brokers = brokers
         self._metadata = metadata
+        self._changes = changes
         self._settings = settings
         self._rules = rules
         self._own_topics = own_topics
@@ -235,7 +238,8 @@ class TopicTierConfigs:
                     plans[topic] = _unknown(BrokerError(f"no broker tells of {topic}", retriable=True))
                     continue
                 values = known.get(topic) or {key: BrokerValue(value, value) for key, value in defaults.items()}
-                check = each.check_over(values, creates=request.api_key == ApiKey.CREATE_TOPICS)
+                creates = request.api_key == ApiKey.CREATE_TOPICS
+                check = _Check(each.resource, each.rule, each.changes, values, each.replaces, creates)
                 try:
                     check(each.own)
                 except InvalidTierConfigError as error:
@@ -259,13 +263,13 @@ class TopicTierConfigs:
                     topic_id = None
                 if topic_id is None:
                     await asyncio.sleep(_RESOLVE_AGAIN_MS / 1000)
-            await self._metadata.change_topic_tier_config(topic_id, change.topic, change.changes, change.check)
+            await self._changes.change_topic_tier_config(topic_id, change.topic, change.changes, change.check)
 
     async def _topic_ids(self, topics: Collection[str], node_id: int | None, timeout_ms: int) -> Mapping[str, UUID]:
         return await self._topology.current_topic_ids(topics, node_id, timeout_ms)
 
     async def _ensure_fresh(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> None:
-        await self._metadata.log.ensure_fresh(TopicIdPartition(topic_id, 0), max_age_ms, timeout_ms)
+        await self._metadata.ensure_fresh(TopicIdPartition(topic_id, 0), max_age_ms, timeout_ms)
 
     def _own(self, topic_id: UUID) -> Mapping[str, str]:
         return self._metadata.state.topic_tier_config(topic_id)
@@ -285,22 +289,29 @@ class _Pending:
     replaces: bool
     """Whether the request unsets every key that it does not name, the total retention excepted."""
 
-    def check_over(self, broker: Mapping[str, BrokerValue], *, creates: bool) -> Callable[[Mapping[str, str]], None]:
-        """Returns the check of the change against the broker's settings.
 
-        `creates`: the topic does not exist yet, so the change cannot disable its remote storage."""
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """The check of a change against the broker's settings.
 
-        def check(own: Mapping[str, str]) -> None:
-            before = {REMOTE_STORAGE_ENABLE: "false", **own} if creates else own
-            after = {key: value for key, value in {**own, **self.changes}.items() if value is not None}
-            if is_internal(self.resource.name) and after.get(REMOTE_STORAGE_ENABLE) == "true":
-                raise InvalidTierConfigError("Remote log storage is not supported for internal topics")
-            was_tiered = is_enabled(self.rule, before) and broker["cleanup.policy"].value == "delete"
-            if was_tiered or after != own:
-                broker_after = _broker_after(self.resource, broker, replaces=self.replaces)
-                check_tier_config(self.rule, before, after, broker_after)
+    `creates`: the topic does not exist yet, so the change cannot disable its remote storage."""
 
-        return check
+    resource: ConfigResource
+    rule: TopicConfig | None
+    changes: Mapping[str, str | None]
+    broker: Mapping[str, BrokerValue]
+    replaces: bool
+    creates: bool
+
+    def __call__(self, own: Mapping[str, str]) -> None:
+        before = {REMOTE_STORAGE_ENABLE: "false", **own} if self.creates else own
+        after = {key: value for key, value in {**own, **self.changes}.items() if value is not None}
+        if is_internal(self.resource.name) and after.get(REMOTE_STORAGE_ENABLE) == "true":
+            raise InvalidTierConfigError("Remote log storage is not supported for internal topics")
+        was_tiered = is_enabled(self.rule, before) and self.broker["cleanup.policy"].value == "delete"
+        if was_tiered or after != own:
+            broker_after = _broker_after(self.resource, self.broker, replaces=self.replaces)
+            check_tier_config(self.rule, before, after, broker_after)
 
 
 async def _heard_of(

@@ -2,8 +2,8 @@
 
 metrics, admin HTTP -> ports -> broker client -> remote tier -> listeners -> ready -> signal -> drain -> end
 
-Every process has one role. A `Proxy` serves clients, either with a remote tier of its own or as one of several workers.
-A `RemoteLogProcess` and a `RemoteReaderProcess` run beside the workers.
+Every process has one role. A `Proxy` serves clients, as one of the workers. A `RemoteLogProcess` and a
+`RemoteReaderProcess` run beside the workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from protocol.api_keys import ApiKey
 from proxy.admin.facts import ProcessState
 from proxy.admin.sampling import sampled
 from proxy.admin.source import OwnFacts
-from proxy.cluster.broker_listeners import BOOTSTRAP_PORT, Listen, ListenerAddresses
+from proxy.cluster.broker_listeners import Listen, ListenerAddresses
 from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
@@ -40,32 +40,24 @@ from proxy.metrics import ProxyMetrics, register_build_info
 from proxy.process.admin.access import AdminAccess, admin_access
 from proxy.process.admin.http import Health, Reasons, admin_http
 from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
-from proxy.process.admin.process_state import SERVES_NO_CLIENTS, STATE_LINE, register_state
+from proxy.process.admin.process_state import STATE_LINE, register_state
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.live_settings import LiveSettings
-from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.loop_latency import LoopLatency
 from proxy.process.open_files import fit_open_files
-from proxy.process.own_rights import OwnRights
-from proxy.process.probes import process_fitness, run_probes
 from proxy.process.reload import Reload, hold_reloads, take_reloads
-from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
-from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
+from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, own_topics_of, remote_tier
 from proxy.process.start.end_signals import set_by_end_signals
-from proxy.process.start.held_ports import HeldPorts
 from proxy.process.start.port_claims import PortClaims
 from proxy.version import installed_version
 from proxy.wire.context import Router
 from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler, PrefixHandler
-from proxy.wire.server import Entrance, ProxyServer, monotonic_ms, named_in_errors
+from proxy.wire.server import Entrance, ProxyServer, bind, monotonic_ms
 from proxy.wire.tls import listener_tls
 from tiers.broker.client import wall_clock_ms
 from tiers.config.upstream_config import broker_client
 from tiers.event_loop import EventLoop
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.reader.metrics import LOCAL_INDEX_BYTES
-from tiers.tasks.task_services import NoLocalIndexes
 
 logger = logging.getLogger(__name__)
 
@@ -91,14 +83,10 @@ def listener_addresses(listener: ListenerConfig) -> ListenerAddresses:
     )
 
 
-def entrance_of(listener: ListenerConfig, ports: PortClaims | None, held: HeldPorts) -> Entrance:
-    """Returns how clients come in. `ports` opens the ports that workers share, `held` all others. Raises `TlsError`."""
-    shared = None if ports is None or listener.reuse_port else partial(ports.open, listener.name)
-    return Entrance(
-        listener_tls(listener.tls),
-        listener.proxy_protocol_trusted_networks,
-        shared or partial(held.open, reuse_port=listener.reuse_port),
-    )
+def entrance_of(listener: ListenerConfig, ports: PortClaims) -> Entrance:
+    """Returns how clients come in. The workers share the ports, unless other programs do too. Raises `TlsError`."""
+    opens = partial(bind, reuse_port=True) if listener.reuse_port else partial(ports.open, listener.name)
+    return Entrance(listener_tls(listener.tls), listener.proxy_protocol_trusted_networks, opens)
 
 
 class Role(Protocol):
@@ -138,24 +126,22 @@ class Role(Protocol):
 
 
 class Proxy:
-    """Serves clients. The remote tier installs its handlers before the proxy accepts the first client.
+    """Serves clients as one of the workers. The remote tier installs its handlers before it accepts the first client.
 
-    `worker` is the place of this process among the workers. None: this process has a remote tier of its own. `ports`
-    opens the ports that the workers share."""
+    `worker` is the place of this process among the workers. `ports` opens the ports that they share."""
 
     def __init__(
         self,
         config: TidegateConfig,
         registry: CollectorRegistry,
-        worker: WorkerPlace | None = None,
-        ports: PortClaims | None = None,
+        worker: WorkerPlace,
+        ports: PortClaims,
     ) -> None:
         self.metrics = ProxyMetrics()
         registry.register(self.metrics)
         self.view = ProcessView(registry, self.metrics)
         self.client = broker_client(config.upstream)
-        self._held = HeldPorts()
-        entrances = [entrance_of(each, ports, self._held) for each in config.listener]
+        entrances = [entrance_of(each, ports) for each in config.listener]
         self.topology = Topology(
             self.client,
             config.upstream.bootstrap_servers,
@@ -219,11 +205,6 @@ class Proxy:
 
     async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.client.close)
-        stack.callback(self._held.close)
-        if self._worker is None:  # the supervisor of the workers has tried the ports
-            for listener in self._live.config.listener:
-                with named_in_errors(BOOTSTRAP_PORT):
-                    self._held.hold(listener.host, listener.bootstrap_port, reuse_port=listener.reuse_port)
         await stack.enter_async_context(self.server)
         if not self._live.config.is_tiered:
             # Without a remote tier, clients do not depend on the proxy's own login. But the brokers' rejection of that
@@ -232,8 +213,6 @@ class Proxy:
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
         await self.topology.wait_for_cluster()
-        if self._worker is None:
-            await OwnRights(self.client, self._live, self.view.alarms).open(stack)
         parts = ProxyParts(self._live, self.client, self.topology, self.server.spawn, self._registry, self.view)
         tier = await stack.enter_async_context(remote_tier(parts, self._worker))
         self.handlers.update(tier.handlers)
@@ -266,65 +245,6 @@ class Proxy:
         await self.server.drain(node_ids=self.topology.node_ids)
 
 
-class RemoteLogProcess:
-    """Maintains the metadata's state that the workers share, and runs the RLM tasks."""
-
-    def __init__(self, config: TidegateConfig, registry: CollectorRegistry) -> None:
-        self._live = LiveSettings(config)
-        self._registry = registry
-        self.view = ProcessView(registry)
-        self._client = broker_client(config.upstream)
-        self.view.alarms.watch(ProcessAlarm.CERTIFICATES_UNUSABLE, partial(troubles_of, self._client.tls))
-        self._metadata: RemoteLogMetadataManager | None = None
-        self._stops = False
-
-    @property
-    def state(self) -> ProcessState:
-        if self._stops:
-            return ProcessState.DRAINING
-        return ProcessState.INITIALIZING if self._metadata is None else ProcessState.SERVING
-
-    def not_serving(self) -> list[str]:
-        return [SERVES_NO_CLIENTS]
-
-    def not_ready(self) -> list[str]:
-        return ["the remote tier is not open yet"] if self._metadata is None else alarms(self._metadata)
-
-    def errors(self) -> Sequence[Incident]:
-        return ()
-
-    async def open(self, stack: AsyncExitStack) -> None:
-        stack.push_async_callback(self._client.close)
-
-    async def open_tier(self, stack: AsyncExitStack) -> None:
-        config, client, registry = self._live.config, self._client, self._registry
-        cluster_id = await wait_for_cluster_id(client)
-        await OwnRights(client, self._live, self.view.alarms).open(stack)
-        storage = await open_storage(stack, config, cluster_id, registry)
-        fitness = process_fitness(config)
-        metadata = await open_metadata(stack, self._live, client, storage, cluster_id, fitness)
-        await run_probes(stack, config, storage, fitness, registry)
-        indexes = await writer_of_local_indexes(stack, config)
-        if indexes is not None:
-            LOCAL_INDEX_BYTES.metric(registry).set_function(lambda: indexes.size_bytes)
-        running = await run_remote_log_manager(
-            stack, self._live, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
-        )
-        self.view.opened_store(storage)
-        await self.view.opened_tier(stack, self._live, client, metadata, running, fitness)
-        self._metadata = metadata
-
-    def serve(self, stack: AsyncExitStack) -> None:
-        logger.info("following the remote log metadata")
-
-    def change(self, config: TidegateConfig) -> None:
-        self._live.change(config)
-
-    async def drain(self) -> None:
-        self._stops = True
-        self._metadata = None
-
-
 @dataclass(frozen=True, slots=True)
 class ChildAdmin:
     """How the supervisor reads a child's admin pages: an open listener, and the token that it asks for."""
@@ -340,8 +260,8 @@ LoadConfig = Callable[[], TidegateConfig]
 
 async def run(
     config: TidegateConfig,
+    make_role: MakeRole,
     stop: asyncio.Event | None = None,
-    make_role: MakeRole = Proxy,
     admin: ChildAdmin | None = None,
     load: LoadConfig | None = None,
 ) -> None:
@@ -461,10 +381,10 @@ async def _unless_stopped(
 
 def serve(
     config: TidegateConfig,
-    make_role: MakeRole = Proxy,
+    make_role: MakeRole,
     admin: ChildAdmin | None = None,
     load: LoadConfig | None = None,
 ) -> None:
     """Calls `run` on a new event loop."""
     with asyncio.Runner(loop_factory=EventLoop) as runner:
-        runner.run(run(config, None, make_role, admin, load))
+        runner.run(run(config, make_role, None, admin, load))

@@ -19,18 +19,16 @@ from proxy.config import TidegateConfig
 
 
 def share_of(config: TidegateConfig) -> TidegateConfig:
-    """Returns the settings of one of `config.workers` workers."""
-    workers = config.workers
+    """Returns the settings of one of the workers."""
 
     def part(total: int) -> int:
         """Rounds up, so that a limit never becomes 0."""
-        return -(-total // workers)
+        return -(-total // config.worker_count)
 
     limits = config.limits
     per_address = limits.max_connections_per_address
     return config.model_copy(
         update={
-            "workers": 0,
             "limits": limits.model_copy(
                 update={
                     "max_connections": part(limits.max_connections),
@@ -64,12 +62,11 @@ def _remote_log_index_file_bytes(config: TidegateConfig) -> int:
     return config.remote_log.index_file_cache_bytes // 2
 
 
-def chunk_folder(config: TidegateConfig, process: str | None) -> Path:
-    """Returns the folder of `process`. None stands for the only process of a proxy without workers."""
-    return config.state.path / "chunks" / (process or "whole")
+def chunk_folder(config: TidegateConfig, process: str) -> Path:
+    return config.state.path / "chunks" / process
 
 
-def remove_other_chunk_folders(config: TidegateConfig, processes: Iterable[str | None]) -> None:
+def remove_other_chunk_folders(config: TidegateConfig, processes: Iterable[str]) -> None:
     """Deletes all chunk folders except those of `processes`. If the cache is switched off, deletes all of them.
 
     Call this before any of the processes starts. Blocks on file I/O."""

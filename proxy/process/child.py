@@ -21,9 +21,10 @@ from pathlib import Path
 
 from proxy.config import TidegateConfig, load_config
 from proxy.logging_setup import set_up_logging
-from proxy.process.app import ChildAdmin, MakeRole, Proxy, RemoteLogProcess, serve
+from proxy.process.app import ChildAdmin, MakeRole, Proxy, serve
 from proxy.process.budgets import reader_share_of, remote_log_share_of, share_of
 from proxy.process.reload import with_live_settings
+from proxy.process.remote_log_process import RemoteLogProcess
 from proxy.process.remote_reader import RemoteReaderProcess
 from proxy.process.remote_tier import WorkerPlace
 from proxy.process.start.port_claims import PortClaims
@@ -56,6 +57,7 @@ class Inherited(StrEnum):
     ADMIN = "admin"
     PORTS = "ports"
     READS = "reads"
+    CHANGES = "changes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Task:
 
     `inherited` names the file descriptors that the child inherits, in order: the listener of its admin pages, which ask
     for `admin_token`; the file of port claims, for a worker; the listener of the remote reader, whose name is
-    `reads_address`."""
+    `reads_address`; that of the remote-log process, whose name is `changes_address`."""
 
     config: TidegateConfig
     name: str
@@ -72,6 +74,7 @@ class Task:
     inherited: tuple[Inherited, ...] = ()
     admin_token: str = ""
     reads_address: bytes | str = b""
+    changes_address: bytes | str = b""
     file: Path = Path(os.devnull)
     """The settings file, which SIGHUP lets the child read again."""
 
@@ -143,10 +146,10 @@ def settings_again(task: Task) -> TidegateConfig:
 def _role(task: Task, fds: Mapping[Inherited, int]) -> MakeRole:
     match task.duty:
         case Duty.WORKER:
-            place = WorkerPlace(task.name, task.reads_address)
+            place = WorkerPlace(task.name, task.reads_address, task.changes_address)
             return partial(Proxy, worker=place, ports=PortClaims(fds[Inherited.PORTS]))
         case Duty.REMOTE_LOG:
-            return RemoteLogProcess
+            return partial(RemoteLogProcess, listener=socket.socket(fileno=fds[Inherited.CHANGES]))
         case Duty.REMOTE_READER:
             return partial(RemoteReaderProcess, listener=socket.socket(fileno=fds[Inherited.READS]))
 

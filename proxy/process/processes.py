@@ -1,8 +1,8 @@
-"""`workers = N`: starts the processes of a proxy, and serves the admin pages that cover all of them.
+"""Starts the processes of a proxy, and serves the admin pages that cover all of them.
 
-N workers share the listening ports. With a remote tier, two processes run beside them: the remote-log process maintains
-the metadata's state that the others share, and the remote reader reads the store for the workers. These two end last,
-because a draining worker may still need them.
+The workers share the listening ports. With a remote tier, two processes run beside them: the remote-log process
+maintains the metadata's state that the others share, and the remote reader reads the store for the workers. These two
+end last, because a draining worker may still need them.
 """
 
 from __future__ import annotations
@@ -59,10 +59,9 @@ from tiers.reader.shared.channel import listen
 
 logger = logging.getLogger(__name__)
 
-_SINCE = "in a proxy with workers"
-PROCESS_UP = GaugeSpec("tidegate_process_up", "1: the process runs. 0: it does not.", ("process",), since=_SINCE)
+PROCESS_UP = GaugeSpec("tidegate_process_up", "1: the process runs. 0: it does not.", ("process",))
 PROCESS_RESTARTS = CounterSpec(
-    "tidegate_process_restarts", "Times that the process died and was restarted.", ("process",), since=_SINCE
+    "tidegate_process_restarts", "Times that the process died and was restarted.", ("process",)
 )
 
 _PORT_FREE_WITHIN_MS = 3_000
@@ -129,9 +128,9 @@ async def _serve(config: TidegateConfig, file: Path, forks: ForkServer) -> bool:
         stack.enter_context(forks)
         listeners = {name: stack.enter_context(_listener()) for name in _names(config)} if config.admin.port else {}
         claims = stack.enter_context(make_claims())
-        reads = stack.enter_context(listen()) if config.is_tiered else None
+        reads, changes = (stack.enter_context(listen()) for _ in range(2)) if config.is_tiered else (None, None)
         token = secrets.token_urlsafe()
-        stages_of = partial(_stages, file, listeners, claims, reads, token)
+        stages_of = partial(_stages, file, listeners, claims, reads, changes, token)
         supervisor = Supervisor(stages_of(config), forks, stop_timeout_ms=end_timeout_ms(config))
 
         facts: FactsOfAll | None = None
@@ -168,14 +167,14 @@ async def _serve(config: TidegateConfig, file: Path, forks: ForkServer) -> bool:
                 admin_pages(at, pages, facts, access, installed_version(), reload=lambda: reload)
             )
         take_reloads()
-        logger.info("starting the workers", extra={"workers": config.workers})
+        logger.info("starting the workers", extra={"workers": config.worker_count})
         is_well = await supervisor.run(stop)
     logger.info("all processes ended")
     return is_well
 
 
 def _names(config: TidegateConfig) -> Iterator[str]:
-    yield from (f"worker-{number}" for number in range(1, config.workers + 1))
+    yield from (f"worker-{number}" for number in range(1, config.worker_count + 1))
     if config.is_tiered:
         yield REMOTE_LOG
         yield REMOTE_READER
@@ -194,10 +193,13 @@ def _stages(
     listeners: Mapping[str, socket.socket],
     claims: IO[bytes],
     reads: socket.socket | None,
+    changes: socket.socket | None,
     admin_token: str,
     config: TidegateConfig,
 ) -> list[list[ChildTask]]:
-    """`reads` is the listener at which the workers ask the remote reader. It survives that process's restarts."""
+    """`reads` is the listener at which the workers ask the remote reader, and `changes` that of the remote-log process.
+
+    They survive the restarts of these processes."""
 
     def child(name: str) -> ChildTask:
         duty = {REMOTE_LOG: Duty.REMOTE_LOG, REMOTE_READER: Duty.REMOTE_READER}.get(name, Duty.WORKER)
@@ -208,12 +210,17 @@ def _stages(
             inherited[Inherited.PORTS] = claims.fileno()
         if reads is not None and duty is Duty.REMOTE_READER:
             inherited[Inherited.READS] = reads.fileno()
-        address = b"" if reads is None else reads.getsockname()
-        task = Task(config, name, duty, tuple(inherited), admin_token, address, file)
+        if changes is not None and duty is Duty.REMOTE_LOG:
+            inherited[Inherited.CHANGES] = changes.fileno()
+        reads_address, changes_address = (b"" if each is None else each.getsockname() for each in (reads, changes))
+        task = Task(config, name, duty, tuple(inherited), admin_token, reads_address, changes_address, file)
         return ChildTask(name, task.to_bytes(), tuple(inherited.values()))
 
     names = list(_names(config))
-    return [[child(name) for name in names[: config.workers]], [child(name) for name in names[config.workers :]]]
+    return [
+        [child(name) for name in names[: config.worker_count]],
+        [child(name) for name in names[config.worker_count :]],
+    ]
 
 
 class WholePages:

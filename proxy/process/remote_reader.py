@@ -48,7 +48,7 @@ from tiers.tracing import Tracer
 SHARED_BYTES = GaugeSpec(
     "tidegate_remote_reader_shared_bytes",
     "The memory that the remote reader shares with the workers.",
-    since="in the remote reader of a proxy with workers",
+    since="in the remote reader",
 )
 REMOTE_READER: Final = "remote-reader"
 _NICE: Final = 5
@@ -60,14 +60,14 @@ async def open_reader(
     storage: LocatedRemoteStorageManager,
     metadata: FreshMetadata,
     registry: CollectorRegistry,
-    process: str | None,
+    process: str,
     local_indexes: LocalIndexes | None,
     tracer: Tracer | None,
     share: Callable[[Extent], Extent] = lambda extent: extent,
 ) -> RemoteLogReader:
     """Opens the reader; the stack closes it. Its quotas follow the settings that a reload changes.
 
-    `process` is this process's name. None: the proxy has no other process."""
+    `process` is this process's name."""
     config = live.config
     reader = await stack.enter_async_context(
         RemoteLogReader(
@@ -169,7 +169,7 @@ def change_fetch_quotas(quotas: RemoteFetchQuotas, config: TidegateConfig) -> No
     )
 
 
-def _disk_chunks(config: TidegateConfig, process: str | None) -> DiskChunkCache | None:
+def _disk_chunks(config: TidegateConfig, process: str) -> DiskChunkCache | None:
     max_bytes = config.remote_log.chunk_file_cache_bytes
     if not max_bytes:
         return None

@@ -1,15 +1,12 @@
-"""Builds the remote tier of a proxy process: store, metadata, reader, and the handlers that use them.
+"""Builds the remote tier of a worker: the handlers of both tiers.
 
-The only process of a proxy without workers maintains the metadata's state, runs the RLM tasks and reads the store. It
-opens all of that before it accepts the first client. A worker reads the state that the remote-log process maintains,
-and asks the remote reader for records. It accepts clients at once: reads of the local tier wait for neither. Until the
-remote-log process reports the state as fresh, the worker answers an OUT_OF_RANGE with an error that clients retry
-(docs/design.md, safety rule 1).
+A worker reads the state that the remote-log process maintains, and asks the remote reader for records. It accepts
+clients at once: reads of the local tier wait for neither. Until the remote-log process reports the state as fresh, the
+worker answers an OUT_OF_RANGE with an error that clients retry (docs/design.md, safety rule 1).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -39,17 +36,15 @@ from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.handlers.own_ids_guard import own_ids_guards
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.process.admin.process_view import ProcessView
-from proxy.process.budgets import remove_other_chunk_folders
 from proxy.process.live_settings import LiveSettings
-from proxy.process.local_indexes import writer_of_local_indexes
-from proxy.process.probes import process_fitness, run_probes
-from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager
-from proxy.process.remote_reader import open_reader, open_shared_metadata
+from proxy.process.metadata_changes import RemoteMetadataChanges
+from proxy.process.remote_reader import open_shared_metadata
 from proxy.process.tracing import open_tracer
 from proxy.wire.exchange import Handler, PrefixHandler
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.changes import MetadataChanges
+from tiers.metadata.metadata_log import FreshMetadata
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.shared_log import SharedMetadataLog
@@ -58,7 +53,6 @@ from tiers.reader.shared.channel import Address
 from tiers.reader.shared.lent_reads import RemoteReadClient
 from tiers.tasks.deletion.failed_deletions import FAILED_DELETIONS_TOPIC
 from tiers.tasks.history.align import require_aligned
-from tiers.tasks.task_services import NoLocalIndexes
 from tiers.tracing import Tracer
 
 
@@ -71,10 +65,12 @@ class RemoteTier:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """The name of a process among the workers, and the name at which the remote reader listens."""
+    """The name of a process among the workers, and the names at which the remote reader and the remote-log process
+    listen."""
 
     name: str
     reads_address: Address
+    changes_address: Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,36 +97,18 @@ def own_topics_of(config: TidegateConfig) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def remote_tier(proxy: ProxyParts, worker: WorkerPlace | None) -> AsyncIterator[RemoteTier]:
-    """Opens the remote tier, and closes it when the context exits. Raises `RemoteTierError`.
-
-    `worker` is the place of this process among the workers. None: this process maintains the state and reads the store
-    itself."""
-    config, client, registry = proxy.config, proxy.client, proxy.registry
+async def remote_tier(proxy: ProxyParts, worker: WorkerPlace) -> AsyncIterator[RemoteTier]:
+    """Opens the remote tier of a worker, and closes it when the context exits. Raises `RemoteTierError`."""
+    config = proxy.config
     async with AsyncExitStack() as stack:
         tracer = open_tracer(stack, config)
-        if worker is None:
-            cluster_id = proxy.topology.cluster_id
-            storage = await open_storage(stack, config, cluster_id, registry)
-            await asyncio.to_thread(remove_other_chunk_folders, config, [worker])
-            fitness = process_fitness(config)
-            metadata = await open_metadata(stack, proxy.live, client, storage, cluster_id, fitness)
-            await run_probes(stack, config, storage, fitness, registry)
-            indexes = await writer_of_local_indexes(stack, config)
-            running = await run_remote_log_manager(
-                stack, proxy.live, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
-            )
-            reader = await open_reader(stack, proxy.live, storage, metadata.log, registry, None, indexes, tracer)
-            proxy.view.opened_store(storage)
-            proxy.view.opened_reader(reader)
-            await proxy.view.opened_tier(stack, proxy.live, client, metadata, running, fitness)
-            yield _guarded(config, _handlers(proxy, metadata, reader, tracer), lambda: alarms(metadata))
-        else:
-            shared = await open_shared_metadata(stack, config, client, worker.name)
-            max_age_ms = config.remote_log.fresh_within_ms
-            reads = await stack.enter_async_context(RemoteReadClient(worker.reads_address, monotonic_ms))
-            handlers = _handlers(proxy, RemoteLogMetadataManager(shared), reads, tracer)
-            yield _guarded(config, handlers, lambda: _stale(shared, max_age_ms))
+        shared = await open_shared_metadata(stack, config, proxy.client, worker.name)
+        max_age_ms = config.remote_log.fresh_within_ms
+        reads = await stack.enter_async_context(RemoteReadClient(worker.reads_address, monotonic_ms))
+        changes = RemoteMetadataChanges(worker.changes_address)
+        stack.callback(changes.close)
+        handlers = tier_handlers(proxy, shared, changes, reads, tracer)
+        yield guarded(config, handlers, lambda: _stale(shared, max_age_ms))
 
 
 def _log_dirs(proxy: ProxyParts, metadata: RemoteLogMetadataState) -> Mapping[int, Handler]:
@@ -141,15 +119,10 @@ def _log_dirs(proxy: ProxyParts, metadata: RemoteLogMetadataState) -> Mapping[in
     return {ApiKey.DESCRIBE_LOG_DIRS: DescribeLogDirsHandler(sizes, f"remote://{config.storage.implementation}")}
 
 
-def _guarded(config: TidegateConfig, handlers: Mapping[int, Handler], not_ready: Callable[[], list[str]]) -> RemoteTier:
+def guarded(config: TidegateConfig, handlers: Mapping[int, Handler], not_ready: Callable[[], list[str]]) -> RemoteTier:
     """Returns the remote tier with the guards of the owners' group and transactional ids."""
     guards, prefix_guards = own_ids_guards(metadata_group_id(config.remote_log.metadata_topic))
     return RemoteTier({**handlers, **guards}, prefix_guards, not_ready)
-
-
-def alarms(metadata: RemoteLogMetadataManager) -> list[str]:
-    alarm = metadata.log.status().alarm
-    return [] if alarm is None else [f"the remote log metadata: {alarm}"]
 
 
 def _stale(shared: SharedMetadataLog, max_age_ms: int) -> list[str]:
@@ -159,15 +132,15 @@ def _stale(shared: SharedMetadataLog, max_age_ms: int) -> list[str]:
     return ["the remote log metadata is stale: the remote-log process has not read it to its end recently"]
 
 
-def _handlers(
-    proxy: ProxyParts, metadata: RemoteLogMetadataManager, reader: RemoteReads, tracer: Tracer | None
+def tier_handlers(
+    proxy: ProxyParts, metadata: FreshMetadata, changes: MetadataChanges, reader: RemoteReads, tracer: Tracer | None
 ) -> Mapping[int, Handler]:
     settings = FetchSettings(proxy.config.remote_log, proxy.config.limits)
     log_source, broker_configs = BrokerLogSource(proxy.client), BrokerConfigs(proxy.client)
     rules = proxy.live.rules
     tools = HandlerTools(
         topology=proxy.topology.topics,
-        metadata=metadata.log,
+        metadata=metadata,
         bounds=LocalLogBoundsCache(log_source, monotonic_ms),
         source=log_source,
         reader=reader if tracer is None else TracedReads(reader, tracer, metadata.state),
@@ -175,14 +148,14 @@ def _handlers(
         clock_ms=monotonic_ms,
         spawn=proxy.spawn,
         configured=ConfiguredTopics(
-            rules, metadata.log, proxy.topology.topics, broker_configs, monotonic_ms, settings.metadata_max_age_ms
+            rules, metadata, proxy.topology.topics, broker_configs, monotonic_ms, settings.metadata_max_age_ms
         ),
         tracer=tracer,
     )
     fetch = FetchHandler(tools)
     own_topics = own_topics_of(proxy.config)
     guard = MetadataTopicGuard(own_topics, proxy.topology.topics.topic_name)
-    configs = TopicTierConfigs(proxy.topology.topics, broker_configs, metadata, settings, rules, own_topics)
+    configs = TopicTierConfigs(proxy.topology.topics, broker_configs, metadata, changes, settings, rules, own_topics)
     alter_configs = AlterConfigsHandler(configs, proxy.spawn)
     proxy.registry.register(RemoteFetchMetrics(fetch))
     return {
@@ -192,9 +165,9 @@ def _handlers(
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
         ApiKey.DELETE_RECORDS: DeleteRecordsHandler(
-            tools, metadata, partial(require_aligned, log_source, metadata.state), own_topics
+            tools, changes, partial(require_aligned, log_source, metadata.state), own_topics
         ),
-        ApiKey.DELETE_TOPICS: DeleteTopicsHandler(guard, metadata),
+        ApiKey.DELETE_TOPICS: DeleteTopicsHandler(guard, metadata, changes),
         ApiKey.CREATE_PARTITIONS: guard,
         ApiKey.CREATE_TOPICS: alter_configs,
         ApiKey.ALTER_CONFIGS: alter_configs,

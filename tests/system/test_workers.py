@@ -16,12 +16,10 @@ import confluent_kafka
 import confluent_kafka.admin
 import kafka as kafka_python
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import ErrorCode
-from proxy.process.app import Proxy
-from proxy.process.remote_tier import WorkerPlace
+from tests.support.proxy.one_worker import one_worker
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.rigs.broker_fetches import answered, client_of, fetch, settled
 from tests.support.rigs.waiting import TIMEOUT_S
@@ -309,7 +307,7 @@ path = "{tmp_path / "tier"}"
 """
     )
     async with AsyncExitStack() as stack:
-        worker = Proxy(config, CollectorRegistry(), worker=WorkerPlace("worker-1", b""))
+        worker = one_worker(config, stack)
         await worker.open(stack)
         await worker.open_tier(stack)
         worker.serve(stack)

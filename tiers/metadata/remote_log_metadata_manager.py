@@ -16,6 +16,7 @@ from uuid import UUID
 
 from tiers.broker.client import wall_clock_ms
 from tiers.errors import InvalidTransitionError, RemoteLogMetadataError
+from tiers.metadata.changes import CheckTierConfig
 from tiers.metadata.metadata_log import Append, MetadataLog
 from tiers.metadata.records.serde import (
     LOCAL_LOG_START_API_KEY,
@@ -54,9 +55,6 @@ from tiers.model.segment_metadata import (
     is_valid_partition_transition,
     is_valid_transition,
 )
-
-CheckTierConfig = Callable[[Mapping[str, str]], None]
-"""Called with the topic's settings before the change. If it raises an exception, the change is not made."""
 
 
 class RemoteLogMetadataManager:

@@ -65,7 +65,13 @@ class Bench:
         self.rules = [TopicConfig(pattern="ruled", local_retention_bytes=7)]
         self.settings = FetchSettings(metadata_timeout_ms=50)
         self.configs = TopicTierConfigs(
-            self.cluster, self.brokers, self.metadata, self.settings, lambda: self.rules, [METADATA_TOPIC]
+            self.cluster,
+            self.brokers,
+            self.metadata.log,
+            self.metadata,
+            self.settings,
+            lambda: self.rules,
+            [METADATA_TOPIC],
         )
         self.answer_first: Callable[[bytes], bytes] | None = None
         """Answers what a handler asks first on the client's connection. None: as the broker answers the request."""

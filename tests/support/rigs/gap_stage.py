@@ -13,7 +13,6 @@ from uuid import UUID
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from prometheus_client import CollectorRegistry
 
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.encoding import encode_partition
@@ -31,8 +30,8 @@ from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import Buffer
 from protocol.records.record_batch import skip_to_offset
-from proxy.process.app import Proxy
 from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState
+from tests.support.proxy.one_worker import one_worker
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
@@ -110,7 +109,7 @@ base.port = {port}
 """
     )
     async with AsyncExitStack() as stack:
-        proxy = Proxy(config, CollectorRegistry())
+        proxy = one_worker(config, stack)
         await proxy.open(stack)
         proxy.handlers[ApiKey.FETCH] = _FetchHandler(stage)
         proxy.handlers[ApiKey.LIST_OFFSETS] = _ListOffsetsHandler()

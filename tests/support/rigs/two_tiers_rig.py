@@ -24,9 +24,9 @@ from proxy.handlers.fetch.handler import FetchHandler
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
-from proxy.process.app import Proxy
 from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.in_memory_rlmm import IN_MEMORY_TOPIC_ID, InMemoryRemoteLogMetadataManager
+from tests.support.proxy.one_worker import one_worker
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.ports import consecutive_free_ports
@@ -147,7 +147,7 @@ base.port = {port}
     async with AsyncExitStack() as stack:
         await storage.open()
         stack.push_async_callback(storage.close)
-        proxy = Proxy(config, CollectorRegistry())
+        proxy = one_worker(config, stack)
         reader = await stack.enter_async_context(RemoteLogReader(rlmm.log, storage, reader_settings))
         await proxy.open(stack)
         source = BrokerLogSource(proxy.client)
@@ -169,7 +169,7 @@ base.port = {port}
             tools, rlmm, partial(require_aligned, source, rlmm.state)
         )
         guard = MetadataTopicGuard([], proxy.topology.topics.topic_name)
-        proxy.handlers[ApiKey.DELETE_TOPICS] = DeleteTopicsHandler(guard, rlmm)
+        proxy.handlers[ApiKey.DELETE_TOPICS] = DeleteTopicsHandler(guard, rlmm.log, rlmm)
         proxy.listen(stack)
         await proxy.topology.refresh()
         manager = _manager(proxy.client, source, storage, rlmm, folder, tiered, topic_deletion_delay_ms)

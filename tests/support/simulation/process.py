@@ -29,7 +29,9 @@ from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.live_settings import LiveSettings
-from proxy.process.remote_tier import ProxyParts, RemoteTier, own_topics_of, remote_tier
+from proxy.process.remote_log_process import open_owner
+from proxy.process.remote_reader import open_reader
+from proxy.process.remote_tier import ProxyParts, own_topics_of, tier_handlers
 from proxy.wire.exchange import Handler
 from tests.support.simulation.cluster import HOST, PORT
 from tests.support.simulation.loop import VirtualLoop, current_process
@@ -96,7 +98,7 @@ class SimProcess:
         self.backlog: deque[Any] = deque()
         self.graveyard: list[object] = []
         self.environments: list[lmdb.Environment] = []
-        self.tier: RemoteTier | None = None
+        self.handlers: Mapping[int, Handler] = {}
         self.live: LiveSettings | None = None
         self.topology: Topology | None = None
         self.registry = CollectorRegistry()
@@ -138,7 +140,7 @@ class SimProcess:
             self.machine.loop.call_soon(self.live.change, self.machine.config(self.folder), context=context)
 
     def handler(self, api_key: int) -> Handler | None:
-        return None if self.tier is None or self.is_dead else self.tier.handlers.get(api_key)
+        return None if self.is_dead else self.handlers.get(api_key)
 
     async def run(self) -> None:
         machine = self.machine
@@ -164,11 +166,14 @@ class SimProcess:
             await self.topology.wait_for_cluster()
             view = ProcessView(self.registry)
             parts = ProxyParts(self.live, client, self.topology, group.create_task, self.registry, view)
-            self.tier = await stack.enter_async_context(remote_tier(parts, None))
+            owner = await open_owner(stack, self.live, client, self.topology.cluster_id, self.registry, view)
+            log, storage, indexes = owner.metadata.log, owner.storage, owner.indexes
+            reader = await open_reader(stack, self.live, storage, log, self.registry, self.name, indexes, None)
+            self.handlers = tier_handlers(parts, log, owner.metadata, reader, None)
             following = group.create_task(self.topology.run())
             stack.callback(following.cancel)
             await self.stop.wait()
-            self.tier = None
+            self.handlers = {}
 
 
 class SimMachine:

@@ -93,7 +93,7 @@ def _compare_states(sim: Simulation) -> None:
     }
     for machine in sim.machines:
         process = machine.process
-        if process is None or process.metadata is None or process.tier is None:
+        if process is None or process.metadata is None or not process.handlers:
             # `_trouble` has waited until every process serves, but for one on a disk that stays full. That one may
             # still be starting: a request over a link that was cut may take the 30 s for which the process waits
             # there. It knows no segment yet, and its clients cannot connect.
@@ -210,7 +210,7 @@ def _is_copied(sim: Simulation, partition: SimPartition) -> bool:
 def _trouble(sim: Simulation) -> str | None:
     for machine in sim.machines:
         process = machine.process
-        if process is None or process.tier is None:
+        if process is None or not process.handlers:
             if machine.full_since_s is not None:
                 continue
             if sim.oracle.truth.lost_records:

@@ -163,7 +163,7 @@ class Story(Simulation):
         await self.until("not all processes serve", self._all_serve)
 
     def _all_serve(self) -> bool:
-        return all(one.process is not None and one.process.tier is not None for one in self.machines)
+        return all(one.process is not None and one.process.handlers for one in self.machines)
 
     def kill(self) -> None:
         """Ends all processes at once."""

@@ -27,16 +27,15 @@ path = "{state}"
     ("cache_bytes", "workers", "kept"),
     [
         (1, ["worker-1", "worker-2", "remote-log"], {"worker-1", "worker-2"}),
-        (1, [None], {"whole"}),
-        (0, ["worker-1", None], set()),
+        (0, ["worker-1"], set()),
     ],
 )
 def test_folders_of_processes_that_are_no_more_go(
-    tmp_path: Path, cache_bytes: int, workers: Sequence[str | None], kept: set[str]
+    tmp_path: Path, cache_bytes: int, workers: Sequence[str], kept: set[str]
 ) -> None:
     config = settings(tmp_path, cache_bytes)
     remove_other_chunk_folders(config, workers)
-    for worker in ("worker-1", "worker-2", "worker-3", None):
+    for worker in ("worker-1", "worker-2", "worker-3"):
         folder = chunk_folder(config, worker)
         folder.mkdir(parents=True)
         (folder / "chunk").write_bytes(b"records")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, closing
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from proxy.process.app import Proxy
 from proxy.process.start.port_claims import PortClaims, make_claims
 from proxy.wire.server import bind
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.proxy.one_worker import one_worker
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.ports import free_ports
 
@@ -86,7 +85,7 @@ bootstrap.port = {bootstrap}
 base.port = {taken - 1}
 """
         )
-        proxy = Proxy(config, CollectorRegistry())
+        proxy = one_worker(config, stack)
         await proxy.open(stack)
         proxy.serve(stack)
         await proxy.topology.wait_until_ready()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.admin.facts import THIS_PROCESS, ProcessState, RaisedAlarm
 from proxy.process.admin.process_state import metrics_of_the_dead, register_state
-from proxy.process.app import Proxy
+from tests.support.proxy.one_worker import one_worker
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.ports import free_ports
 from tiers.errors import BrokerRefusedError
@@ -36,7 +38,8 @@ async def test_a_proxy_tells_its_state() -> None:
     text = (
         f'[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[listener]\nbootstrap.port = {port}\n[admin]\nport = {admin}'
     )
-    proxy = Proxy(parse_config(text), CollectorRegistry())
+    stack = AsyncExitStack()
+    proxy = one_worker(parse_config(text), stack)
     found, served = [proxy.state], [not proxy.not_serving()]
     proxy.topology.refusal = BrokerRefusedError("wrong password")
     found.append(proxy.state)
@@ -54,6 +57,7 @@ async def test_a_proxy_tells_its_state() -> None:
     found.append(proxy.state)
     served.append(not proxy.not_serving())
     await proxy.client.close()
+    await stack.aclose()
     assert found == [ProcessState.INITIALIZING, ProcessState.FAILED, ProcessState.SERVING, ProcessState.DRAINING]
     assert served == [False, False, True, True, False]
     assert gone == 2 * [["no broker has answered for 15 s: no error so far"]]

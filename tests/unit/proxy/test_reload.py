@@ -208,10 +208,10 @@ def test_a_child_keeps_its_share_until_a_restart(workers: int, tmp_path: Path) -
     file.write_text(f"workers = {workers}\n{BASE}[limits]\nmax.connections = 60\n")
     before = parse_config(f"workers = 2\n{BASE}")
     for duty in Duty:
-        again = settings_again(Task(before, "name", duty, None, file=file))
+        again = settings_again(Task(before, "name", duty, file=file))
         now = parse_config(f"workers = 2\n{BASE}[limits]\nmax.connections = 60\n")
         assert again == share_of_duty(now, duty)
-    assert settings_again(Task(before, "name", Duty.WORKER, None, file=file)).limits.max_connections == 30
+    assert settings_again(Task(before, "name", Duty.WORKER, file=file)).limits.max_connections == 30
 
 
 async def test_parts_follow_the_settings_in_effect_while_they_are_open() -> None:
@@ -333,7 +333,7 @@ async def test_a_reload_during_the_start_is_kept(signals_in: str, ended_by: list
 
     hold_reloads()
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        group.create_task(run(parse_config(NO_ADMIN), stop, make, load=load))
+        group.create_task(run(parse_config(NO_ADMIN), make, stop, load=load))
         await (await made.get()).serves_with_seven.wait()
         stop.set()
     assert ended_by == []

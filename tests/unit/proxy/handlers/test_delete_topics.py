@@ -39,7 +39,7 @@ class Deletion(Bench):
         self.cluster.topics["plain"] = PLAIN
         self.metadata.tier_configs[TopicIdPartition(RULED, 0, "ruled")] = {"remote.storage.enable": "true"}
         self.guard = MetadataTopicGuard([METADATA_TOPIC], self.cluster.topic_name)
-        self.handler = DeleteTopicsHandler(self.guard, self.metadata)
+        self.handler = DeleteTopicsHandler(self.guard, self.metadata.log, self.metadata)
         self.operations = {DELETE, DESCRIBE}
         """Kafka's numbers of what the client may do with every topic."""
         self.recorded_before: set[UUID] = set()
@@ -177,7 +177,7 @@ async def test_a_topic_that_may_be_tiered_is_not_deleted(bench: Deletion, monkey
 
 
 async def test_topics_beyond_the_time_of_one_request_are_refused(bench: Deletion) -> None:
-    bench.handler = DeleteTopicsHandler(bench.guard, bench.metadata, max_wait_ms=0)
+    bench.handler = DeleteTopicsHandler(bench.guard, bench.metadata.log, bench.metadata, max_wait_ms=0)
     assert await bench.delete(6, ["orders", "plain"]) == {"orders": TIMED_OUT, "plain": 0}
     assert bench.recorded == set()
 

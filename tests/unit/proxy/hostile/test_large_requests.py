@@ -77,7 +77,7 @@ def guard() -> MetadataTopicGuard:
 
 
 def deletion(bench: Bench) -> Handler:
-    return DeleteTopicsHandler(guard(), bench.metadata)
+    return DeleteTopicsHandler(guard(), bench.metadata.log, bench.metadata)
 
 
 @pytest.mark.parametrize("api", CASES)

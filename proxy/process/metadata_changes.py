@@ -1,0 +1,153 @@
+"""The changes that workers make to the metadata, by the remote-log process (`MetadataChangeServer`).
+
+That process follows the metadata and knows its end, so it makes the changes of all processes of a proxy. While it does
+not run, a worker gets an error that its client retries. If an answer is missing, the change may have been made; the
+client's retry makes it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+from uuid import UUID
+
+from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
+from tiers.metadata.changes import CheckTierConfig, MetadataChanges
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart
+from tiers.reader.shared.channel import Address, Channel, accept, connect
+from tiers.reader.shared.lent_reads import sendable
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_MS = 30_000
+"""How long a worker waits for an answer. The remote-log process has shorter deadlines of its own."""
+
+
+class Ask(NamedTuple):
+    """Asks for a call of `MetadataChanges`. The answer has the same number."""
+
+    number: int
+    method: str
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+
+class Done(NamedTuple):
+    number: int
+    error: Exception | None
+
+
+class MetadataChangeServer:
+    """An asynchronous context manager: it serves until it exits. The caller owns `listener`, and closes it later."""
+
+    def __init__(self, listener: socket.socket, changes: MetadataChanges) -> None:
+        self._listener = listener
+        self._changes = changes
+        self._channels: set[Channel] = set()
+        self._group = asyncio.TaskGroup()
+        self._changing: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        for channel in self._channels:
+            channel.close()
+        for change in self._changing:
+            change.cancel()
+        await self._group.__aexit__(None, None, None)
+
+    def _accept(self) -> None:
+        try:
+            peer = accept(self._listener)
+        except PermissionError:
+            logger.warning("a process of another user is refused: it asked for a change of the metadata")
+            return
+        except OSError:
+            return
+
+        def on_message(ask: Ask, fds: list[int]) -> None:
+            change = self._group.create_task(self._answer(channel, ask))
+            self._changing.add(change)
+            change.add_done_callback(self._changing.discard)
+
+        channel = Channel(peer, on_message, lambda: self._channels.discard(channel), lambda: None)
+        self._channels.add(channel)
+
+    async def _answer(self, channel: Channel, ask: Ask) -> None:
+        try:
+            await getattr(self._changes, ask.method)(*ask.arguments, **ask.options)
+            error: Exception | None = None
+        except RemoteLogError as raised:
+            error = sendable(raised)
+        except Exception as raised:  # from the check of the change, which the worker knows
+            error = raised
+        channel.send(Done(ask.number, error))
+
+
+class RemoteMetadataChanges:
+    """Implements `MetadataChanges` by a `MetadataChangeServer` of another process. `address` is its listener's name."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._channel: Channel | None = None
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[None]] = {}
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._on_lost()
+
+    async def put_log_start(self, partition: TopicIdPartition, start: LogStart, timeout_ms: int | None = None) -> None:
+        await self._ask("put_log_start", partition, start, timeout_ms)
+
+    async def put_topic_deletion(self, topic_id: UUID, topic: str, *, is_confirmed: bool) -> None:
+        await self._ask("put_topic_deletion", topic_id, topic, is_confirmed=is_confirmed)
+
+    async def change_topic_tier_config(
+        self, topic_id: UUID, topic: str, changes: Mapping[str, str | None], check: CheckTierConfig
+    ) -> None:
+        await self._ask("change_topic_tier_config", topic_id, topic, changes, check)
+
+    async def _ask(self, method: str, *arguments: object, **options: object) -> None:
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._connected().send(Ask(number, method, arguments, options))
+            async with asyncio.timeout(_TIMEOUT_MS / 1000):
+                await answer
+        except OSError as error:
+            raise RemoteLogMetadataNotReadyError(f"the remote-log process does not answer: {error}") from error
+        finally:
+            del self._asked[number]
+
+    def _connected(self) -> Channel:
+        """Raises `OSError`."""
+        if self._channel is None:
+            self._channel = Channel(connect(self._address), self._on_message, self._on_lost, self._on_lost)
+        return self._channel
+
+    def _on_message(self, done: Done, fds: list[int]) -> None:
+        answer = self._asked.get(done.number)
+        if answer is None or answer.done():
+            return
+        if done.error is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(done.error)
+
+    def _on_lost(self) -> None:
+        self._channel = None
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(ConnectionError("the remote-log process ended"))
