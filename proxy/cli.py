@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -111,8 +112,7 @@ def serve(config: ConfigFile) -> None:
         raise ConfigError("\n".join(mistakes))
     set_up_logging(settings.log.level, settings.log.format)
     logger.info("starting: %s", config)
-    forks = ForkServer(run_child)
-    with unhandled_errors_logged(), settings_in_use(config):
+    with closing(ForkServer(run_child)) as forks, unhandled_errors_logged(), settings_in_use(config):
         if not settings.is_tiered:
             logger.info("tiered: %s", NOTHING_TIERED)
         if not serve_processes(settings, config, forks):

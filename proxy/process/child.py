@@ -126,14 +126,25 @@ def run(task: Task, fds: Mapping[Inherited, int]) -> int:
     try:
         with unhandled_errors_logged():
             serve(share_of_duty(task.config, task.duty), _role(task, fds), admin, partial(settings_again, task))
-    except (ConfigError, RemoteTierError, TlsError, BrokerRefusedError, OSError) as error:
-        said = error.strerror if isinstance(error, OSError) else None
-        sys.stderr.write(f"tidegate: {said or error}\n")
+    except Exception as error:
+        if (reason := _reason_of(error)) is None:
+            logger.exception("internal error")
+            return FAILED
+        sys.stderr.write(f"tidegate: {reason}\n")
         return UNUSABLE
-    except Exception:
-        logger.exception("internal error")
-        return FAILED
     return 0
+
+
+def _reason_of(error: Exception) -> str | None:
+    """Returns why the process cannot start until an operator changes something; None for any other error."""
+    match error:
+        case ExceptionGroup(exceptions=(only,)):
+            return _reason_of(only)
+        case OSError(strerror=str(reason)):
+            return reason
+        case ConfigError() | RemoteTierError() | TlsError() | BrokerRefusedError() | OSError():
+            return str(error)
+    return None
 
 
 def settings_again(task: Task) -> TidegateConfig:

@@ -61,7 +61,6 @@ def test_founding_keys_go_to_the_storage_manager(text: str, is_tiered: bool, set
         ("remote.log.storage.path = '/a'\n" + UPSTREAM, "needs remote.log.storage.manager.class.name"),
         ("remote.log.metadata.topic.nam = 'x'\n" + UPSTREAM, "did you mean remote.log.metadata.topic.name?"),
         ("remote.log.metadata.path = 'x'\n" + UPSTREAM, "unknown key remote.log.metadata.path"),
-        (SQLITE + LOCAL + "workers = 2\n" + UPSTREAM, "'sqlite': set workers = 0"),
     ],
 )
 def test_a_mistake_names_the_nearest_key_or_what_to_do(text: str, said: str) -> None:
