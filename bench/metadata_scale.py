@@ -36,12 +36,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tiers.broker.client import BrokerClient
 from tiers.metadata.records.serde import decode_value, encode_value, key_of
+from tiers.metadata.shared_metadata import SharedMetadata
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import (
@@ -175,9 +174,7 @@ def private_mib() -> float:
 
 async def measure(folder: Path, segments: int) -> list[Figure]:
     begun = time.perf_counter()
-    client = BrokerClient([("localhost", 9)], client_id="bench")  # never connects
-    reader = SharedMetadataLog(client, folder, "bench")
-    await reader.open()
+    reader = SharedMetadata(folder)
     if reader.state.remote_end_offset(partition(0)) is None:
         raise SystemExit("the state is empty")
     found = [Figure("start, ms", (time.perf_counter() - begun) * 1e3, 100)]
@@ -213,7 +210,7 @@ async def measure(folder: Path, segments: int) -> list[Figure]:
         expected = replace(segment(number), state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
         if look_up(index) != expected:
             raise SystemExit(f"the look-up of offset {offsets[index]} gave {look_up(index)} instead of {expected}")
-    await reader.close()
+    reader.close()
     return found
 
 

@@ -57,7 +57,7 @@ from tiers.access.open_tier import OpenTier
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.config.topic_policy import TopicPolicy
-from tiers.metadata.topic.shared_log import SharedMetadataLog
+from tiers.metadata.shared_metadata import SharedMetadata
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.segment.segment_encryption import KeyRing
@@ -127,8 +127,7 @@ class PlannedTier(OpenTier):
 
 async def open_state(folder: Path) -> OpenTier:
     client = BrokerClient([("localhost", 9)], client_id="bench")  # never connects
-    reader = SharedMetadataLog(client, folder, "bench")
-    await reader.open()
+    reader = SharedMetadata(folder)
     return PlannedTier(
         _config(),
         client,

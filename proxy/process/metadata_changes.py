@@ -24,8 +24,8 @@ from tiers.reader.shared.lent_reads import sendable
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_MS = 30_000
-"""How long a worker waits for an answer. The remote-log process has shorter deadlines of its own."""
+_TIMEOUT_MS = 10_000
+"""How long a worker waits for an answer, if its caller does not say. The remote-log process has shorter deadlines."""
 
 
 class Ask(NamedTuple):
@@ -109,7 +109,7 @@ class RemoteMetadataChanges:
         self._on_lost()
 
     async def put_log_start(self, partition: TopicIdPartition, start: LogStart, timeout_ms: int | None = None) -> None:
-        await self._ask("put_log_start", partition, start, timeout_ms)
+        await self._ask("put_log_start", partition, start, timeout_ms, within_ms=timeout_ms)
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str, *, is_confirmed: bool) -> None:
         await self._ask("put_topic_deletion", topic_id, topic, is_confirmed=is_confirmed)
@@ -119,12 +119,12 @@ class RemoteMetadataChanges:
     ) -> None:
         await self._ask("change_topic_tier_config", topic_id, topic, changes, check)
 
-    async def _ask(self, method: str, *arguments: object, **options: object) -> None:
+    async def _ask(self, method: str, *arguments: object, within_ms: int | None = None, **options: object) -> None:
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             self._connected().send(Ask(number, method, arguments, options))
-            async with asyncio.timeout(_TIMEOUT_MS / 1000):
+            async with asyncio.timeout((_TIMEOUT_MS if within_ms is None else within_ms) / 1000):
                 await answer
         except OSError as error:
             raise RemoteLogMetadataNotReadyError(f"the remote-log process does not answer: {error}") from error

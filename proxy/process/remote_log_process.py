@@ -28,7 +28,7 @@ from tiers.config.upstream_config import broker_client
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.metrics import LOCAL_INDEX_BYTES
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager
+from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.tasks.task_services import NoLocalIndexes
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 class Owner(NamedTuple):
     """The parts of the process that maintains the metadata's state and runs the RLM tasks."""
 
-    storage: InstrumentedRemoteStorageManager
+    storage: LocatedRemoteStorageManager
     metadata: RemoteLogMetadataManager
     indexes: LocalIndexes | None
 

@@ -28,10 +28,10 @@ from proxy.process.remote_log import metadata_folder, open_storage, wait_for_clu
 from proxy.process.tracing import open_tracer
 from proxy.wire.error_log import Incident
 from tiers.access.open_tier import open_key_ring
-from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.client import monotonic_ms
 from tiers.config.upstream_config import broker_client
 from tiers.metadata.metadata_log import FreshMetadata
-from tiers.metadata.topic.shared_log import SharedMetadataLog
+from tiers.metadata.shared_metadata import SharedMetadata
 from tiers.metric_spec import GaugeSpec
 from tiers.quota import RemoteFetchQuotas
 from tiers.reader.chunk_cache import DiskChunkCache, Extent
@@ -85,18 +85,10 @@ async def open_reader(
     return reader
 
 
-async def open_shared_metadata(
-    stack: AsyncExitStack, config: TidegateConfig, client: BrokerClient, process: str
-) -> SharedMetadataLog:
+def open_shared_metadata(stack: AsyncExitStack, config: TidegateConfig) -> SharedMetadata:
     """Opens the state that the remote-log process maintains; the stack closes it."""
-    shared = SharedMetadataLog(
-        client,
-        metadata_folder(config),
-        process,
-        topic_name=config.remote_log.metadata_topic,
-    )
-    stack.push_async_callback(shared.close)
-    await shared.open()
+    shared = SharedMetadata(metadata_folder(config))
+    stack.callback(shared.close)
     return shared
 
 
@@ -136,7 +128,7 @@ class RemoteReaderProcess:
         config, registry = self._live.config, self._registry
         tracer = open_tracer(stack, config)
         storage = await open_storage(stack, config, await wait_for_cluster_id(self._client), registry)
-        metadata = await open_shared_metadata(stack, config, self._client, REMOTE_READER)
+        metadata = open_shared_metadata(stack, config)
         buffers = SharedBuffers()
         storage.use_memory(buffers.memory_for)
         SHARED_BYTES.metric(registry).set_function(lambda: buffers.size_bytes)

@@ -45,9 +45,9 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.changes import MetadataChanges
 from tiers.metadata.metadata_log import FreshMetadata
+from tiers.metadata.shared_metadata import SharedMetadata
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.topic.settings import metadata_group_id
-from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.reader.remote_reads import RemoteReads, TracedReads
 from tiers.reader.shared.channel import Address
 from tiers.reader.shared.lent_reads import RemoteReadClient
@@ -102,7 +102,7 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace) -> AsyncIterator[R
     config = proxy.config
     async with AsyncExitStack() as stack:
         tracer = open_tracer(stack, config)
-        shared = await open_shared_metadata(stack, config, proxy.client, worker.name)
+        shared = open_shared_metadata(stack, config)
         max_age_ms = config.remote_log.fresh_within_ms
         reads = await stack.enter_async_context(RemoteReadClient(worker.reads_address, monotonic_ms))
         changes = RemoteMetadataChanges(worker.changes_address)
@@ -125,8 +125,8 @@ def guarded(config: TidegateConfig, handlers: Mapping[int, Handler], not_ready: 
     return RemoteTier({**handlers, **guards}, prefix_guards, not_ready)
 
 
-def _stale(shared: SharedMetadataLog, max_age_ms: int) -> list[str]:
-    age_ms = shared.status().freshness_age_ms
+def _stale(shared: SharedMetadata, max_age_ms: int) -> list[str]:
+    age_ms = shared.freshness_age_ms()
     if age_ms is not None and age_ms <= max_age_ms:
         return []
     return ["the remote log metadata is stale: the remote-log process has not read it to its end recently"]

@@ -26,7 +26,7 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import KeyAndValue, encode_key, encode_value, key_of
 from tiers.metadata.topic.metadata_producer import TransactionalProducer, _batch
-from tiers.metadata.topic.topic_log import in_turn_transactional_id
+from tiers.metadata.topic.topic_appends import in_turn_transactional_id
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import TopicTierConfigUpdate

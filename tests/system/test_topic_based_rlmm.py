@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -29,14 +30,12 @@ from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import encode_key, encode_value, key_of
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.shared_metadata import SharedMetadata
 from tiers.metadata.state.layout import STATE_FILE
-from tiers.metadata.topic import shared_log
 from tiers.metadata.topic.metadata_producer import GroupMember, TransactionalProducer, _batch
 from tiers.metadata.topic.metadata_topic import MetadataTopicUnfitError, check_metadata_topic, delete_retention_ms
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic.settings import TopicBasedSettings
-from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -265,17 +264,12 @@ async def test_a_transaction_whose_end_is_not_known_is_recovered(
         assert owner.state.remote_end_offset(partition) == 9
 
 
-async def test_workers_read_the_owners_state(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_log, "_WRITE_TIMEOUT_MS", TIMEOUT_MS)
+async def test_workers_read_the_owners_state(cluster: Cluster) -> None:
     partition = user_partition()
-    async with cluster.client() as client:
-        worker = SharedMetadataLog(client, cluster.folder / "one", "worker-1", topic_name=cluster.topic.name)
-        await worker.open()
+    with closing(SharedMetadata(cluster.folder / "one")) as worker:
         assert not worker.is_fresh(partition, 60_000)
         with pytest.raises(RemoteLogMetadataNotReadyError):
             await worker.ensure_fresh(partition, 60_000, 50)
-        await worker.close()
-
         context = multiprocessing.get_context("spawn")
         with context.Manager() as shared:
             stop = shared.Event()
@@ -285,17 +279,14 @@ async def test_workers_read_the_owners_state(cluster: Cluster, monkeypatch: pyte
             follower.start()
             try:
                 await worker.ensure_fresh(partition, 1_000, TIMEOUT_MS)
-                await RemoteLogMetadataManager(worker).put_log_start(partition, LogStart(42, 0, LogStartReason.USER))
+                async with cluster.manager("two") as other:
+                    await other.put_log_start(partition, LogStart(42, 0, LogStartReason.USER))
+                await worker.ensure_fresh(partition, 0, TIMEOUT_MS)
                 assert worker.state.log_start_offset(partition) == 42
                 assert worker.state.is_tiered(partition.topic_id)
-                await RemoteLogMetadataManager(worker).change_topic_tier_config(
-                    partition.topic_id, "orders", {"local.retention.ms": "5"}
-                )
-                assert worker.state.topic_tier_config(partition.topic_id) == {"local.retention.ms": "5"}
             finally:
                 stop.set()
                 await asyncio.to_thread(follower.join, TIMEOUT_MS / 1000)
-                await worker.close()
         assert follower.exitcode == 0
 
 

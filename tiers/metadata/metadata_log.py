@@ -2,7 +2,7 @@
 
 The records build the materialised state, which answers every look-up. `RemoteLogMetadataManager` makes the records of
 each write. There are two logs: the metadata topic (`topic/topic_based.py`), and a log with one writer over the
-`MetadataRecordLog` of a third party (`single_writer_log.py`). `topic/shared_log.py` gives a process the state that
+`MetadataRecordLog` of a third party (`single_writer_log.py`). `shared_metadata.py` gives a process the state that
 another process keeps. `tests/contract/test_metadata_log.py` tests them, but no test of one process can show fencing and
 durability.
 

@@ -11,18 +11,21 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
+from uuid import UUID
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
 from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.fitness import Probe
 from tiers.lasting_trouble import LastingTrouble
-from tiers.metadata.metadata_log import MakeRecords, MetadataStatus, Tenure
+from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus, Tenure, by_topic_id
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, saved_identity
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
+from tiers.metadata.topic.metadata_producer import ClockSkew
 from tiers.metadata.topic.metadata_topic import (
     STEPS,
     MetadataTopic,
@@ -32,26 +35,28 @@ from tiers.metadata.topic.metadata_topic import (
     open_metadata_topic,
 )
 from tiers.metadata.topic.settings import TopicBasedSettings
-from tiers.metadata.topic.topic_log import TopicLog
+from tiers.metadata.topic.topic_appends import TopicAppends
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import OffsetAndEpoch
 
 logger = logging.getLogger(__name__)
 
 _CHECK_AGAIN_MS = 2_000
 
 
-class TopicBasedMetadataLog(TopicLog):
+class TopicBasedMetadataLog:
     """Implements `MetadataLog`.
 
     The caller keeps and closes the client. It calls `open` and `close` once, in one event loop."""
 
     def __init__(self, client: BrokerClient, settings: TopicBasedSettings) -> None:
-        super().__init__(client, settings.group_id, settings.write_timeout_ms)
+        self._client = client
         self._settings = settings
+        self._clock_skew = ClockSkew(monotonic_ms, wall_clock_ms)
+        self._topic: MetadataTopic | None = None
         self._writer = ""
         self._state: RemoteLogMetadataStateWriter | None = None
         self._follower: MetadataFollower | None = None
+        self._appends: TopicAppends | None = None
         self._ownership: MetadataPartitionOwnership | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
@@ -67,6 +72,35 @@ class TopicBasedMetadataLog(TopicLog):
     @property
     def writer(self) -> str:
         return self._writer
+
+    @property
+    def topic(self) -> MetadataTopic:
+        if self._topic is None:
+            raise RemoteLogMetadataNotReadyError("the remote log metadata is not open yet")
+        return self._topic
+
+    @property
+    def topic_id(self) -> UUID:
+        return self.topic.topic_id
+
+    def metadata_partition(self, partition: TopicIdPartition) -> int:
+        return by_topic_id(partition, self.topic.partition_count)
+
+    def position(self, partition: TopicIdPartition) -> MetadataPosition:
+        position = self.follower.read_to(self.metadata_partition(partition))
+        return MetadataPosition(self.topic.topic_id, position.leader_epoch, position.offset)
+
+    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
+        if position.topic_id != self.topic.topic_id:
+            return False
+        if position.next_offset == 0:
+            return True
+        number = self.metadata_partition(partition)
+        own = TopicIdPartition(self.topic.topic_id, number, self.topic.name)
+        answer = await BrokerLogSource(self._client).end_offset_for_epoch(own, position.leader_epoch, timeout_ms)
+        # A replica that copied the log after a compaction may answer with a lower epoch and the same end.
+        is_known = 0 <= answer.leader_epoch <= position.leader_epoch
+        return is_known and answer.end_offset >= position.next_offset
 
     async def open(self) -> None:
         """Creates or checks the topic, opens the state, and starts to follow the topic.
@@ -104,6 +138,7 @@ class TopicBasedMetadataLog(TopicLog):
             home_of=self.metadata_partition,
             max_age_ms=settings.max_age_ms,
         )
+        self._appends = TopicAppends(self._client, topic, self._follower, settings.group_id, self._clock_skew)
         if lost is not None:
             self._set_alarm(lost)
             state.mark_final(True)
@@ -157,7 +192,7 @@ class TopicBasedMetadataLog(TopicLog):
         finally:
             follower, self._follower = self._follower, None
             state, self._state = self._state, None
-            self._ownership = None
+            self._ownership = self._appends = None
             # A cancellation must not leave the state open, since the next process needs the lock of its folder.
             await asyncio.shield(asyncio.to_thread(_close, follower, state))
 
@@ -192,22 +227,19 @@ class TopicBasedMetadataLog(TopicLog):
     def tenure(self, partition: TopicIdPartition) -> Tenure | None:
         return None if self._ownership is None else self._ownership.tenure(self.metadata_partition(partition))
 
-    async def _append_as_owner(self, number: int, records: MakeRecords, timeout_ms: int) -> None:
-        if self._ownership is None:
+    async def append(
+        self, partition: TopicIdPartition, records: MakeRecords, by: Append, timeout_ms: int | None = None
+    ) -> None:
+        number = self.metadata_partition(partition)
+        timeout_ms = self._settings.write_timeout_ms if timeout_ms is None else timeout_ms
+        if self._appends is None:
+            raise RemoteLogMetadataNotReadyError("the remote log metadata is not open yet")
+        if by is not Append.AS_OWNER:
+            await self._appends.append(number, records, by, timeout_ms)
+        elif self._ownership is None:
             raise RemoteLogMetadataError("this process is not a member of the group that owns metadata partitions")
-        await self._ownership.write(number, records, timeout_ms)
-
-    def _read_to(self, number: int) -> OffsetAndEpoch:
-        return self.follower.read_to(number)
-
-    def _known(self, number: int) -> OffsetAndEpoch:
-        return self.follower.known(number)
-
-    async def _read_to_end(self, partition: TopicIdPartition, timeout_ms: int) -> None:
-        await self.ensure_fresh(partition, 0, timeout_ms)
-
-    async def _read_past(self, number: int, written: int, before: OffsetAndEpoch, timeout_ms: int) -> None:
-        await self.follower.read_past(number, written, before, timeout_ms)
+        else:
+            await self._ownership.write(number, records, timeout_ms)
 
     async def _check_topic(self) -> None:
         is_missing = False

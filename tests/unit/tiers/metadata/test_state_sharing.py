@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import subprocess
 import sys
@@ -12,15 +11,11 @@ from uuid import UUID
 
 import pytest
 
-from tests.support.tiers.metadata_state import IDENTITY, Topic, fill, open_state, segment, to, user
-from tiers.broker.client import BrokerClient
+from tests.support.tiers.metadata_state import IDENTITY, Topic, fill, open_state, segment, to
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.layout import STATE_FILE, StateIdentity
 from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, forget_freshness, saved_identity
-from tiers.metadata.topic import shared_log, topic_log
-from tiers.metadata.topic.shared_log import SharedMetadataLog
 from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 _DYING_READER = """
@@ -97,13 +92,10 @@ _READER = """
 import sys
 from pathlib import Path
 from uuid import UUID
-from tiers.broker.client import BrokerClient
-from tiers.metadata.topic import shared_log, topic_log
-from tiers.metadata.topic.shared_log import SharedMetadataLog
+from tiers.metadata.shared_metadata import SharedMetadata
 from tiers.model.ids import TopicIdPartition
 
-client = BrokerClient([("broker", 9092)], client_id="test")
-state = SharedMetadataLog(client, Path(sys.argv[1]), "remote-reader").state
+state = SharedMetadata(Path(sys.argv[1])).state
 for _ in sys.stdin:
     assert state.reopen_if_replaced()
     print(state.remote_end_offset(TopicIdPartition(UUID(int=7), 3)), state.fresh_at_ms(0), flush=True)
@@ -133,24 +125,3 @@ def test_other_processes_see_each_transaction_and_each_new_state(tmp_path: Path)
                 topic.put(second, to(second, State.COPY_SEGMENT_FINISHED))
                 state.mark_fresh({0: 4711})
                 assert ask() == "199 4711"
-
-
-@pytest.mark.parametrize(
-    ("timeout_ms", "waited"), [(None, r"7\d{3}|8000"), (500, r"[45]\d{2}"), (30_000, r"2\d{4}|30000")]
-)
-async def test_a_log_start_is_waited_for_as_long_as_its_caller_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout_ms: int | None, waited: str
-) -> None:
-    """No process keeps this state fresh. Every look at the clock takes a while."""
-    fill(tmp_path)
-    open_state(tmp_path).close()
-    ticks = itertools.count(0, 100)
-    client = BrokerClient([("broker", 9092)], client_id="test")
-    for module in (topic_log, shared_log):
-        monkeypatch.setattr(module, "monotonic_ms", lambda: next(ticks))
-    worker = SharedMetadataLog(client, tmp_path, "worker-1")
-    await worker.open()
-    with pytest.raises(RemoteLogMetadataNotReadyError, match=f"did not read it in ({waited}) ms"):
-        await RemoteLogMetadataManager(worker).put_log_start(segment(1, 0, 9).topic_id_partition, user(5), timeout_ms)
-    await worker.close()
-    await client.close()

@@ -27,7 +27,7 @@ from tiers.metadata.topic.group.membership import Assignment, GroupMembership
 from tiers.metadata.topic.metadata_producer import ClockSkew, GroupMember, TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.settings import TopicBasedSettings
-from tiers.metadata.topic.topic_log import in_turn_transactional_id
+from tiers.metadata.topic.topic_appends import in_turn_transactional_id
 
 logger = logging.getLogger(__name__)
 
