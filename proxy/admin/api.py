@@ -255,13 +255,13 @@ _PROBES: Final = {
         "servez",
         "Whether the proxy can relay requests to the brokers: one of them has a listener, and one has answered within "
         "`metadata.max.age.ms` plus 10 s. For load balancers: the answer stays 200 while only the remote tier has a "
-        "problem. With workers, one that serves is enough.",
+        "problem. One worker that serves is enough.",
         _REASONS,
     ),
     "/readyz": _probe(
         "readyz",
         "Whether the proxy serves, every broker has a listener, the brokers accept the proxy, and the metadata topic "
-        "can be used. Other problems are alarms alone. With workers, each process must be ready.",
+        "can be used. Other problems are alarms alone. Each process must be ready.",
         _REASONS,
     ),
 }

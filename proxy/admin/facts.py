@@ -415,7 +415,7 @@ class SettingsPage:
 class ErrorLine:
     """An undecodable frame, or a connection that was closed, refused or throttled.
 
-    `process` is empty without workers."""
+    `process` is empty in the answer of that process itself."""
 
     time_ms: int
     kind: str

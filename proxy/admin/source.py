@@ -1,6 +1,6 @@
 """`FactSource`: what the page and the API ask, and `OwnFacts`: the answers of one process.
 
-With workers, every process answers what it knows, and the supervisor puts the answers together
+Every process answers what it knows, and the supervisor puts the answers together
 (`proxy/process/admin/facts_of_all.py`).
 """
 

@@ -73,7 +73,7 @@ LABELS: Final = {
     "operation": f"One of {len(tiers.storage.metrics.OPERATIONS)} calls of a storage manager.",
     "partition": "A partition of the topic.",
     "pool": "`chunk` or `index`.",
-    "process": "A process of a proxy with workers. Such a proxy gives every series this label.",
+    "process": "A process of the proxy. Every series has this label.",
     "python_version": "The version of Python.",
     "reason": f"Of an alarm: one of {len(AlarmReason)} in docs/alarms.md, of which {len(STATES)} have a state. Of a "
     f"refused connection: one of {len(proxy.metrics.REJECT_REASONS)} settings.",
@@ -127,8 +127,7 @@ A series exists from the start of its process with the value 0, unless the page 
 and of a partition exist since the process took the partition over. The gauges of a partition end with the ownership.
 The series of a topic end an hour after the process has given up its last partition.
 
-With `workers`, the supervisor answers for all processes, and every series has the label `process`. So add up over the
-processes: `sum without (process) (...)`.
+The supervisor answers for all processes, and every series has the label `process`. So add up over the processes: `sum without (process) (...)`.
 
 docs/alarms.md says which metrics are alarms. `deploy/prometheus/tidegate-alerts.yaml` has the alert rules, and
 `deploy/grafana/tidegate.json` a dashboard.

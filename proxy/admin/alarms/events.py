@@ -147,7 +147,7 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         "a read for another process failed",
         "One read: the client gets an error that it retries.",
     ),
-    defect("internal-error", "internal error", "The process ends. With workers, the supervisor restarts it."),
+    defect("internal-error", "internal error", "The process ends, and the supervisor restarts it."),
     defect(
         "remote-log-manager-failed",
         "the remote log manager failed",

@@ -1,4 +1,4 @@
-"""`FactsOfAll`: the facts of a proxy with workers. The supervisor asks the process that knows, and adds its own."""
+"""`FactsOfAll`: the facts of a proxy. The supervisor asks the process that knows, and adds its own."""
 
 from __future__ import annotations
 
