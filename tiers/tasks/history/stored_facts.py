@@ -98,8 +98,10 @@ class StoredFacts:
                 f" {lost[0].topic_id}: the metadata lost records since, or lacks the settings that held there:"
                 f" {WAY_BACK}"
             )
-        log_start = RemoteLog(log.state, self.partition).log_start()
-        async for segment in self.unknown_segments(log, LogGap(log_start, LAST_OFFSET)):
+        remote = RemoteLog(log.state, self.partition)
+        log_start = remote.log_start()
+        lacking = [each for each in self.segments if remote.unread_from(each, log_start) is not None]
+        async for segment in replace(self, segments=lacking).unknown_segments(log, LogGap(log_start, LAST_OFFSET)):
             return (
                 f"the store has segment {segment.segment_id.id} of {self.partition}, which the metadata does not know:"
                 f" metadata was lost: {WAY_BACK}"
@@ -120,20 +122,18 @@ class StoredFacts:
         return [position for of, position in named if not await log.confirms(of, position, timeout_ms)]
 
     async def unknown_segments(self, log: MetadataLog, hole: LogGap) -> AsyncIterator[RemoteLogSegmentMetadata]:
-        """Yields the whole segments that the metadata does not know, by their keys. They have records of `hole` that no
-        readable segment has.
+        """Yields the whole segments with offsets of `hole` that the metadata does not know, by their keys.
 
-        The broker's own retention may have removed the records of a copy that the metadata lost. Raises the store's
-        errors."""
-        remote, known = RemoteLog(log.state, self.partition), self.joined(log.position(self.partition).topic_id)
+        A readable segment may have the offsets, too, until a CUT that the metadata lost voids them. The broker's own
+        retention may have removed the records of a copy that the metadata lost. Raises the store's errors."""
+        known = self.joined(log.position(self.partition).topic_id)
         gone = {each.segment_id.id for each in log.state.deleted_segments(self.partition)}
         gone.update(known.dead if known else ())
         for segment in self.segments:
-            unread = remote.unread_from(segment, hole.first_offset)
+            is_in_hole = segment.start_offset < hole.next_offset and hole.first_offset <= segment.end_offset
             # One answer may be damaged on its way, and the gap that is recorded because of it stays.
             if (
-                unread is not None
-                and unread < hole.next_offset
+                is_in_hole
                 and segment.segment_id.id not in gone
                 and log.state.remote_log_segment_metadata_by_id(segment.segment_id) is None
                 and (await _reads_whole(self.storage, segment) or await _reads_whole(self.storage, segment))

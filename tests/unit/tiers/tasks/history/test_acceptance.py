@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.fakes.segments import build_segment, metadata_of
@@ -82,6 +84,29 @@ async def test_an_acceptance_restores_a_cut_and_both_segments(bench: Workbench) 
     assert bench.state.gaps(PARTITION) == []
     assert [(each.start_offset, each.cut_at) for each in bench.segments][:4] == answers[:4]
     assert all(each.is_finished for each in bench.state.stored_segments(PARTITION))
+
+
+async def test_an_acceptance_restores_a_segment_whose_offsets_only_a_lost_cut_voids(bench: Workbench) -> None:
+    """The metadata lost its end: a CUT, and what was copied behind it. The segment that the CUT cuts is known."""
+    bench.log.append(*batches(0, 70))
+    await bench.check_facts()
+    await bench.copy_all(replace(POLICY, segment_bytes=1700))
+    [cut] = bench.segments
+    bench.log.elect_unclean(20)
+    bench.log.append(*batches(20, 130, leader_epoch=1))
+    await bench.copy_all()
+    await bench.check_facts()
+    answers = [(each.start_offset, each.cut_at) for each in bench.segments]
+    assert answers == [(0, 20), (20, None), (50, None), (80, None)]
+    bench.metadata.segments = {cut.segment_id: bench.metadata.segments[cut.segment_id]}
+    bench.metadata.recorded_cuts.clear()
+    bench.log.log_start_offset = 100
+    bench.restart()
+    assert await bench.accept() == []
+    tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 1))
+    await whole_rounds(bench, tasks, 3)
+    assert tasks.doubt == ""
+    assert [(each.start_offset, each.cut_at) for each in bench.segments][:4] == answers
 
 
 @pytest.mark.parametrize(("has_segment", "reason"), [(True, LogStartReason.RETENTION), (False, LogStartReason.USER)])
