@@ -112,7 +112,14 @@ class TopicDeletionTask:
         gone = await self._gone([*topics, *partitions]) if topics or partitions else ()
         now_ms = self._services.clock_ms()
         self._missing_since_ms = {each: self._missing_since_ms.get(each, now_ms) for each in gone}
-        await each_alone(topics, lambda topic: self._record(topic, topic.topic_id in names), troubles)
+        recorded, deletions = state.missing_topics(), state.topic_deletions()  # once: a cluster may miss many topics
+
+        async def record(topic: TopicIdPartition) -> None:
+            await self._record(
+                topic, topic.topic_id in names, topic.topic_id in recorded, deletions.get(topic.topic_id)
+            )
+
+        await each_alone(topics, record, troubles)
         self._watch(topics)
         proved = self._proved()
         done = await each_alone([each for each in partitions if each.topic_id in proved], self._delete, troubles)
@@ -125,13 +132,14 @@ class TopicDeletionTask:
     def _owned(self, partitions: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
         return [each for each in partitions if self._services.log.owns(each)]
 
-    async def _record(self, topic: TopicIdPartition, is_left: bool) -> None:
+    async def _record(
+        self, topic: TopicIdPartition, is_left: bool, is_recorded: bool, deletion: TopicDeletionUpdate | None
+    ) -> None:
         """Records that the topic is missing or is there again, or ends its records.
 
         `topic` is partition 0 of the topic. `is_left` is true when the metadata has segments or settings of it."""
         services, metadata, topic_id = self._services, self._services.metadata, topic.topic_id
-        deletion, is_missing = metadata.state.topic_deletions().get(topic_id), topic_id in self._missing_since_ms
-        is_recorded = topic_id in metadata.state.missing_topics()
+        is_missing = topic_id in self._missing_since_ms
         if is_recorded and not is_missing:
             await metadata.put_topic_missing(topic_id, topic.topic, is_missing=False)
             logger.info("a topic that was missing is there again", extra={"topic": topic.topic, "id": str(topic_id)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
@@ -223,3 +224,17 @@ async def test_a_proof_stays_while_metadata_is_unread(missing: Workbench) -> Non
     missing.metadata.knows_all_partitions = True
     await round_after(missing, task, delay_ms)
     assert missing.state.topic_deletions() == {}
+
+
+async def test_a_round_reads_the_records_of_missing_topics_a_few_times_however_many_there_are(bench: Workbench) -> None:
+    """A restored cluster may miss thousands of topics, and the metadata must stay fresh meanwhile."""
+    several = [TopicIdPartition(UUID(int=number), 0, f"topic-{number}") for number in range(10, 30)]
+    for each in several:
+        await put_segments(bench, 1, each)
+    task = TopicDeletionTask(bench.services, Existence(*(each.topic_id for each in several)))
+    for _ in range(2):
+        await round_after(bench, task, SECOND_MS)
+    assert len(bench.metadata.missing) == len(several)
+    with patch.object(type(bench.state), "missing_topics", return_value=dict(bench.metadata.missing)) as read:
+        await round_after(bench, task, SECOND_MS)
+    assert read.call_count < 10
