@@ -198,6 +198,8 @@ class ReadAhead:
         self._max_window_bytes = max_window_bytes
         self._streams: OrderedDict[StreamKey, _Stream] = OrderedDict()
         """The stream that read last is the last one."""
+        self._holders: dict[StreamKey, _Stream] = {}
+        """The streams that have a window: few of all, since the budget bounds them."""
         self.reserved_bytes = 0
 
     def window_bytes(self, key: StreamKey, offset: int, next_offset: int, *, had_to_wait: bool) -> int:
@@ -218,10 +220,13 @@ class ReadAhead:
         is_sequential = offset <= stream.next_offset <= next_offset
         stream.next_offset = next_offset
         self.reserved_bytes -= stream.window_bytes
+        self._holders.pop(key, None)
         wanted = stream.window_bytes * 2 if had_to_wait else stream.window_bytes
         wanted = min(max(wanted, self._first_window_bytes), self._max_window_bytes) if is_sequential else 0
         stream.window_bytes = min(wanted, self._made_free(wanted, stream))
         self.reserved_bytes += stream.window_bytes
+        if stream.window_bytes:
+            self._holders[key] = stream
         return stream.window_bytes
 
     def _made_free(self, wanted: int, stream: _Stream) -> int:
@@ -231,7 +236,7 @@ class ReadAhead:
             if stream.used_at_ms - oldest.used_at_ms > IDLE_MS:
                 self._drop_oldest()
                 continue
-            largest = max(self._streams.values(), key=lambda each: 0 if each is stream else each.window_bytes)
+            largest = max(self._holders.values(), key=lambda each: each.window_bytes, default=stream)
             half = largest.window_bytes // 2
             if half < max(stream.window_bytes, self._first_window_bytes):
                 break
@@ -240,7 +245,8 @@ class ReadAhead:
         return self._budget_bytes - self.reserved_bytes
 
     def _drop_oldest(self) -> None:
-        _, stream = self._streams.popitem(last=False)
+        key, stream = self._streams.popitem(last=False)
+        self._holders.pop(key, None)
         self.reserved_bytes -= stream.window_bytes
 
 
