@@ -173,6 +173,8 @@ class UncopiedRecords:
             self._begin()
         elif replica_bytes is None or replica_bytes < (before or 0):  # the broker has removed a file
             self._known = _Known(known.offset, size_bytes, end, replica_bytes)
+        elif first > known.offset:  # a job has copied records: what the log grows by from now on lies behind them
+            self._known = _Known(first, self._from(first), end, replica_bytes)
 
     def _begin(self) -> None:
         offsets, replica_bytes = self._end - self._first, self._replica_bytes

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.attempts import copied
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench, workbench
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.log_source import LocalLogBounds
@@ -107,6 +108,16 @@ async def test_an_owner_begins_with_the_density_of_the_newest_segment(bench: Wor
     bench.restart()
     await bench.survey()
     assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
+
+
+async def test_larger_records_behind_the_copies_of_a_job_are_estimated_by_what_the_log_grew(bench: Workbench) -> None:
+    produce(bench, 40, value_bytes=1)
+    await bench.survey()
+    await copied(bench, 0, 400)
+    await bench.survey()
+    produce(bench, 4, value_bytes=400)
+    await bench.survey()
+    assert bench.copy_task.uncopied.size_bytes >= size_from(bench, 400)
 
 
 async def test_a_size_that_is_known_late_replaces_the_guess(bench: Workbench) -> None:
