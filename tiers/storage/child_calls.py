@@ -5,10 +5,13 @@
 * A call ends when it makes no progress for the time of its deadline. The child tells the parent of its progress.
 * If a call passes its deadline, its child is retired. A retired child takes no new calls, and the next call starts
   another child. The retired child ends with the last of its calls, each of which has a deadline.
-* The library keeps the credentials that it read first, and a new child reads them again. So when the store refuses a
-  call, its child is retired, and the call is repeated in a new one.
+* The library keeps the credentials that it read first, and a newer child reads them again. So a call that the store
+  refuses is repeated in a newer child. Once such a call succeeds there, the newer child takes all new calls, and the
+  former one is retired. The store may also refuse a call for another reason, such as a missing right. Then the former
+  child stays, and its other calls go on.
 * There are at most `MAX_RETIRED` retired children with calls. Before a deadline retires one more, the oldest is killed,
-  and its calls fail. Refused credentials kill no child: without room for one more, the refusal stays.
+  and its calls fail. Refused credentials kill no child. Without room for one more, the former child stays beside the
+  newer one.
 * The parent tells a child about each abandoned call, so that the child can undo it. If a child has not ended `grace_s`
   after the parent closed its connection, the parent kills it.
 * The messages between the two are pickles, each after its length. Pickle is safe here: both ends of the socket pair are
@@ -33,7 +36,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import CredentialsRefusedError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.activity import Activity, while_active
 from tiers.storage.file_system import ThreadCalls, deadlines_of
 from tiers.storage.retries import CredentialsRenewal
@@ -110,7 +113,8 @@ class ChildCalls:
         self._name = made.files.name
         self._timeout_s = made.timeout_s or _START_S
         self._children: list[_Child] = []
-        """From the oldest to the newest one, which takes the calls until it is retired."""
+        """From the oldest to the newest one. The first one that is not retired takes the calls. The next one has newer
+        credentials, which the store has not accepted yet."""
         self._starting = asyncio.Lock()
         self._is_open = False
         self._renewal = CredentialsRenewal(self._read_credentials_again)
@@ -118,14 +122,13 @@ class ChildCalls:
     async def open(self) -> None:
         self._is_open = True
         try:
-            await self._renewal.tried(lambda: self._run(_OPEN, (), max(self._timeout_s, _START_S)))
+            await self._run(_OPEN, (), max(self._timeout_s, _START_S))
         except BaseException:
             await self.close()
             raise
 
     async def run(self, operation: str, *arguments: object) -> Any:
-        timeout_s = self._timeout_s * deadlines_of(operation)
-        return await self._renewal.tried(lambda: self._run(operation, arguments, timeout_s))
+        return await self._run(operation, arguments, self._timeout_s * deadlines_of(operation))
 
     async def close(self) -> None:
         async with self._starting:
@@ -141,23 +144,49 @@ class ChildCalls:
         """The process ids of the children that have not ended, from the oldest to the newest."""
         return [child.pid for child in self._children if child.is_alive()]
 
-    async def _read_credentials_again(self) -> None:
-        self._task.make(self._task.settings)  # a file with a secret may be missing now
-        for child in self._children[-1:]:
-            if child.is_busy and sum(one.is_busy for one in self._retired()) >= MAX_RETIRED:
-                raise ValueError(f"{self._name}: too many of its processes have calls")
-            self._retire(child, "the store refused the credentials")
+    @property
+    def _in_use(self) -> list[_Child]:
+        return [child for child in self._children if not child.is_retired]
 
     async def _run(self, operation: str, arguments: tuple[object, ...], timeout_s: float) -> Any:
-        child, was_ready = None, False
+        async def attempt() -> Any:
+            try:
+                return await self._run_in(None, operation, arguments, timeout_s)
+            except CredentialsRefusedError:
+                if len(self._in_use) < 2:
+                    raise
+                newer = self._in_use[1]
+            result = await self._run_in(newer, operation, arguments, timeout_s)
+            if newer in self._in_use[1:] and self._has_room(former := self._in_use[0]):
+                self._retire(former, "the store refused the credentials")
+            return result
+
+        return await self._renewal.tried(attempt)
+
+    async def _read_credentials_again(self) -> None:
+        self._task.make(self._task.settings)  # a file with a secret may be missing now
+        async with self._starting:
+            if not self._is_open:
+                raise ValueError(f"{self._name} is not open")
+            for newer in self._in_use[1:]:
+                if not self._has_room(newer):
+                    raise ValueError(f"{self._name}: too many of its processes have calls")
+                self._retire(newer, "its credentials are not the newest")
+            await self._start()
+
+    async def _run_in(
+        self, child: _Child | None, operation: str, arguments: tuple[object, ...], timeout_s: float
+    ) -> Any:
+        """Asks `child`, or the one that takes the calls."""
+        was_ready = False
         try:
             async with while_active(timeout_s) as activity:
-                child = await self._in_service()
+                child = child or await self._in_service()
                 was_ready = child.is_ready
                 return await child.run(operation, arguments, activity)
         except TimeoutError as error:
             if child is not None and was_ready and not child.is_retired:
-                retired = self._retired()
+                retired = [one for one in self._children if one.is_retired and one.is_alive()]
                 while len(retired) >= MAX_RETIRED:
                     oldest = min(retired, key=lambda one: one.is_busy)  # of those without calls, if there are any
                     retired.remove(oldest)
@@ -166,22 +195,24 @@ class ChildCalls:
             raise RetriableRemoteStorageError(f"{self._name}: no progress in {timeout_s} s") from error
 
     async def _in_service(self) -> _Child:
-        """Returns the child that takes the calls, and starts it if there is none."""
         async with self._starting:
             if not self._is_open:
                 raise RuntimeError(f"{self._name} is not open")
-            if not self._children or self._children[-1].is_retired:
+            if not self._in_use:
                 await self._start()
-            return self._children[-1]
+            return self._in_use[0]
 
-    def _retired(self) -> list[_Child]:
-        return [one for one in self._children if one.is_retired and one.is_alive()]
+    def _has_room(self, child: _Child) -> bool:
+        """Returns whether one more child may be retired."""
+        busy = [one for one in self._children if one.is_retired and one.is_alive() and one.is_busy]
+        return not child.is_busy or len(busy) < MAX_RETIRED
 
     def _retire(self, child: _Child, reason: str) -> None:
         logger.warning("replacing the child process of a store", extra={"store": self._name, "reason": reason})
         child.retire()
 
     async def _start(self) -> None:
+        """Starts one more child."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)

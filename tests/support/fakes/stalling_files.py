@@ -1,9 +1,9 @@
 """A `BlockingFileSystem` over a folder that hangs on request, for the child process of `ChildCalls`.
 
-A read of `frozen` holds the interpreter's lock forever. A read of `stuck` only waits. A read of `dies` ends the
-process. Every read is refused while the file `accepted` has other bytes than the file `ticket` had when the process
-connected. A write waits before each piece while a file `hold` exists, and a quarter of a second while a file
-`slow` exists.
+A read of `frozen` holds the interpreter's lock forever. A read of `stuck` only waits. A read of `forbidden` is always
+refused. A read of `dies` ends the process. Every read is refused while the file `accepted` has other bytes than the
+file `ticket` had when the process connected. A write waits before each piece while a file `hold` exists, and a quarter
+of a second while a file `slow` exists.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class StallingFiles(LocalFiles):
                 ctypes.PyDLL(None).sleep(3600)
             case "stuck":
                 threading.Event().wait()
+            case "forbidden":
+                raise CredentialsRefusedError("there is no right to read it")
             case "dies":
                 os._exit(3)
         return super().read(path, start, end)
