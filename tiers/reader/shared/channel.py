@@ -117,10 +117,12 @@ class Channel:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         self._loop.add_reader(peer.fileno(), self._receive)
 
-    def send(self, message: object, fds: Sequence[int] = ()) -> None:
-        """Sends a message when the socket takes it. The caller keeps `fds`. Does nothing after the end."""
+    def send(self, message: object, fds: Sequence[int] = ()) -> bool:
+        """Sends a message when the socket takes it. The caller keeps `fds`. Does nothing after the end.
+
+        Returns False if the process has no descriptor left: the message is cut."""
         if self._is_closed:
-            return
+            return True
         body = pickle.dumps(message, protocol=5)
         kept: list[int] = []
         try:
@@ -131,10 +133,11 @@ class Channel:
         except OSError as error:
             close_all(kept)
             self._cut(error)
-            return
+            return False
         self._unsent.append((_INLINE + body if body else _IN_FILE, kept))
         if len(self._unsent) == 1:
             self._send_next()
+        return True
 
     def close(self) -> None:
         """Ends the connection. Messages that the socket has not taken are lost."""

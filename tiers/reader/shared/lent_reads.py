@@ -211,7 +211,11 @@ class _Borrower:
             fds[place.buffer.number] = place.buffer.fd
             records.append(Lent(place.buffer.number, place.start, len(view)))
         answer = Answer(number, replace(read, records=[]), None, tuple(records), tuple(fds))
-        self._channel.send(answer, tuple(fds.values()))
+        if not self._channel.send(answer, tuple(fds.values())):
+            for part in records:
+                if isinstance(part, Lent):
+                    self.lent[part.buffer].pop()
+            self._channel.send(Answer(number, error=RetriableRemoteStorageError("no file descriptor is left to lend")))
 
 
 class _Connection:

@@ -244,6 +244,25 @@ async def test_a_cut_message_ends_no_loan_of_a_borrower_that_lives(
     await processes.until_given_back(borrowers=1)
 
 
+async def test_a_reader_without_a_descriptor_says_so_and_keeps_no_loan(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await processes.fill()
+    client = await processes.client()
+    await client.read(asked(0))
+    await processes.until_given_back(borrowers=1)
+
+    def dup(fd: int) -> int:
+        raise OSError(errno.EMFILE, "no file left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "dup", dup)
+        with pytest.raises(RetriableRemoteStorageError, match="no file descriptor"):
+            await client.read(asked(0, timeout_ms=60_000))
+    assert not processes.is_lent
+    assert (await client.read(asked(0))).size_bytes > 0
+
+
 async def test_a_process_that_cannot_be_accepted_is_accepted_later(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
