@@ -127,7 +127,8 @@ A series exists from the start of its process with the value 0, unless the page 
 and of a partition exist since the process took the partition over. The gauges of a partition end with the ownership.
 The series of a topic end an hour after the process has given up its last partition.
 
-The supervisor answers for all processes, and every series has the label `process`. So add up over the processes: `sum without (process) (...)`.
+The supervisor answers for all processes, and every series has the label `process`. So add up over the processes:
+`sum without (process) (...)`.
 
 docs/alarms.md says which metrics are alarms. `deploy/prometheus/tidegate-alerts.yaml` has the alert rules, and
 `deploy/grafana/tidegate.json` a dashboard.

@@ -184,7 +184,7 @@ def test_a_bad_file_is_exit_code_2(config: Path, text: str, capsys: pytest.Captu
         (
             "[listener] bootstrap.port",
             "[listener]\nhost = '127.0.0.1'\nbootstrap.port = {}\n[admin]\nport = 0\n"
-            "[storage]\nimplementation = 'local'\npath = '{}'\n",
+            "[storage]\nimplementation = 'local'\npath = '{}'\n[state]\npath = '{}'\n",
         ),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_port_that_is_taken_is_a_failure(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        config.write_text(NOBODY.partition("[admin]")[0] + lines.format(port, config.parent))
+        config.write_text(NOBODY.partition("[admin]")[0] + lines.format(port, config.parent / "tier", config.parent / "state"))
         assert cli.run(["serve", "--config", str(config)]) == FAILED
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tidegate: ")]
     assert line == f"tidegate: {setting}: 127.0.0.1:{port}: Address already in use"
