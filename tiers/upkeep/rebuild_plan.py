@@ -4,7 +4,8 @@ Every `.indexes` object describes its segment, and has the facts of the partitio
 have later ones. All of them are joined. These rules apply per partition:
 
 * A segment is live if it has both objects, unless its deletion had begun, or it lies below the log start.
-* A segment is not needed while shorter ones have all of its records: perhaps it was merged from them.
+* A segment that has exactly the records of several other segments was merged from them. While all of them exist, it is
+  not needed. The same holds for a segment whose records other segments have.
 * A `.log` object without `.indexes` is an incomplete copy. An `.indexes` object without `.log` is not possible in
   normal operation, so the partition is refused.
 * Segments that overlap must have the same leader epochs there, and segments of one range the same content, unless a CUT
@@ -18,7 +19,6 @@ This module writes nothing. A refusal is a text for an operator, and only an ope
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
@@ -140,16 +140,18 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
         plan.notes.append("the store has no facts: the log starts at the first segment, even if it was trimmed further")
     alive = (each.metadata for each in read if each.metadata.segment_id.id not in dead)
     _leave_out_denied(plan, [after_cuts(each, plan.cuts) for each in alive])
-    _take(plan, sorted(_whole_segments(found, plan, dead), key=lambda each: _place(each.metadata)))
+    candidates = _whole_segments(found, plan, dead)
+    _drop_merged(plan, candidates)
+    _take(plan, sorted(candidates.values(), key=lambda each: _place(each.metadata)))
     plan.gaps = _gaps_left(plan, gaps)
     _note_holes(plan)
     _check_epochs(plan)
     return plan
 
 
-def _whole_segments(found: FoundPartition, plan: PartitionPlan, dead: frozenset[UUID]) -> list[FoundIndexes]:
+def _whole_segments(found: FoundPartition, plan: PartitionPlan, dead: frozenset[UUID]) -> dict[UUID, FoundIndexes]:
     """Returns the segments whose two objects exist and fit. Drops the others, or refuses them when they count."""
-    whole: list[FoundIndexes] = []
+    whole: dict[UUID, FoundIndexes] = {}
     for uuid, segment in found.segments.items():
         name = f"segment {uuid} ({segment.base_offset} to {segment.end_offset})"
         if uuid in dead:
@@ -167,7 +169,7 @@ def _whole_segments(found: FoundPartition, plan: PartitionPlan, dead: frozenset[
                 f"{name}: its .log object has {segment.log_bytes} bytes, not {segment.indexes.stored_bytes}"
             )
         else:
-            whole.append(segment.indexes)
+            whole[uuid] = segment.indexes
     return whole
 
 
@@ -193,37 +195,59 @@ def _leave_out_denied(plan: PartitionPlan, segments: Sequence[RemoteLogSegmentMe
             )
 
 
-def _take(plan: PartitionPlan, candidates: Iterable[FoundIndexes]) -> None:
-    """Takes the segments whose records no other ones have. The caller must read back the last one, and those that
-    overlap.
+def _drop_merged(plan: PartitionPlan, candidates: dict[UUID, FoundIndexes]) -> None:
+    """Drops merged segments while the segments that they were merged from exist: their deletion had not begun."""
+    known = [after_cuts(each.metadata, plan.cuts) for each in candidates.values()]
+    starts: dict[int, list[RemoteLogSegmentMetadata]] = {}
+    for segment in known:
+        starts.setdefault(segment.start_offset, []).append(segment)
+    for uuid in [*candidates]:
+        whole = candidates[uuid].metadata
+        parts: list[RemoteLogSegmentMetadata] = []
+        offset = whole.start_offset
+        while offset <= whole.end_offset:
+            shorter = [
+                each
+                for each in starts.get(offset, ())
+                if each.end_offset <= whole.end_offset and _place(each) != _place(whole) and each.cut_at is None
+            ]
+            if not shorter:
+                break
+            parts.append(min(shorter, key=lambda each: each.end_offset))
+            offset = parts[-1].end_offset + 1
+        if (
+            offset == whole.end_offset + 1
+            and sum(each.segment_size_bytes for each in parts) == whole.segment_size_bytes
+        ):
+            plan.dropped.append(f"{_named(whole)}: it was merged from {len(parts)} segments, which all exist")
+            del candidates[uuid]
 
-    The shortest come first, so that the segments count of which another one was merged. An owner copies one segment
-    after the other, so the copy of every other one had ended."""
+
+def _take(plan: PartitionPlan, candidates: Sequence[FoundIndexes]) -> None:
+    """Takes the segments by offset. The caller must read back the last one, and those that overlap.
+
+    An owner copies one segment after the other, so the copy of every other one had ended."""
     contents: dict[tuple[int, int], bytes] = {}
-    taken: list[RemoteLogSegmentMetadata] = []
-    known = [(after_cuts(each.metadata, plan.cuts), each.content) for each in candidates]
-    for segment, content in sorted(known, key=lambda each: each[0].valid_end_offset - each[0].start_offset):
+    for candidate in candidates:
+        segment = after_cuts(candidate.metadata, plan.cuts)
         if segment.is_cut_off:
             plan.segments.append(segment)
             continue
-        start, end, name = segment.start_offset, segment.valid_end_offset, _named(segment)
-        near = range(bisect_left(taken, 2 * start - end, key=_start), bisect_right(taken, end, key=_start))
-        beside = [taken[at] for at in near if taken[at].valid_end_offset >= start]
-        is_other = contents.setdefault(_place(segment), content) != content
-        if (is_other and any(_place(each) == _place(segment) for each in beside)) or not _agrees(segment, beside):
+        name = _named(segment)
+        beside = [each for each in plan.readable if each.valid_end_offset >= segment.start_offset]
+        content = contents.setdefault(_place(segment), candidate.content)
+        is_other = content != candidate.content and any(_place(each) == _place(segment) for each in beside)
+        if is_other or not _agrees(segment, beside):
             plan.refused.append(
                 f"{name}: it has other records than segment {beside[-1].segment_id.id} at the same offsets: it is not"
                 " known which one counts"
             )
-        elif any(True for _ in _without(_run(segment), map(_run, beside))):
-            plan.unsure += [each for each in (*beside, segment) if beside and each not in plan.unsure]
-            insort(taken, segment, key=_start)
-        elif len(beside) > 1 and sum(each.segment_size_bytes for each in beside) == segment.segment_size_bytes:
-            plan.dropped.append(f"{name}: it was merged from {len(beside)} segments, which all exist")
-        else:
+        elif any(each.valid_end_offset >= segment.valid_end_offset for each in beside):
             plan.dropped.append(f"{name}: other segments have its records")
-    plan.segments = sorted([*plan.segments, *taken], key=_place)
-    plan.unsure += [each for each in taken[-1:] if each not in plan.unsure]
+        else:
+            plan.unsure += [each for each in (*beside, segment) if beside and each not in plan.unsure]
+            plan.segments.append(segment)
+    plan.unsure += [each for each in plan.readable[-1:] if each not in plan.unsure]
 
 
 def _agrees(segment: RemoteLogSegmentMetadata, beside: Iterable[RemoteLogSegmentMetadata]) -> bool:
@@ -236,8 +260,8 @@ def _agrees(segment: RemoteLogSegmentMetadata, beside: Iterable[RemoteLogSegment
     )
 
 
-def _run(segment: RemoteLogSegmentMetadata) -> LogGap:
-    return LogGap(segment.start_offset, segment.valid_end_offset + 1)
+def _runs(plan: PartitionPlan) -> list[LogGap]:
+    return sorted(LogGap(each.start_offset, each.valid_end_offset + 1) for each in plan.readable)
 
 
 def _without(run: LogGap, taken: Iterable[LogGap]) -> Iterator[LogGap]:
@@ -256,7 +280,7 @@ def _without(run: LogGap, taken: Iterable[LogGap]) -> Iterator[LogGap]:
 def _gaps_left(plan: PartitionPlan, gaps: Iterable[LogGap]) -> list[LogGap]:
     """Returns the runs of the offsets of `gaps` that no segment has. An attempt that was finished later ends a gap."""
     left: list[LogGap] = []
-    taken = sorted(map(_run, plan.readable))
+    taken = _runs(plan)
     for first, end in sorted(gaps):
         first = max(first, plan.log_start_offset, left[-1].next_offset if left else 0)
         left += _without(LogGap(first, end), taken)
@@ -264,7 +288,7 @@ def _gaps_left(plan: PartitionPlan, gaps: Iterable[LogGap]) -> list[LogGap]:
 
 
 def _note_holes(plan: PartitionPlan) -> None:
-    taken = sorted([*map(_run, plan.readable), *plan.gaps])
+    taken = sorted([*_runs(plan), *plan.gaps])
     if taken:
         whole = LogGap(taken[0].first_offset, max(each.next_offset for each in taken))
         for first, end in _without(whole, taken):
@@ -285,10 +309,6 @@ def _check_epochs(plan: PartitionPlan) -> None:
                 f"{_named(segment)} begins in leader epoch {epochs[0]}, after epoch {known}: the log diverged there"
             )
         known = max(known, epochs[-1])
-
-
-def _start(segment: RemoteLogSegmentMetadata) -> int:
-    return segment.start_offset
 
 
 def _place(segment: RemoteLogSegmentMetadata) -> tuple[int, int]:

@@ -181,6 +181,26 @@ def test_a_merged_segment_with_a_lost_part_counts(store: Store) -> None:
     assert store.plan().segments == [whole]
 
 
+def test_a_copy_within_another_one_is_left_out_unread(store: Store) -> None:
+    """If it had to be read back, damage to a copy that nobody needs would refuse the whole partition."""
+    parts = store.holds(0, 9), store.holds(10, 19), store.holds(20, 29)
+    whole = merged_of(store, *parts)
+    store.loses(parts[0])
+    plan = store.plan()
+    assert (plan.segments, plan.unsure) == ([whole], [whole])
+    assert all("other segments have its records" in each for each in plan.dropped[-2:])
+
+
+def test_no_copy_that_was_not_read_back_takes_the_place_of_a_longer_one(store: Store) -> None:
+    """An attempt that is not whole may remain beside the copy that replaced it, which goes on beyond its end."""
+    attempt, instead = store.holds(0, 49), store.holds(0, 59)
+    store.holds(50, 99)
+    store.holds(100, 149)
+    plan = store.plan()
+    assert instead in plan.segments
+    assert attempt in plan.unsure
+
+
 def test_a_recorded_gap_is_recorded_again_where_no_segment_is(store: Store) -> None:
     """An attempt that ended later has filled a part of one."""
     store.holds(0, 9)
