@@ -408,7 +408,7 @@ async def offsets_for_times(
 async def _list_offsets(
     client: BrokerClient, node_id: int, asked: Mapping[TopicIdPartition, int], level: int, timeout_ms: int, lane: str
 ) -> dict[TopicIdPartition, int | None]:
-    """Asks by the names of the topics, and names no leader epoch."""
+    """Asks by the names of the topics, and names no leader epoch. A missing right alone is not worth another try."""
     request = ListOffsetsRequest
     topics: dict[str, list[Any]] = {}
     for partition, time_ms in asked.items():
@@ -426,8 +426,10 @@ async def _list_offsets(
     found: dict[TopicIdPartition, int | None] = {}
     for topic in response.topics:
         for answer in topic.partitions:
-            partition = partitions[topic.name, answer.partition_index]
-            _raise_for(answer.error_code, partition)
+            partition, code = partitions[topic.name, answer.partition_index], answer.error_code
+            if code != ErrorCode.NONE:
+                is_refused = code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                raise BrokerError(f"{partition}: the leader answered with error {code}", code, retriable=not is_refused)
             found[partition] = answer.offset if answer.offset >= 0 else None
     if missing := asked.keys() - found.keys():
         raise BrokerError(f"the answer to ListOffsets lacks {next(iter(missing))}", retriable=True)

@@ -148,6 +148,14 @@ async def test_a_broker_that_leaves_a_partition_out_is_not_asked_for_ever(
     assert len(broker.received(ListOffsetsRequest)) == 3
 
 
+async def test_any_error_of_list_offsets_but_a_missing_right_is_worth_another_try(broker: ScriptedBroker) -> None:
+    broker.script(ApiKey.LIST_OFFSETS, offset_apis.with_error(ErrorCode.UNKNOWN_SERVER_ERROR))
+    assert await bounds_of(broker, {}) == LogBounds(30, 30, 100)
+    broker.script(ApiKey.LIST_OFFSETS, offset_apis.with_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+    with pytest.raises(BrokerError):
+        await bounds_of(broker, {})
+
+
 async def test_a_topic_that_is_not_there_is_named_with_the_nearest(broker: ScriptedBroker) -> None:
     with pytest.raises(OptionError, match=r"there is no topic ordrs, .* did you mean orders\?"):
         await bounds_of(broker, {"subscribe": "ordrs"})
