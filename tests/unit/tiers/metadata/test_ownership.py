@@ -91,6 +91,24 @@ async def test_an_owner_that_was_paused_writes_after_its_next_heartbeat(group: G
     assert group.committed == ([] if is_over else [1])
 
 
+async def test_work_without_a_tenure_does_not_write_in_a_later_generation(group: Group) -> None:
+    """It waited for another write, and another member owned the partition meanwhile."""
+    await begun(group)
+    lock = group.owning._owned[0].lock
+    await lock.acquire()
+    writing = write_in(group, None)
+    await asyncio.sleep(0)
+    group.revoke()
+    group.assign({5})
+    group.revoke()
+    group.assign({0})
+    await group.owns(0)
+    lock.release()
+    with pytest.raises(OwnershipLostError):
+        await writing
+    assert group.committed == []
+
+
 async def test_an_owner_writes_no_required_record_that_a_member_cannot_read(group: Group) -> None:
     group.assign({0}, record_types=known_record_types() - {RecordType(LOG_GAP_API_KEY, 0)})
     await group.owns(0)

@@ -168,6 +168,8 @@ class MetadataPartitionOwnership:
         while True:
             owned = await self._until_owned(metadata_partition, tenure, deadline_ms)
             async with owned.lock:
+                if tenure is None and self._owned.get(metadata_partition) is not owned:
+                    raise OwnershipLostError(f"metadata partition {metadata_partition} was lost during the wait")
                 if self._owned.get(metadata_partition) is not owned or not self.owns(metadata_partition):
                     continue
                 try:
