@@ -196,7 +196,9 @@ def _leave_out_denied(plan: PartitionPlan, segments: Sequence[RemoteLogSegmentMe
 
 
 def _drop_merged(plan: PartitionPlan, candidates: dict[UUID, FoundIndexes]) -> None:
-    """Drops merged segments while the segments that they were merged from exist: their deletion had not begun."""
+    """Drops merged segments while the segments that they were merged from exist: their deletion had not begun.
+
+    Those must be read back: an attempt that is not whole may be one of them, beside a copy that was made for it."""
     known = [after_cuts(each.metadata, plan.cuts) for each in candidates.values()]
     starts: dict[int, list[RemoteLogSegmentMetadata]] = {}
     for segment in known:
@@ -220,6 +222,7 @@ def _drop_merged(plan: PartitionPlan, candidates: dict[UUID, FoundIndexes]) -> N
             and sum(each.segment_size_bytes for each in parts) == whole.segment_size_bytes
         ):
             plan.dropped.append(f"{_named(whole)}: it was merged from {len(parts)} segments, which all exist")
+            plan.unsure += [each for each in parts if each not in plan.unsure]
             del candidates[uuid]
 
 

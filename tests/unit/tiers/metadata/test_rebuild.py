@@ -170,6 +170,7 @@ def test_a_merge_that_did_not_come_to_count_is_not_missed(store: Store) -> None:
     plan = store.plan()
     assert live(plan) == [(0, 9), (10, 19), (20, 29)]
     assert "it was merged from 2 segments, which all exist" in plan.dropped[0]
+    assert {each.start_offset for each in plan.unsure} >= {each.start_offset for each in plan.segments}
 
 
 def test_a_merged_segment_with_a_lost_part_counts(store: Store) -> None:
