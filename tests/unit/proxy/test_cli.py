@@ -195,7 +195,9 @@ def test_a_port_that_is_taken_is_a_failure(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        config.write_text(NOBODY.partition("[admin]")[0] + lines.format(port, config.parent / "tier", config.parent / "state"))
+        config.write_text(
+            NOBODY.partition("[admin]")[0] + lines.format(port, config.parent / "tier", config.parent / "state")
+        )
         assert cli.run(["serve", "--config", str(config)]) == FAILED
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tidegate: ")]
     assert line == f"tidegate: {setting}: 127.0.0.1:{port}: Address already in use"
