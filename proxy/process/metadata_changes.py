@@ -2,7 +2,8 @@
 
 That process follows the metadata and knows its end, so it makes the changes of all processes of a proxy. While it does
 not run, a worker gets an error that its client retries. If an answer is missing, the change may have been made; the
-client's retry makes it again.
+client's retry makes it again. A change that nobody waits for any more is not begun: the client may have made another
+one since.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import pickle
 import socket
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
+from tiers.broker.client import monotonic_ms
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.changes import CheckTierConfig, MetadataChanges
 from tiers.model.ids import TopicIdPartition
@@ -26,12 +29,15 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_MS = 10_000
 """How long a worker waits for an answer, if its caller does not say. The remote-log process has shorter deadlines."""
+_RETRY_S = 1.0
+"""The pause after a failed accept, for example if the process has no file descriptor left."""
 
 
 class Ask(NamedTuple):
-    """Asks for a call of `MetadataChanges`. The answer has the same number."""
+    """Asks for a call of `MetadataChanges`, until `deadline_ms` (monotonic). The answer has the same number."""
 
     number: int
+    deadline_ms: int
     method: str
     arguments: tuple[Any, ...]
     options: Mapping[str, Any]
@@ -51,6 +57,7 @@ class MetadataChangeServer:
         self._channels: set[Channel] = set()
         self._group = asyncio.TaskGroup()
         self._changing: set[asyncio.Task[None]] = set()
+        self._again: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
@@ -59,6 +66,8 @@ class MetadataChangeServer:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        if self._again is not None:
+            self._again.cancel()
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         for channel in self._channels:
             channel.close()
@@ -69,13 +78,21 @@ class MetadataChangeServer:
     def _accept(self) -> None:
         try:
             peer = accept(self._listener)
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
         except PermissionError:
             logger.warning("a process of another user is refused: it asked for a change of the metadata")
             return
-        except OSError:
+        except OSError as error:
+            logger.error("a process of the proxy cannot connect, trying again: %s", error.strerror or error)
+            loop, fd = asyncio.get_running_loop(), self._listener.fileno()
+            loop.remove_reader(fd)
+            self._again = loop.call_later(_RETRY_S, loop.add_reader, fd, self._accept)
             return
 
         def on_message(ask: Ask, fds: list[int]) -> None:
+            if monotonic_ms() >= ask.deadline_ms:
+                return  # it waited for the start of this process, and its client was told to try again
             change = self._group.create_task(self._answer(channel, ask))
             self._changing.add(change)
             change.add_done_callback(self._changing.discard)
@@ -89,9 +106,18 @@ class MetadataChangeServer:
             error: Exception | None = None
         except RemoteLogError as raised:
             error = sendable(raised)
-        except Exception as raised:  # from the check of the change, which the worker knows
-            error = raised
+        except Exception as raised:  # from the check of the change, which the worker knows, or a defect
+            error = raised if _is_sendable(raised) else RemoteLogError(f"the change failed: {raised!r}")
         channel.send(Done(ask.number, error))
+
+
+def _is_sendable(error: Exception) -> bool:
+    """Whether the worker can read it. An exception of a library may hold a lock, or need more arguments."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True
 
 
 class RemoteMetadataChanges:
@@ -104,8 +130,6 @@ class RemoteMetadataChanges:
         self._asked: dict[int, asyncio.Future[None]] = {}
 
     def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
         self._on_lost()
 
     async def put_log_start(self, partition: TopicIdPartition, start: LogStart, timeout_ms: int | None = None) -> None:
@@ -122,9 +146,10 @@ class RemoteMetadataChanges:
     async def _ask(self, method: str, *arguments: object, within_ms: int | None = None, **options: object) -> None:
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        timeout_ms = _TIMEOUT_MS if within_ms is None else within_ms
         try:
-            self._connected().send(Ask(number, method, arguments, options))
-            async with asyncio.timeout((_TIMEOUT_MS if within_ms is None else within_ms) / 1000):
+            self._connected().send(Ask(number, monotonic_ms() + timeout_ms, method, arguments, options))
+            async with asyncio.timeout(timeout_ms / 1000):
                 await answer
         except OSError as error:
             raise RemoteLogMetadataNotReadyError(f"the remote-log process does not answer: {error}") from error
@@ -147,7 +172,9 @@ class RemoteMetadataChanges:
             answer.set_exception(done.error)
 
     def _on_lost(self) -> None:
-        self._channel = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(ConnectionError("the remote-log process ended"))

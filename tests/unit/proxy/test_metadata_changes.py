@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import socket
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 
+from proxy.process import metadata_changes
 from proxy.process.metadata_changes import MetadataChangeServer, RemoteMetadataChanges
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
+from tiers.errors import OwnershipLostError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.reader.shared.channel import listen
@@ -23,6 +29,25 @@ START = LogStart(42, 3, LogStartReason.USER)
 
 class NotAllowedError(Exception):
     pass
+
+
+class LibraryError(Exception):
+    """As an exception of a library: it cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("a defect")
+        self.lock = threading.Lock()
+
+
+class UnreadableError(Exception):
+    """It can be pickled, but not unpickled."""
+
+    def __init__(self, *, text: str) -> None:
+        super().__init__(text)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def allow(before: Mapping[str, str]) -> None:
@@ -99,3 +124,64 @@ async def test_the_next_process_answers_after_the_end_of_one(
     await processes.start()
     await next_change
     assert processes.manager.state.log_start_offset(PARTITION) == 42
+
+
+async def test_a_change_that_nobody_waits_for_is_not_made_later(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would undo the changes that its client has made since, through another proxy."""
+    monkeypatch.setattr(metadata_changes, "_TIMEOUT_MS", 50)
+    changes, manager = processes.changes, processes.manager
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await changes.change_topic_tier_config(TOPIC, "orders", {"local.retention.ms": "5"}, allow)
+    await manager.change_topic_tier_config(TOPIC, "orders", {"local.retention.ms": "9"}, allow)
+    await processes.start()
+    monkeypatch.undo()
+    await changes.put_log_start(PARTITION, START)  # the same connection, behind the change
+    assert manager.state.topic_tier_config(TOPIC) == {"local.retention.ms": "9"}
+
+
+@pytest.mark.parametrize("error", [LibraryError(), UnreadableError(text="a defect")])
+async def test_a_defect_fails_one_change_alone(processes: Processes, error: Exception) -> None:
+    await processes.start()
+    processes.manager.fail_writes = error
+    with pytest.raises(RemoteLogError, match=r"the change failed: .*Error"):
+        await processes.changes.put_log_start(PARTITION, START)
+    processes.manager.fail_writes = None
+    await processes.changes.put_log_start(PARTITION, START)
+
+
+async def test_a_cut_message_leaves_no_descriptor_behind(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    await processes.start()
+    await processes.changes.put_log_start(PARTITION, START)
+    before = open_files()
+
+    def no_file(name: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "memfd_create", no_file)
+    for _ in range(5):
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await processes.changes.put_topic_deletion(TOPIC, "o" * 100_000, is_confirmed=False)
+        await processes.changes.put_log_start(PARTITION, START)
+    assert open_files() <= before
+
+
+async def test_a_process_without_a_free_descriptor_waits_for_one(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = 0
+
+    def no_descriptor(listener: socket.socket) -> socket.socket:
+        nonlocal refusals
+        refusals += 1
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(metadata_changes, "_RETRY_S", 0.5)
+    await processes.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata_changes, "accept", no_descriptor)
+        change = asyncio.create_task(processes.changes.put_log_start(PARTITION, START))
+        await asyncio.sleep(0.1)
+    assert refusals == 1
+    await change
