@@ -161,7 +161,10 @@ def _serve(control: socket.socket, work: Work) -> int:
             _report_ended(control, children)
         if control.fileno() not in ready:
             continue
-        data, fds, _, _ = socket.recv_fds(control, _MESSAGE.size, MAX_FDS)
+        try:
+            data, fds, _, _ = socket.recv_fds(control, _MESSAGE.size, MAX_FDS)
+        except ConnectionResetError:  # the supervisor died before it had read a report
+            return 0
         if not data:
             return 0
         kind, pid, number = _MESSAGE.unpack(data)
@@ -209,6 +212,6 @@ def _run_and_end(control: socket.socket, work: Work) -> None:
         traceback.print_exc()
     finally:
         for each in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, AttributeError):  # None: it was closed when the program began
                 each.flush()
         os._exit(code)

@@ -107,3 +107,29 @@ async def test_a_signal_that_waits_ends_a_start_that_hangs(hangs_in: str, caplog
             await run(parse_config(TIERED), make_role=make)
         assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert caplog.messages[-1] == "stopped"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
+async def test_a_proxy_whose_caller_closed_standard_streams_ends_well(tmp_path: Path, closed: str) -> None:
+    """Otherwise other descriptors get their numbers, and libuv aborts when it closes one of them."""
+    config = tmp_path / "tidegate.toml"
+    (port,) = free_ports(1)
+    config.write_text(
+        f'[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n'
+        f'[listener]\nhost = "127.0.0.1"\nbootstrap.port = {port}\nbase.port = {port}\n'
+    )
+    command = f"exec {sys.executable} -m proxy serve --config {config} {closed}"
+    process = await asyncio.create_subprocess_shell(command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(TIMEOUT_S):
+            while line := await process.stderr.readline():
+                if b"serving" in line:
+                    break
+            process.send_signal(signal.SIGTERM)
+            rest = await process.stderr.read()
+            assert (await process.wait(), b"Assertion" in rest) == (0, False), rest.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

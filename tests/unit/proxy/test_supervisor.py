@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -337,3 +338,18 @@ async def test_the_loss_of_the_fork_server_ends_the_supervisor(journal: Journal,
             os.kill(forks.pid, signal.SIGKILL)
     assert not run.result()
     await journal.noted("a is alone")
+
+
+async def test_a_child_without_standard_output_ends_with_its_code(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller of the program has closed it."""
+    monkeypatch.setattr(sys, "stdout", None)
+    forks = ForkServer(run_script)
+    gc.unfreeze()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, forks:
+        process = await forks.fork([theirs.fileno()])
+        ours.sendall(task(journal, "a", "sys.exit(5)"))
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await process.wait() == 5
