@@ -19,6 +19,7 @@ from proxy.process.admin.process_view import ProcessView
 from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.metadata_changes import MetadataChangeServer
+from proxy.process.open_files import raise_open_files
 from proxy.process.own_rights import OwnRights
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
@@ -102,6 +103,7 @@ class RemoteLogProcess:
         return ()
 
     async def open(self, stack: AsyncExitStack) -> None:
+        raise_open_files()
         stack.push_async_callback(self._client.close)
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
