@@ -265,7 +265,7 @@ async def run(
     admin: ChildAdmin | None = None,
     load: LoadConfig | None = None,
 ) -> None:
-    """Serves until SIGTERM, SIGINT or `stop`, then drains. Raises `OSError` if a port cannot be bound.
+    """Serves until SIGTERM or `stop`, then drains. Raises `OSError` if a port cannot be bound.
 
     `admin` is for the admin pages of a child. None: the settings say where they are. `load` reads the settings again on
     SIGHUP."""
@@ -278,7 +278,8 @@ async def run(
     register_build_info(registry)
     async with AsyncExitStack() as stack:
         registry.register(stack.enter_context(LoopLatency(loop, time.monotonic)))
-        stack.enter_context(set_by_end_signals(stop))
+        # A terminal sends SIGINT to all processes. The supervisor ends its children one after the other.
+        stack.enter_context(set_by_end_signals(stop, [signal.SIGTERM]))
         role = make_role(config, registry)
         stack.enter_context(role.view.events.attached())
         register_state(registry, lambda: role.state)

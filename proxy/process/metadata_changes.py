@@ -2,8 +2,8 @@
 
 That process follows the metadata and knows its end, so it makes the changes of all processes of a proxy. While it does
 not run, a worker gets an error that its client retries. If an answer is missing, the change may have been made; the
-client's retry makes it again. A change that nobody waits for any more is not begun: the client may have made another
-one since.
+client's retry makes it again. A change ends with the time that its caller waits: the client may make another one after
+that.
 """
 
 from __future__ import annotations
@@ -91,8 +91,6 @@ class MetadataChangeServer:
             return
 
         def on_message(ask: Ask, fds: list[int]) -> None:
-            if monotonic_ms() >= ask.deadline_ms:
-                return  # it waited for the start of this process, and its client was told to try again
             change = self._group.create_task(self._answer(channel, ask))
             self._changing.add(change)
             change.add_done_callback(self._changing.discard)
@@ -102,8 +100,14 @@ class MetadataChangeServer:
 
     async def _answer(self, channel: Channel, ask: Ask) -> None:
         try:
-            await getattr(self._changes, ask.method)(*ask.arguments, **ask.options)
+            left_ms = ask.deadline_ms - monotonic_ms()
+            if left_ms <= 0:  # it waited for the start of this process, and its client was told to try again
+                return
+            async with asyncio.timeout(left_ms / 1000):
+                await getattr(self._changes, ask.method)(*ask.arguments, **ask.options)
             error: Exception | None = None
+        except TimeoutError:
+            return
         except RemoteLogError as raised:
             error = sendable(raised)
         except Exception as raised:  # from the check of the change, which the worker knows, or a defect

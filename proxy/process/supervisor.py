@@ -70,7 +70,7 @@ class Child:
         return max(0, self.lives - 1)
 
     async def keep(self, on_unusable: Callable[[], None]) -> None:
-        """Starts the process, and restarts it until `terminate` is called or the child turns out to be unusable."""
+        """Starts the process, and restarts it until `stay_down` is called or the child turns out to be unusable."""
         try:
             deaths = 0
             while not self._ending.is_set():
@@ -94,13 +94,16 @@ class Child:
                     return
                 deaths = 1 if lived_ms >= _STEADY_MS else deaths + 1
                 delay_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(deaths, 10)) * (1 + self._jitter()) / 2
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay_ms / 1000):
+                        await self._ending.wait()
+                if self._ending.is_set():  # a signal to the process group ends the children and the supervisor
+                    self.ended_badly |= code not in (0, -signal.SIGTERM)
+                    return
                 extra = {"child": self.name, "exit_code": code, "delay_ms": round(delay_ms)}
                 if trouble is not None:
                     extra["error"] = str(trouble)
                 logger.error("a process died and is restarted", extra=extra)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(delay_ms / 1000):
-                        await self._ending.wait()
         finally:
             self._ended.set()
 
@@ -131,9 +134,11 @@ class Child:
         if self.process is not None and self._writer is not None and not self._writer.is_closing():
             self._writer.write(b"\n")
 
-    def terminate(self) -> None:
-        """Ends the process, and starts no other."""
+    def stay_down(self) -> None:
+        """Starts no other process after the present one."""
         self._ending.set()
+
+    def terminate(self) -> None:
         self._send(signal.SIGTERM)
 
     async def wait_ended(self, timeout_ms: int) -> None:
@@ -181,6 +186,8 @@ class Supervisor:
                 group.create_task(child.keep(stop.set))
             await stop.wait()
             self.is_stopping = True
+            for child in self.children:
+                child.stay_down()
             for stage in self._stages:
                 for child in stage:
                     child.terminate()

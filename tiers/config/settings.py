@@ -359,7 +359,7 @@ class RemoteLogConfig(Section):
         min_length=1,
         description=(
             "The metadata manager: an entry point of the group `tidegate.remote_log_metadata_manager`, or "
-            "`module:Class`. Any other than `topic_based` needs `workers = 0`. See `docs/storage.md`."
+            "`module:Class`. See `docs/storage.md`."
         ),
     )
     metadata_settings: Mapping[str, SecretStr] = Field(

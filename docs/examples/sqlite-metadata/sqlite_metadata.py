@@ -6,7 +6,7 @@ After `pip install` of this package, these settings at the top of the file selec
     remote.log.metadata.path = "/var/lib/tidegate/metadata.sqlite"
 
 The cluster then needs no metadata topic. In exchange, the file is the only copy of the metadata: back it up with
-`sqlite3 FILE ".backup COPY"`. The proxy must be the only one of its Kafka cluster, with `workers = 0`. Commands and
+`sqlite3 FILE ".backup COPY"`. The proxy must be the only one of its Kafka cluster. Commands and
 jobs that read the metadata topic refuse to run.
 
 Guarantees, and how this module keeps them:

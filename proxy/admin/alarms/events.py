@@ -114,8 +114,8 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         "reader-connections-not-accepted",
         Kind.EVENT,
         ("a process of the proxy cannot connect, trying again",),
-        "The remote reader has no file descriptor left.",
-        "Reads of the remote tier by a worker that starts.",
+        "The remote reader or the remote log process has no file descriptor left.",
+        "Reads of the remote tier, and changes of the metadata, by a worker that starts.",
         "Raise the limit of open files.",
     ),
     Alarm(

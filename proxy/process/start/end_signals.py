@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -17,15 +17,15 @@ def is_asked_to_end() -> bool:
 
 
 @contextmanager
-def set_by_end_signals(stop: asyncio.Event) -> Iterator[None]:
+def set_by_end_signals(stop: asyncio.Event, numbers: Sequence[signal.Signals] = END_SIGNALS) -> Iterator[None]:
     """Lets the signals set `stop`, also those that wait. Afterwards they wait again, so the exit code stays."""
     loop = asyncio.get_running_loop()
-    for number in END_SIGNALS:
+    for number in numbers:
         loop.add_signal_handler(number, stop.set)
-    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
+    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        for number in END_SIGNALS:
+        for number in numbers:
             loop.remove_signal_handler(number)
