@@ -121,7 +121,7 @@ def test_few_kinds_are_random_kinds_that_a_seed_repeats() -> None:
         ("never-asks-the-group", 23),
         ("takes-any-store", 2),
         ("hole-moves-log-start", 3),
-        ("lost-metadata", 22),
+        ("lost-metadata", 78),
         ("foreign-log-start", 1),
     ],
 )

@@ -148,7 +148,7 @@ async def test_a_broker_that_leaves_a_partition_out_is_not_asked_for_ever(
     assert len(broker.received(ListOffsetsRequest)) == 3
 
 
-async def test_any_error_of_list_offsets_but_a_missing_right_is_worth_another_try(broker: ScriptedBroker) -> None:
+async def test_list_offsets_is_asked_again_unless_a_right_is_missing(broker: ScriptedBroker) -> None:
     broker.script(ApiKey.LIST_OFFSETS, offset_apis.with_error(ErrorCode.UNKNOWN_SERVER_ERROR))
     assert await bounds_of(broker, {}) == LogBounds(30, 30, 100)
     broker.script(ApiKey.LIST_OFFSETS, offset_apis.with_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED))

@@ -110,7 +110,7 @@ async def test_an_owner_begins_with_the_density_of_the_newest_segment(bench: Wor
     assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
 
 
-async def test_larger_records_behind_the_copies_of_a_job_are_estimated_by_what_the_log_grew(bench: Workbench) -> None:
+async def test_larger_records_behind_the_copies_of_a_job_are_estimated(bench: Workbench) -> None:
     produce(bench, 40, value_bytes=1)
     await bench.survey()
     await copied(bench, 0, 400)

@@ -226,7 +226,7 @@ async def test_a_proof_stays_while_metadata_is_unread(missing: Workbench) -> Non
     assert missing.state.topic_deletions() == {}
 
 
-async def test_a_round_reads_the_records_of_missing_topics_a_few_times_however_many_there_are(bench: Workbench) -> None:
+async def test_a_round_reads_the_records_of_missing_topics_a_few_times(bench: Workbench) -> None:
     """A restored cluster may miss thousands of topics, and the metadata must stay fresh meanwhile."""
     several = [TopicIdPartition(UUID(int=number), 0, f"topic-{number}") for number in range(10, 30)]
     for each in several:

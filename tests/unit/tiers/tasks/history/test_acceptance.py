@@ -86,7 +86,7 @@ async def test_an_acceptance_restores_a_cut_and_both_segments(bench: Workbench) 
     assert all(each.is_finished for each in bench.state.stored_segments(PARTITION))
 
 
-async def test_an_acceptance_restores_a_segment_whose_offsets_only_a_lost_cut_voids(bench: Workbench) -> None:
+async def test_an_acceptance_restores_a_segment_that_a_lost_cut_voids(bench: Workbench) -> None:
     """The metadata lost its end: a CUT, and what was copied behind it. The segment that the CUT cuts is known."""
     bench.log.append(*batches(0, 70))
     await bench.check_facts()
