@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -102,7 +101,7 @@ def run_child(fds: Sequence[int]) -> int:
     task: Task = pickle.loads(_read(control, int.from_bytes(_read(control, _LENGTH_BYTES))))
     Path("/proc/self/comm").write_text(task.name)
     threading.Thread(target=_obey_supervisor, args=(control, end_timeout_ms(task.config)), daemon=True).start()
-    return run(task, dict(zip(task.inherited, inherited, strict=True)))
+    return run(task, control, dict(zip(task.inherited, inherited, strict=True)))
 
 
 def _read(fd: int, size_bytes: int) -> bytes:
@@ -116,8 +115,8 @@ def _read(fd: int, size_bytes: int) -> bytes:
     return data
 
 
-def run(task: Task, fds: Mapping[Inherited, int]) -> int:
-    """Runs the task until SIGTERM, and returns the exit code."""
+def run(task: Task, control: int, fds: Mapping[Inherited, int]) -> int:
+    """Runs the task until SIGTERM, and returns the exit code. With `UNUSABLE`, the supervisor gets the reason."""
     set_up_logging(task.config.log.level, task.config.log.format)
     for handler in logging.getLogger().handlers:
         handler.addFilter(partial(_name, task.name))
@@ -130,7 +129,7 @@ def run(task: Task, fds: Mapping[Inherited, int]) -> int:
         if (reason := _reason_of(error)) is None:
             logger.exception("internal error")
             return FAILED
-        sys.stderr.write(f"tidegate: {reason}\n")
+        os.write(control, reason.encode())
         return UNUSABLE
     return 0
 

@@ -26,8 +26,9 @@ from tiers.broker.client import monotonic_ms
 logger = logging.getLogger(__name__)
 
 UNUSABLE = os.EX_CONFIG
-"""The exit code of a child that cannot start until an operator changes something. The child has printed the reason."""
+"""The exit code of a child that cannot start until an operator changes something. It writes why to the supervisor."""
 
+_MAX_REASON_BYTES = 64 << 10
 _BACKOFF_BASE_MS = 100
 _BACKOFF_CAP_MS = 10_000
 _STEADY_MS = 60_000
@@ -54,6 +55,8 @@ class Child:
         self.process: ForkedProcess | None = None
         """None between two lives."""
         self.is_unusable = False
+        self.reason = ""
+        """Why the last process could not start until an operator changes something."""
         self.ended_badly = False
         """Whether the child failed or had to be killed after it was asked to end."""
         self._task = task
@@ -111,14 +114,17 @@ class Child:
         """Runs the process once and returns its exit code. A negative code is the number of a signal."""
         self.lives += 1
         ours, theirs = socket.socketpair()
-        _, self._writer = await asyncio.open_connection(sock=ours)
+        reader, self._writer = await asyncio.open_connection(sock=ours)
         try:
             with theirs:
                 process = self.process = await self._forks.fork([theirs.fileno(), *self._task.fds])
             if self._ending.is_set():
                 process.send_signal(signal.SIGTERM)
             self._writer.write(self._task.task)  # a reload may have changed it during the start
-            return await process.wait()
+            code = await process.wait()
+            if code == UNUSABLE:
+                self.reason = (await reader.read(_MAX_REASON_BYTES)).decode(errors="replace")
+            return code
         except asyncio.CancelledError:
             self._send(signal.SIGKILL)
             raise

@@ -72,7 +72,7 @@ async def test_an_operator_sees_both_tiers(kafka: KafkaCluster, topic_name: str,
         assert reader["bytes"] >= topic["bytes"]["remote_only"]
 
         overview = operator.json("/overview")
-        names = ["worker-1", "worker-2", "remote-log", "remote-reader"] if workers else ["tidegate"]
+        names = [*(f"worker-{number + 1}" for number in range(max(1, workers))), "remote-log", "remote-reader"]
         assert [each["name"] for each in overview["processes"]] == names
         assert {each["state"] for each in overview["processes"]} == {"SERVING"}
         assert overview["alarms"] == []

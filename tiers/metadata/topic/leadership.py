@@ -101,9 +101,9 @@ class MetadataLeadership:
             raise BrokerError(
                 f"the cluster has no topic {self._topic.name} with the known topic id", ErrorCode.UNKNOWN_TOPIC_ID
             )
-        if len(topic.partitions) > len(self._partitions):
-            raise BrokerError(f"topic {self._topic.name} has more than {len(self._partitions)} partitions now")
         for said in topic.partitions:
+            if said.partition_index >= len(self._partitions):
+                continue  # the topic was grown: no process writes to it any more, and the known partitions are read on
             partition, leader = self._partitions[said.partition_index], Leader(said.leader_id, said.leader_epoch)
             if leader.leader_epoch < partition.leader.leader_epoch:
                 continue  # this broker knows less than another one that answered before
