@@ -71,7 +71,7 @@ async def test_files_of_a_copy(tmp_path: Path, walk: Walk) -> None:
         await copied()
         with walk.begun():
             await copied()
-    assert len(walk.files) <= 47, sorted(walk.files)
+    assert len(walk.files) <= 44, sorted(walk.files)
 
 
 async def test_files_of_a_remote_fetch(tmp_path: Path, walk: Walk) -> None:
