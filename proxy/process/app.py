@@ -24,7 +24,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 
 from protocol.api_keys import ApiKey
 from proxy.admin.facts import ProcessState
-from proxy.admin.sampling import sampled
 from proxy.admin.source import OwnFacts
 from proxy.cluster.broker_listeners import Listen, ListenerAddresses
 from proxy.cluster.topology import Topology
@@ -37,7 +36,7 @@ from proxy.handlers.produce import ProduceHandler
 from proxy.listener_config import ListenerConfig
 from proxy.logging_setup import set_level
 from proxy.metrics import ProxyMetrics, register_build_info
-from proxy.process.admin.access import AdminAccess, admin_access
+from proxy.process.admin.access import AdminAccess
 from proxy.process.admin.http import Health, Reasons, admin_http
 from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
 from proxy.process.admin.process_state import STATE_LINE, register_state
@@ -267,8 +266,8 @@ async def run(
 ) -> None:
     """Serves until SIGTERM or `stop`, then drains. Raises `OSError` if a port cannot be bound.
 
-    `admin` is for the admin pages of a child. None: the settings say where they are. `load` reads the settings again on
-    SIGHUP."""
+    `admin` is for the pages that the supervisor asks; None if there is no admin port. `load` reads the settings again
+    on SIGHUP."""
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     # A second series per counter, which tells what the process's start time tells.
@@ -290,17 +289,10 @@ async def run(
 
         health = Health(partial(with_state, role.not_serving), partial(with_state, role.not_ready))
 
-        reload: Reload | None = None
         facts = own_facts(config, role)
-        if admin is not None or config.admin.port:
-            at = (config.admin.host, config.admin.port) if admin is None else admin.listener
-            access = admin_access(config.admin) if admin is None else AdminAccess(lambda: admin.token)
-            for alarm, troubles in access.troubles.items():
-                role.view.alarms.watch(alarm, troubles)
-            if admin is None:
-                await stack.enter_async_context(sampled(facts.sample))
-            by_port = (lambda: reload) if admin is None else None  # the supervisor's port is the one for changes
-            pages = admin_http(at, registry, health, facts, access, installed_version(), by_port)
+        if admin is not None:
+            access = AdminAccess(lambda: admin.token)
+            pages = admin_http(admin.listener, registry, health, facts, access, installed_version())
             await stack.enter_async_context(pages)
         is_open = await _unless_stopped(role.open, stack, stop)
         if load is not None:

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -129,7 +130,8 @@ def run(task: Task, control: int, fds: Mapping[Inherited, int]) -> int:
         if (reason := _reason_of(error)) is None:
             logger.exception("internal error")
             return FAILED
-        os.write(control, reason.encode())
+        with suppress(OSError):  # the supervisor is gone
+            os.write(control, reason.encode())
         return UNUSABLE
     return 0
 
@@ -174,8 +176,9 @@ def _obey_supervisor(control: int, timeout_ms: int) -> None:
 
     The supervisor's death ends the stream. The signal goes to the main thread, where it waits until it has a handler
     (`hold_reloads`)."""
-    while os.read(control, 1):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGHUP)
+    with suppress(OSError):
+        while os.read(control, 1):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGHUP)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(timeout_ms / 1000)
     os._exit(FAILED)

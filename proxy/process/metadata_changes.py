@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import pickle
 import socket
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from tiers.broker.client import monotonic_ms
-from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
+from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.changes import CheckTierConfig, MetadataChanges
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart
@@ -108,20 +107,9 @@ class MetadataChangeServer:
             error: Exception | None = None
         except TimeoutError:
             return
-        except RemoteLogError as raised:
+        except Exception as raised:  # also from the check of the change, which the worker knows, or a defect
             error = sendable(raised)
-        except Exception as raised:  # from the check of the change, which the worker knows, or a defect
-            error = raised if _is_sendable(raised) else RemoteLogError(f"the change failed: {raised!r}")
         channel.send(Done(ask.number, error))
-
-
-def _is_sendable(error: Exception) -> bool:
-    """Whether the worker can read it. An exception of a library may hold a lock, or need more arguments."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return False
-    return True
 
 
 class RemoteMetadataChanges:

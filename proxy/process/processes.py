@@ -170,7 +170,7 @@ async def _serve(config: TidegateConfig, file: Path, forks: ForkServer) -> bool:
         take_reloads()
         logger.info("starting the workers", extra={"workers": config.worker_count})
         is_well = await supervisor.run(stop)
-    for reason in dict.fromkeys(child.reason for child in supervisor.children if child.reason):
+    for reason in dict.fromkeys(child.reason for child in supervisor.children if child.is_unusable):
         sys.stderr.write(f"tidegate: {reason}\n")  # several children may have the same
     logger.info("all processes ended")
     return is_well

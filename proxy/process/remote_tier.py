@@ -108,7 +108,7 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace) -> AsyncIterator[R
         changes = RemoteMetadataChanges(worker.changes_address)
         stack.callback(changes.close)
         handlers = tier_handlers(proxy, shared, changes, reads, tracer)
-        yield guarded(config, handlers, lambda: _stale(shared, max_age_ms))
+        yield _guarded(config, handlers, lambda: _stale(shared, max_age_ms))
 
 
 def _log_dirs(proxy: ProxyParts, metadata: RemoteLogMetadataState) -> Mapping[int, Handler]:
@@ -119,7 +119,7 @@ def _log_dirs(proxy: ProxyParts, metadata: RemoteLogMetadataState) -> Mapping[in
     return {ApiKey.DESCRIBE_LOG_DIRS: DescribeLogDirsHandler(sizes, f"remote://{config.storage.implementation}")}
 
 
-def guarded(config: TidegateConfig, handlers: Mapping[int, Handler], not_ready: Callable[[], list[str]]) -> RemoteTier:
+def _guarded(config: TidegateConfig, handlers: Mapping[int, Handler], not_ready: Callable[[], list[str]]) -> RemoteTier:
     """Returns the remote tier with the guards of the owners' group and transactional ids."""
     guards, prefix_guards = own_ids_guards(metadata_group_id(config.remote_log.metadata_topic))
     return RemoteTier({**handlers, **guards}, prefix_guards, not_ready)

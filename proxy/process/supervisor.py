@@ -56,7 +56,7 @@ class Child:
         """None between two lives."""
         self.is_unusable = False
         self.reason = ""
-        """Why the last process could not start until an operator changes something."""
+        """Why the last process could not start until an operator changes something; empty if it could."""
         self.ended_badly = False
         """Whether the child failed or had to be killed after it was asked to end."""
         self._task = task
@@ -104,8 +104,8 @@ class Child:
                     self.ended_badly |= code not in (0, -signal.SIGTERM)
                     return
                 extra = {"child": self.name, "exit_code": code, "delay_ms": round(delay_ms)}
-                if trouble is not None:
-                    extra["error"] = str(trouble)
+                if reason := self.reason if trouble is None else str(trouble):
+                    extra["error"] = reason
                 logger.error("a process died and is restarted", extra=extra)
         finally:
             self._ended.set()
@@ -122,8 +122,8 @@ class Child:
                 process.send_signal(signal.SIGTERM)
             self._writer.write(self._task.task)  # a reload may have changed it during the start
             code = await process.wait()
-            if code == UNUSABLE:
-                self.reason = (await reader.read(_MAX_REASON_BYTES)).decode(errors="replace")
+            said = await reader.read(_MAX_REASON_BYTES) if code == UNUSABLE else b""
+            self.reason = said.decode(errors="replace")
             return code
         except asyncio.CancelledError:
             self._send(signal.SIGKILL)

@@ -145,7 +145,7 @@ async def test_a_change_that_nobody_waits_for_is_not_made_later(
 async def test_a_defect_fails_one_change_alone(processes: Processes, error: Exception) -> None:
     await processes.start()
     processes.manager.fail_writes = error
-    with pytest.raises(RemoteLogError, match=r"the change failed: .*Error"):
+    with pytest.raises(RemoteLogError, match=r"the call failed: .*Error"):
         await processes.changes.put_log_start(PARTITION, START)
     processes.manager.fail_writes = None
     await processes.changes.put_log_start(PARTITION, START)

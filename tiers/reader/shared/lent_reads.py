@@ -83,7 +83,7 @@ class Answer(NamedTuple):
 
     number: int
     result: object = None
-    error: RemoteLogError | None = None
+    error: Exception | None = None
     records: tuple[Lent | bytes, ...] = ()
     buffers: tuple[int, ...] = ()
 
@@ -368,14 +368,14 @@ class RemoteReadClient:
         return self._connection
 
 
-def sendable(error: RemoteLogError) -> RemoteLogError:
+def sendable(error: Exception) -> Exception:
     """Returns the error, or one that says the same if it holds objects of a library that cannot be sent."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        said = RemoteLogError(str(error))
+        said = RemoteLogError(str(error) if isinstance(error, RemoteLogError) else f"the call failed: {error!r}")
         if isinstance(error, RemoteReadTimeoutError):
             said = RemoteReadTimeoutError(str(error), RemoteLogError(repr(error.cause)))
-        said.retriable = error.retriable
+        said.retriable = isinstance(error, RemoteLogError) and error.retriable
         return said
     return error
