@@ -70,15 +70,31 @@ class GroupTimes:
             terminalreporter.write_line(f"time per group: {times}")
 
 
+class FailuresAtOnce:
+    """Writes the name of a failed test when it fails. The summary does not appear if the run is killed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)  # after the letter of the terminal reporter
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and (reporter := self._config.pluginmanager.get_plugin("terminalreporter")):
+            reason = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
+            reporter.ensure_newline()
+            reporter.write_line(f"{report.nodeid} failed in {report.when}: {reason.partition(chr(10))[0]}")
+
+
 @pytest.hookimpl(trylast=True)  # after pytest's own faulthandler, which mixes its output with that of other processes
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         use_memory()  # the test processes inherit the choice
+        config.pluginmanager.register(FailuresAtOnce(config))
     config.stash[_deaths] = []
     config.pluginmanager.register(GroupTimes())
     config.pluginmanager.register(hanging_tests)
     if hasattr(config, "workerinput"):
-        faulthandler.enable(_last_words(config.workerinput).open("w"))
+        config.stash[hanging_tests.STACKS] = _last_words(config.workerinput).open("w")
+        faulthandler.enable(config.stash[hanging_tests.STACKS])
 
 
 @pytest.hookimpl(optionalhook=True)
