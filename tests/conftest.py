@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+from proxy.logging_setup import TextFormatter
 from tests.support import hanging_tests
 from tests.support.clients.kafka_tools import KafkaTools
 from tests.support.rigs.security_rig import assert_nothing_secret_was_said, proxy_before, sasl, section
@@ -92,6 +93,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_deaths] = []
     config.pluginmanager.register(GroupTimes())
     config.pluginmanager.register(hanging_tests)
+    logs = config.pluginmanager.get_plugin("logging-plugin")
+    assert logs is not None
+    logs.report_handler.setFormatter(TextFormatter())  # with all fields
     if hasattr(config, "workerinput"):
         config.stash[hanging_tests.STACKS] = _last_words(config.workerinput).open("w")
         faulthandler.enable(config.stash[hanging_tests.STACKS])
