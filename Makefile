@@ -30,7 +30,8 @@ demo-spark: jars .venv/installed ## show Spark that offloads a topic, reads both
 # The tests that share a server run in one process (tests/conftest.py). The other process runs tests without servers.
 TEST_PROCESSES ?= 2
 
-PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+# The death of a test process ends the run. If xdist replaces the process, groups of tests never run, and the run hangs.
+PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
 test: jars $(TEST_TOOLS) check ## run check and the tests of every change, on a real Kafka and a real S3
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
