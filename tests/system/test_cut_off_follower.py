@@ -19,7 +19,7 @@ import pytest
 from tests.support.rigs.metadata_managers import TopicBasedManager
 from tests.support.rigs.topic_config_client import alter
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.pausing import pause_process
+from tests.support.servers.pausing import pause_group
 from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
 from tests.support.servers.tidegate import tidegate_over
 from tests.support.tiers.waiting import until
@@ -101,13 +101,13 @@ async def test_a_proxy_that_stood_still_knows_no_segment_that_expired_meanwhile(
         producing = asyncio.create_task(keep_producing())
         try:
             await until(lambda: still.metric("tidegate_remote_log_metadata_events_read_total") > 10)
-            await asyncio.to_thread(pause_process, still.pid)
+            await asyncio.to_thread(pause_group, still.pid)
             await asyncio.sleep(CUT_OFF_S)
             assert READ_AGAIN not in still.output.read_text()
-            os.kill(still.pid, signal.SIGCONT)
+            os.killpg(still.pid, signal.SIGCONT)
             await until(lambda: READ_AGAIN in still.output.read_text())
             # The other proxy writes nothing more, and the group waits for it. So this one reads, and owns nothing yet.
-            await asyncio.to_thread(pause_process, other.pid)
+            await asyncio.to_thread(pause_group, other.pid)
             stopped_s = time.monotonic()
             age = "tidegate_remote_log_metadata_freshness_age_seconds"
             await until(lambda: 0 < still.metric(age) < time.monotonic() - stopped_s - 1)

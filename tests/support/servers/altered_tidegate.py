@@ -45,7 +45,7 @@ def resume(proxy: TidegateProcess) -> None:
 
 
 class _Stop:
-    """Stops the process at its first call."""
+    """Stops all processes of the proxy at its first call."""
 
     def __init__(self) -> None:
         self._is_over = False
@@ -53,7 +53,7 @@ class _Stop:
     def __call__(self) -> None:
         if not self._is_over:
             self._is_over = True
-            os.kill(os.getpid(), signal.SIGSTOP)
+            os.killpg(0, signal.SIGSTOP)
 
 
 def _stop_after(name: str) -> None:
