@@ -243,6 +243,15 @@ def test_a_reload_of_the_unit_sends_sighup() -> None:
     assert lines_of(UNIT, "RestartForceExitStatus") == ["SIGHUP"]
 
 
+def test_the_unit_waits_for_reports_of_the_supervisor() -> None:
+    """Brokers that are away for hours end no start: proxy/process/start/service_manager.py reports when it is ready."""
+    assert lines_of(UNIT, "Type") == ["notify"]
+    assert lines_of(UNIT, "NotifyAccess") == ["main"]
+    assert lines_of(UNIT, "TimeoutStartSec") == ["infinity"]
+    (watchdog_s,) = lines_of(UNIT, "WatchdogSec")
+    assert int(watchdog_s) >= 30
+
+
 def test_the_unit_waits_for_the_drain_and_has_open_files() -> None:
     limits = TidegateConfig.section_models()["limits"]()
     (stop_s,) = lines_of(UNIT, "TimeoutStopSec")

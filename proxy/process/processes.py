@@ -47,6 +47,7 @@ from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.start.end_signals import is_asked_to_end, set_by_end_signals
 from proxy.process.start.port_claims import make_claims
+from proxy.process.start.service_manager import ServiceManager
 from proxy.process.supervisor import Child, ChildTask, Supervisor
 from proxy.version import installed_version
 from proxy.wire.server import bind, monotonic_ms, named_in_errors
@@ -134,9 +135,14 @@ async def _serve(config: TidegateConfig, file: Path, forks: ForkServer) -> bool:
         stages_of = partial(_stages, file, listeners, claims, reads, changes, token)
         supervisor = Supervisor(stages_of(config), forks, stop_timeout_ms=end_timeout_ms(config))
 
+        manager = ServiceManager(os.environ, lambda: time.monotonic_ns() // 1000)
         facts: FactsOfAll | None = None
         own = OwnAlarms(ProcessAlarms(), RecentEvents())
         stack.enter_context(own.events.attached())
+
+        def load() -> TidegateConfig:
+            with manager.reloading():
+                return load_config(file)
 
         def apply(changed: TidegateConfig) -> None:
             set_level(changed.log.level)
@@ -147,29 +153,30 @@ async def _serve(config: TidegateConfig, file: Path, forks: ForkServer) -> bool:
             for child in supervisor.children:
                 child.change_task(tasks[child.name])
 
-        reload = Reload(config, partial(load_config, file), apply)
+        reload = Reload(config, load, apply)
         own.alarms.watch(ProcessAlarm.SETTINGS_NOT_RELOADED, partial(troubles_of, reload))
         loop.add_signal_handler(signal.SIGHUP, reload)
         stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         stack.callback(hold_reloads)
+        session = await stack.enter_async_context(aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}))
+        ports = {name: int(listener.getsockname()[1]) for name, listener in listeners.items()}
+        children = ChildPages(ports, session)
+        pages = WholePages(supervisor, children, own.alarms)
         if config.admin.port:
-            session = await stack.enter_async_context(
-                aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"})
-            )
-            ports = {name: int(listener.getsockname()[1]) for name, listener in listeners.items()}
-            children = ChildPages(ports, session)
             facts = FactsOfAll(config, supervisor, children, tuple(os.environ), own, wall_clock_ms)
             await stack.enter_async_context(sampled(facts.sample))
             at, access = (config.admin.host, config.admin.port), admin_access(config.admin)
             for alarm, troubles in access.troubles.items():
                 own.alarms.watch(alarm, troubles)
-            pages = WholePages(supervisor, children, own.alarms)
             await stack.enter_async_context(
                 admin_pages(at, pages, facts, access, installed_version(), reload=lambda: reload)
             )
         take_reloads()
         logger.info("starting the workers", extra={"workers": config.worker_count})
-        is_well = await supervisor.run(stop)
+        async with asyncio.TaskGroup() as group:
+            reports = group.create_task(manager.run(pages.not_ready, stop))
+            is_well = await supervisor.run(stop)
+            reports.cancel()
     for reason in dict.fromkeys(child.reason for child in supervisor.children if child.is_unusable):
         sys.stderr.write(f"tidegate: {reason}\n")  # several children may have the same
     logger.info("all processes ended")

@@ -65,6 +65,9 @@ async def test_a_child_that_does_not_answer_is_named() -> None:
             assert await pages.ask(child("b", 7), "/page") == (503, "the process does not answer")
             hangs.set()
             assert await pages.ask(child("a", 7), "/page") == (200, "late")
+            without_admin_port = ChildPages({}, session)
+            assert await without_admin_port.ask(child("a", 7), "/page") == (200, "")
+            assert await without_admin_port.ask(child("a", None), "/page") == (503, "the process is not running")
     finally:
         await runner.cleanup()
 

@@ -23,6 +23,7 @@ from proxy.wire.server import bind
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.broker.wire import connected
 from tests.support.proxy.parsed_config import parse_config
+from tests.support.proxy.systemd import systemd
 from tests.support.proxy.waiting_signal import waiting_sigterm
 from tests.support.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
@@ -146,6 +147,28 @@ async def test_a_reload_reaches_every_process(tmp_path: Path) -> None:
         output += (await process.stderr.read()).decode()
         assert await process.wait() == 0
     assert "these changed settings need a restart: [log] format" in output
+
+
+async def test_systemd_reads_reports_of_the_main_process_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port, admin_port, base_port = free_ports(3)
+    address = str(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    with systemd(address) as reports:
+        async with ScriptedBroker(1) as broker, asyncio.timeout(TIMEOUT_S):
+            upstream = f"127.0.0.1:{broker.port}"
+            async with tidegate(tmp_path, port, admin_port, upstream, base_port - 1) as process:
+                report, sender = await reports.next_and_sender()
+                while report[0].startswith("STATUS="):
+                    report, sender = await reports.next_and_sender()
+                assert (report[0], sender) == ("READY=1", process.pid)
+                assert await get(admin_port, "/readyz") == (200, "ready\n")
+                process.send_signal(signal.SIGHUP)
+                assert (await reports.next())[0] == "RELOADING=1"
+                assert (await reports.next())[0] == "READY=1"
+                process.send_signal(signal.SIGTERM)
+                assert await reports.next_and_sender() == (["STOPPING=1"], process.pid)
+                assert await process.wait() == 0
+        assert reports.is_empty()
 
 
 async def test_two_proxies_share_no_port_of_a_broker(tmp_path: Path) -> None:
