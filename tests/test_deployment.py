@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -25,6 +31,7 @@ UNIT = (DEPLOY / "systemd/tidegate.service").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 CHART = DEPLOY / "helm/tidegate"
 VALUES = DEPLOY / "helm/values"
+TEST_OF_PODS = CHART / "files/pods_are_ready.py"
 CASES = {
     "s3-keys": ["s3-keys"],
     "s3-role": ["s3-role"],
@@ -113,6 +120,10 @@ def check_manifests(manifests: Manifests, config: TidegateConfig) -> None:
     sleep, pause_s = container["lifecycle"]["preStop"]["exec"]["command"]
     assert sleep == "sleep"
     assert pod["terminationGracePeriodSeconds"] >= int(pause_s) + config.limits.drain_timeout_ms / 1000 + GRACE_S
+    for constraint in pod["topologySpreadConstraints"]:
+        assert constraint["labelSelector"]["matchLabels"].items() <= labels
+        assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
+    assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"]
     assert container["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "admin"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/servez", "port": "admin"}
 
@@ -142,6 +153,11 @@ def test_the_versions_are_those_of_the_package() -> None:
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
 
 
+def rendered(*options: str) -> Manifests:
+    text = programs.run("helm", "template", "tidegate", str(CHART), "--namespace", "default", *options)
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
 @pytest.mark.full
 def test_helm_accepts_the_chart() -> None:
     programs.run("helm", "lint", "--strict", str(CHART))
@@ -149,8 +165,7 @@ def test_helm_accepts_the_chart() -> None:
 
 @pytest.mark.full
 def test_the_chart_renders_manifests_that_fit_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rendered = programs.run("helm", "template", "tidegate", str(CHART), "--namespace", "default")
-    manifests = [one for one in yaml.safe_load_all(rendered) if one]
+    manifests = rendered()
     check_manifests(manifests, settings_of(manifests, tmp_path, monkeypatch))
 
 
@@ -159,8 +174,7 @@ def test_the_chart_renders_manifests_that_fit_the_settings(tmp_path: Path, monke
 def test_the_documented_values_fit_the_settings(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = [word for name in CASES[case] for word in ("-f", str(VALUES / f"{name}.yaml"))]
     programs.run("helm", "lint", "--strict", str(CHART), *options)
-    rendered = programs.run("helm", "template", "tidegate", str(CHART), "--namespace", "default", *options)
-    manifests = [one for one in yaml.safe_load_all(rendered) if one]
+    manifests = rendered(*options)
     config = settings_of(manifests, tmp_path, monkeypatch)
     check_manifests(manifests, config)
     assert config.storage is not None
@@ -191,33 +205,158 @@ def test_values_change_the_ports_of_all_manifests_together() -> None:
     values = (
         "listener.basePort=19000,listener.brokerIds={4,7},admin.port=9999,listener.advertisedHost=kafka.example.org"
     )
-    rendered = programs.run("helm", "template", "two", str(CHART), "--set", values)
-    manifests = [one for one in yaml.safe_load_all(rendered) if one]
-    clients = one_of(manifests, "Service", "two-tidegate")
+    manifests = rendered("--set", values)
+    clients = one_of(manifests, "Service", "tidegate")
     assert [port["port"] for port in clients["spec"]["ports"]] == [9092, 19004, 19007]
     (container,) = one_of(manifests, "StatefulSet")["spec"]["template"]["spec"]["containers"]
     environment = {each["name"]: each["value"] for each in container["env"]}
+    assert "TIDEGATE__WORKERS" not in environment
     assert environment["TIDEGATE__LISTENER__ADVERTISED_HOST"] == "kafka.example.org"
     assert environment["TIDEGATE__ADMIN__PORT"] == "9999"
 
 
 @pytest.mark.full
 def test_the_chart_has_the_alerts_with_links_to_the_runbook() -> None:
-    command = ["helm", "template", "tidegate", str(CHART), "--set", "alerts.enabled=true"]
-    rendered = programs.run(*command, "--set", "alerts.runbookUrl=https://example.org/runbook/,alerts.labels.release=p")
-    rule = one_of([one for one in yaml.safe_load_all(rendered) if one], "PrometheusRule")
+    values = "alerts.enabled=true,alerts.runbookUrl=https://example.org/runbook/,alerts.labels.release=p"
+    rule = one_of(rendered("--set", values), "PrometheusRule")
     plain = (DEPLOY / "prometheus/tidegate-alerts.yaml").read_text()
     linked = plain.replace("runbook_url: docs/runbook/", "runbook_url: https://example.org/runbook/")
     assert rule["spec"] == yaml.safe_load(linked)
     assert rule["metadata"]["labels"]["release"] == "p"
     with pytest.raises(AssertionError, match=r"alerts\.runbookUrl is missing"):
-        programs.run(*command)
+        rendered("--set", "alerts.enabled=true")
+
+
+@pytest.mark.full
+def test_a_monitor_reads_all_pods_as_the_alerts_want_it() -> None:
+    values = "podMonitor.enabled=true,podMonitor.cluster=orders,podMonitor.labels.release=p,workers=3"
+    manifests = rendered("--set", values)
+    monitor, template = one_of(manifests, "PodMonitor"), one_of(manifests, "StatefulSet")["spec"]["template"]
+    spec, labels = monitor["spec"], template["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    assert labels[spec["jobLabel"]] == "tidegate"  # as in deploy/prometheus/prometheus.yaml
+    (endpoint,) = spec["podMetricsEndpoints"]
+    (container,) = template["spec"]["containers"]
+    assert endpoint["port"] in {port["name"] for port in container["ports"]}
+    assert endpoint["authorization"]["credentials"] == {"name": "tidegate", "key": "admin-token"}
+    assert {"targetLabel": "cluster", "replacement": "orders"} in endpoint["relabelings"]
+    assert monitor["metadata"]["labels"]["release"] == "p"
+    assert {"name": "TIDEGATE__WORKERS", "value": "3"} in container["env"]
+
+
+@pytest.mark.full
+def test_a_network_policy_has_the_ports_and_the_peers(tmp_path: Path) -> None:
+    peers = [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    egress = [{"ports": [{"port": 9092}]}]
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump({"networkPolicy": {"enabled": True, "admin": peers, "egress": egress}}))
+    manifests = rendered("-f", str(file))
+    spec, test_pod = one_of(manifests, "NetworkPolicy")["spec"], one_of(manifests, "Pod")
+    pods = one_of(manifests, "StatefulSet")["spec"]["template"]
+    assert spec["podSelector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert spec["egress"] == egress
+    clients, admin = spec["ingress"]
+    assert "from" not in clients
+    (container,) = pods["spec"]["containers"]
+    assert [each["port"] for each in clients["ports"] + admin["ports"]] == [each["name"] for each in container["ports"]]
+    assert admin["from"] == [{"podSelector": {"matchLabels": test_pod["metadata"]["labels"]}}, *peers]
+
+
+@pytest.mark.full
+def test_the_pod_of_helm_test_is_no_proxy_to_a_service() -> None:
+    manifests = rendered()
+    pod = one_of(manifests, "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    for service in (one for one in manifests if one["kind"] == "Service"):
+        assert not service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    (container,) = pod["spec"]["containers"]
+    headless = one_of(manifests, "StatefulSet")["spec"]["serviceName"]
+    assert container["command"][:2] == ["python", "-c"]
+    assert container["command"][2].strip() == TEST_OF_PODS.read_text().strip()
+    assert container["command"][3:] == [headless, "9190", "2"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("replicas=two", "at '/replicas': got string, want integer"),
+        ("replica=3", "additional properties 'replica' not allowed"),
+        ("service.type=Ingress", "at '/service/type': value must be one of 'ClusterIP', 'NodePort', 'LoadBalancer'"),
+        ("listener.basePort=70000", "at '/listener/basePort': maximum"),
+        ("secretSettings.store-key=key", "at '/secretSettings': additional properties 'store-key' not allowed"),
+        ("state.size=20GB", "at '/state/size': '20GB' does not match"),
+        ("topologySpreadConstraints[0].maxSkew=1", "at '/topologySpreadConstraints/0': missing properties"),
+    ],
+)
+def test_a_wrong_value_is_named(value: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        rendered("--set", value)
+
+
+def test_the_schema_has_each_value_and_no_other() -> None:
+    def names(schema: dict[str, Any]) -> dict[str, Any]:
+        return {name: names(each) for name, each in schema.get("properties", {}).items()}
+
+    def named(values: Any) -> dict[str, Any]:
+        return {name: named(each) for name, each in values.items()} if isinstance(values, dict) else {}
+
+    values = named(yaml.safe_load((CHART / "values.yaml").read_text()))
+    schema = names(json.loads((CHART / "values.schema.json").read_text()))
+    assert schema.pop("global") == {}  # of Helm itself
+    free = {name: {} for name in ("env", "resources")}
+    assert {**values, **free} == {**schema, "topologySpreadConstraints": {}}
+
+
+class _Ready(BaseHTTPRequestHandler):
+    answers: ClassVar[list[tuple[int, bytes]]]
+
+    def do_GET(self) -> None:
+        status, text = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text if self.path == "/readyz" else b"")
+
+    def log_message(self, *_: object) -> None:
+        """The output of the test has no lines of the server."""
+
+
+@contextmanager
+def pod_that_answers(*answers: tuple[int, bytes]) -> Iterator[int]:
+    handler = type("Handler", (_Ready,), {"answers": list(answers)})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def helm_test(port: int, pods: int, within_s: int) -> subprocess.CompletedProcess[str]:
+    script = TEST_OF_PODS.read_text().replace("WITHIN_S = 60", f"WITHIN_S = {within_s}")
+    command = [sys.executable, "-c", script, "127.0.0.1", str(port), str(pods)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_helm_test_waits_until_the_pods_are_ready() -> None:
+    with pod_that_answers((503, b"starting"), (200, b"ready")) as port:
+        done = helm_test(port, 1, within_s=60)
+    assert (done.returncode, done.stdout) == (0, "1 pods are ready\n")
+
+
+def test_helm_test_says_which_pod_is_not_ready() -> None:
+    with pod_that_answers((503, b"worker-1: state: INITIALIZING\n")) as port:
+        done = helm_test(port, 2, within_s=0)
+    missing = "127.0.0.1: 1 of 2 pods have an address"
+    assert (done.returncode, done.stderr) == (1, f"{missing}\n127.0.0.1: worker-1: state: INITIALIZING\n")
 
 
 def test_the_chart_has_the_parts_of_the_plain_manifests() -> None:
-    templates = "".join(path.read_text() for path in (CHART / "templates").glob("*.yaml"))
+    templates = "".join(path.read_text() for path in (CHART / "templates").rglob("*.yaml"))
     kinds = {one["kind"] for one in plain_manifests()} - {"Secret"}
-    assert set(re.findall(r"^kind: (\w+)$", templates, re.MULTILINE)) == kinds | {"PrometheusRule"}
+    more = {"NetworkPolicy", "Pod", "PodMonitor", "PrometheusRule"}
+    assert set(re.findall(r"^kind: (\w+)$", templates, re.MULTILINE)) == kinds | more
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     for path in re.findall(r"\.Values\.([\w.]+)", templates):
         found: Any = values

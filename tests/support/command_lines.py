@@ -254,7 +254,9 @@ def kubectl(words: Words) -> None:
 
 
 def helm(words: Words) -> None:
-    need(words[0] in ("install", "upgrade"), "expected install or upgrade")
+    if words[0] == "test":
+        return
+    need(words[0] in ("install", "upgrade"), "expected install, upgrade or test")
     need((ROOT / words[2] / "Chart.yaml").is_file(), f"{words[2]} is no chart")
     files = [words[number + 1] for number, word in enumerate(words) if word == "-f"]
     for file in files:

@@ -17,3 +17,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "tidegate.advertisedHost" -}}
 {{- .Values.listener.advertisedHost | default (printf "%s.%s.svc.cluster.local" (include "tidegate.name" .) .Release.Namespace) }}
 {{- end }}
+
+{{- define "tidegate.testSelector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
