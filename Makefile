@@ -16,7 +16,7 @@ VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/support/s
 # test starts compile its modules again.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-spark test test-all soak matrix simulate mutants check fuzz drill bench docs alerts lock jars frameworks clean
+.PHONY: help demo demo-spark test test-all soak matrix simulate mutants check fuzz drill bench docs alerts lock release jars frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -122,6 +122,9 @@ lock: .venv/bin/python ## pin every dependency again, with hashes (ARGS=--upgrad
 # The lock files name packages and hashes, but not the machine that wrote them or the package index.
 PIP_COMPILE = env -u PIP_FIND_LINKS $(BIN)/pip-compile -q $(ARGS) --no-header --generate-hashes --strip-extras \
   --allow-unsafe --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
+
+release: .venv/installed $(CACHE)/bin/helm ## build wheel, sdist, chart, SBOM and checksums from the git tag at HEAD
+	@$(BIN)/python deploy/release.py $(CACHE)/bin/helm
 
 jars: .venv/bin/python ## download the jars of a real Kafka
 	@$(BIN)/python -m tests.support.servers.kafka >/dev/null
