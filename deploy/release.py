@@ -24,7 +24,6 @@ from uuid import NAMESPACE_URL, uuid5
 ROOT = Path(__file__).resolve().parent.parent
 CHART = "deploy/helm/tidegate"
 SUMS = "SHA256SUMS"
-_BUILD = "import sys; from setuptools import build_meta as b; b.build_sdist(sys.argv[1]); b.build_wheel(sys.argv[1])"
 _PINNED = re.compile(r"^([\w.-]+)==([\w.!+-]+)(.*(?:\n {4}.*)*)", re.MULTILINE)
 _NEEDED_BY = re.compile(r"^ +#(?: via)? +([\w.-]+)(?: \(pyproject\.toml\))?$", re.MULTILINE)
 
@@ -117,8 +116,10 @@ def build(root: Path, helm: Path) -> Path:
         archive = subprocess.run(["git", "archive", "HEAD"], cwd=root, stdout=subprocess.PIPE, check=True).stdout
         subprocess.run(["tar", "x"], cwd=folder, input=archive, check=True)
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(committed_at_s)}
-        built = [sys.executable, "-W", "ignore", "-c", _BUILD, str(release)]
-        subprocess.run(built, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=True)
+        for hook in ("build_sdist", "build_wheel"):
+            code = f"from setuptools import build_meta; build_meta.{hook}({str(release)!r})"
+            built = [sys.executable, "-W", "ignore", "-c", code]
+            subprocess.run(built, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=True)
         chart = [str(helm.absolute()), "package", CHART, "--destination", str(release)]
         subprocess.run(chart, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     packages = locked((root / "requirements.txt").read_text())
