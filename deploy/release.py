@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHART = "deploy/helm/tidegate"
 SUMS = "SHA256SUMS"
 _PINNED = re.compile(r"^([\w.-]+)==([\w.!+-]+)(.*(?:\n {4}.*)*)", re.MULTILINE)
-_NEEDED_BY = re.compile(r"^ +#(?: via)? +([\w.-]+)(?: \(pyproject\.toml\))?$", re.MULTILINE)
+_NEEDED_BY = re.compile(r"^ +#(?: via)? +([\w.-]+)(?: \(pyproject\.toml.*\))?$", re.MULTILINE)
 
 
 class RefusedError(Exception):

@@ -305,7 +305,7 @@ def test_the_schema_has_each_value_and_no_other() -> None:
     values = named(yaml.safe_load((CHART / "values.yaml").read_text()))
     schema = names(json.loads((CHART / "values.schema.json").read_text()))
     assert schema.pop("global") == {}  # of Helm itself
-    free = {name: {} for name in ("env", "resources")}
+    free: dict[str, Any] = {name: {} for name in ("env", "resources")}
     assert {**values, **free} == {**schema, "topologySpreadConstraints": {}}
 
 

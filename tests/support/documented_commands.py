@@ -112,7 +112,11 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
         "PYSPARK_PYTHON=./env/bin/python spark-submit --master yarn": CLUSTER,
         "spark-submit --master k8s": CLUSTER,
     },
-    "CONTRIBUTING.md": {"make ": OF_MAKE},
+    "CONTRIBUTING.md": {
+        "make ": OF_MAKE,
+        "git tag": "tests/test_release.py",
+        "make release": "tests/test_release.py",
+    },
     "bench/README.md": {
         "make bench": MEASURES,
         ".venv/bin/python -m bench.": MEASURES,
