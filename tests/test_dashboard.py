@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.commands.metrics_reference import all_metrics
-from tests.support.metric_names import unknown_in
+from tests.support.metric_names import LABELS_OF, unknown_in
 from tests.support.repository import ROOT
 from tests.support.tools import programs
 
@@ -42,11 +42,31 @@ NOT_SHOWN = {
 """The metrics that are left out."""
 
 
+OF_ALL_TOPICS = "Days until uncopied records fill the disk"
+"""This panel compares the records of all topics with a disk."""
+
+
 @pytest.mark.parametrize(("title", "expression"), QUERIES)
-def test_a_query_names_metrics_and_labels_that_exist(title: str, expression: str) -> None:
+def test_a_query_names_what_exists_and_filters_by_the_choices(title: str, expression: str) -> None:
     assert unknown_in(expression) == set()
     for name in re.findall(r"\btidegate_\w+|process_\w+(?=\{)", expression):
-        assert re.search(rf"{name}\{{instance=~\"\$instance\"", expression), f"{title} does not filter by instance"
+        choices = ["cluster", "instance"]
+        if "topic" in LABELS_OF[name] and title != OF_ALL_TOPICS:
+            choices.append("topic")
+        selector = ",".join(f'{each}=~"${each}"' for each in choices)
+        assert f"{name}{{{selector}" in expression, f"{title} does not filter by {choices}"
+
+
+def test_the_choices_come_from_metrics_that_exist() -> None:
+    variables = DASHBOARD["templating"]["list"]
+    assert [each["name"] for each in variables] == ["datasource", "cluster", "instance", "topic", "disk_gib"]
+    for each in (each for each in variables if each["type"] == "query"):
+        matched = re.fullmatch(r"label_values\((\w+)(\{.*\})?, (\w+)\)", each["definition"])
+        assert matched is not None
+        metric, selector, label = matched.groups()
+        assert label == each["name"]
+        assert unknown_in(f"sum by ({label}) ({metric}{selector or ''})") == set()
+        assert (each["allValue"], each["query"]["query"]) == (".*", each["definition"])  # also series without the label
 
 
 @pytest.mark.parametrize("panel", GRAPHS, ids=lambda panel: panel["title"])
@@ -89,7 +109,7 @@ def test_every_metric_is_shown_or_left_out_on_purpose() -> None:
 @pytest.mark.full
 def test_prometheus_can_read_every_query(tmp_path: Path) -> None:
     rules = [
-        {"record": f"query:{number}", "expr": expression.replace("$__rate_interval", "5m")}
+        {"record": f"query:{number}", "expr": expression.replace("$__rate_interval", "5m").replace("$disk_gib", "500")}
         for number, (_, expression) in enumerate(QUERIES)
     ]
     path = tmp_path / "queries.json"
