@@ -38,7 +38,10 @@ def rebuild(
     skip_undecided: Annotated[bool, typer.Option("--skip-undecided", help="Writes only what can be decided.")] = False,
     with_unknown_topics: Annotated[
         bool,
-        typer.Option("--with-unknown-topics", help="Includes topics that the cluster lacks, so that they are deleted."),
+        typer.Option(
+            "--with-unknown-topics",
+            help="Also writes topics that the cluster lacks. Owners delete them after `tidegate tier delete-missing`.",
+        ),
     ] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Without it the command writes nothing.")] = False,
     as_json: AsJson = False,

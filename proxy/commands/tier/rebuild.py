@@ -33,7 +33,8 @@ def rebuild(
     with_unknown_topics: Annotated[
         bool,
         typer.Option(
-            "--with-unknown-topics", help="Also write topics that the cluster lacks. Owners then delete them."
+            "--with-unknown-topics",
+            help="Also write topics that the cluster lacks. Owners delete them after `tidegate tier delete-missing`.",
         ),
     ] = False,
     concurrency: Concurrency = 16,
