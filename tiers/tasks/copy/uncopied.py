@@ -126,12 +126,12 @@ def estimated_bytes(metadata: RemoteLogMetadataState, partition: TopicIdPartitio
 
 
 class _Known(NamedTuple):
-    """The records from `offset` up to `end` have `size_bytes`. The replica then had `replica_bytes`; None: unknown."""
+    """The records from `offset` up to `end` have `size_bytes`. With them, the replica has `replica_bytes`, if known."""
 
     offset: int
     size_bytes: float
     end: int
-    replica_bytes: int | None
+    replica_bytes: float | None
 
 
 class UncopiedRecords:
@@ -148,6 +148,8 @@ class UncopiedRecords:
         self._known = _Known(0, 0.0, 0, None)
         self._bytes_per_offset: float | None = None
         self._replica_bytes: int | None = None
+        self._replica_end = 0
+        """The high watermark when the leader answered `_replica_bytes`. Later answers of the leader may be the same."""
         self._leader_epoch = -1
         self._log_start = 0
         self._since_ms: dict[int, int] = {}
@@ -168,13 +170,15 @@ class UncopiedRecords:
         known, before = self._known, self._replica_bytes
         is_continued = is_same_leader and self._first <= first and self._end <= end
         size_bytes = self._from(known.offset) + self._guess(end - self._end)
+        if not is_continued or replica_bytes != before:
+            self._replica_end = end
         self._first, self._end, self._replica_bytes = first, end, replica_bytes
         if not is_continued or (known.replica_bytes is None and replica_bytes is not None):
             self._begin()
         elif replica_bytes is None or replica_bytes < (before or 0):  # the broker has removed a file
             self._known = _Known(known.offset, size_bytes, end, replica_bytes)
         elif first > known.offset:  # a job has copied records: what the log grows by from now on lies behind them
-            self._known = _Known(first, self._from(first), end, replica_bytes)
+            self._known = _Known(first, self._from(first), end, self._whole_replica_bytes())
 
     def _begin(self) -> None:
         offsets, replica_bytes = self._end - self._first, self._replica_bytes
@@ -193,9 +197,10 @@ class UncopiedRecords:
         """Takes the size of the records from `first` (inclusive) to `end` (exclusive), which were read."""
         known_end = min(end, self._end)
         rest_bytes = max(0.0, self._from(first) - size_bytes) if known_end < self._end else 0.0
+        replica_bytes = self._whole_replica_bytes()
         self._bytes_per_offset = size_bytes / (end - first)
         if self._first <= first < self._end:
-            self._known = _Known(known_end, rest_bytes, self._end, self._replica_bytes)
+            self._known = _Known(known_end, rest_bytes, self._end, replica_bytes)
 
     def between(self, first: int, end: int | None = None) -> int:
         """Returns the size of the records from `first` to `end` (exclusive); None: to the high watermark."""
@@ -205,7 +210,7 @@ class UncopiedRecords:
         """Returns the size of the records from `offset` to the high watermark."""
         if offset >= self._end:
             return 0.0
-        known, replica_bytes = self._known, self._replica_bytes
+        known, replica_bytes = self._known, self._whole_replica_bytes()
         grown_bytes = self._guess(self._end - known.end)
         if known.replica_bytes is not None and replica_bytes is not None:
             grown_bytes = max(grown_bytes, replica_bytes - known.replica_bytes)
@@ -213,6 +218,12 @@ class UncopiedRecords:
         if offset <= known.offset:
             return size_bytes + self._guess(known.offset - offset)
         return size_bytes * (self._end - offset) / (self._end - known.offset)
+
+    def _whole_replica_bytes(self) -> float | None:
+        """Returns the size of the replica with all records. The leader is asked only now and then."""
+        if self._replica_bytes is None:
+            return None
+        return self._replica_bytes + self._guess(self._end - self._replica_end)
 
     def at_most(self, offset: int) -> int | None:
         """Returns an upper bound of the size of the records from `offset` on.

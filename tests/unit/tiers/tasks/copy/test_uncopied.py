@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -128,6 +129,20 @@ async def test_a_size_that_is_known_late_replaces_the_guess(bench: Workbench) ->
     bench.log.has_size_right = True
     await bench.survey()
     assert bench.copy_task.uncopied.size_bytes == len(bench.log.records)
+
+
+async def test_records_that_a_late_size_lacks_count_once(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers are asked for the sizes of their replicas only now and then."""
+    produce(bench, 1)
+    await bench.survey()
+    size_bytes = await bench.log.size_bytes(PARTITION, 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.log, "size_bytes", AsyncMock(return_value=size_bytes))
+        produce(bench, 3)
+        await bench.copy()
+    assert bench.finished == [(0, 29)]
+    await bench.survey()
+    assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
 
 
 async def test_a_read_to_the_end_corrects_the_estimate(bench: Workbench) -> None:
