@@ -169,7 +169,7 @@ def test_an_application_restores_from_both_tiers_and_purges_its_topics(stage: St
     stage.stop(application)
 
     assert watermarks(stage.kafka.bootstrap_servers, moved) == watermarks(stage.bootstrap, moved)
-    is_tiered = f'remote_log_size_bytes{{partition="0",topic="{moved}"}} 0.0'
+    is_tiered = f'remote_log_size_bytes{{partition="0",process="remote-log",topic="{moved}"}} 0.0'
     until(lambda: is_tiered in stage.proxy.metrics())  # set at the end of a task's run
     metrics, output = stage.proxy.metrics(), stage.proxy.output.read_text()
     assert f'topic="{changes}"' not in metrics, "it is compacted"
