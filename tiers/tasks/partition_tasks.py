@@ -28,6 +28,7 @@ from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, Metadata
 from tiers.metadata.metadata_log import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.copy_task import RLMCopyTask
@@ -317,11 +318,15 @@ class PartitionTasks:
     async def delete(self, surveyed: Surveyed) -> None:
         """Deletes the objects of segments that expired, and of attempts that other copies have replaced.
 
-        While expiring is paused, no copied segment is deleted."""
+        While expiring is paused, no copied segment is deleted. A copy in progress deletes its attempt itself."""
         if not self._may_remove or self._unproved(surveyed.log_start):
             return
         needless = await self.attempts.give_up(surveyed.bounds, surveyed.log_start)
-        await delete_attempts(self._services, self.partition, needless, lambda: self._may_remove)
+
+        def may_delete(segment: RemoteLogSegmentMetadata) -> bool:
+            return self._may_remove and segment.segment_id != self.attempts.in_progress
+
+        await delete_attempts(self._services, self.partition, needless, may_delete)
         if TierWork.EXPIRING not in self.policy.paused:
             await self._expiration.delete(self.policy, surveyed.log_start, lambda: self._may_remove)
 

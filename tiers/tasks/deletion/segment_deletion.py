@@ -142,12 +142,12 @@ async def delete_attempts(
     services: TaskServices,
     partition: TopicIdPartition,
     needless: Sequence[RemoteLogSegmentMetadata],
-    may_delete: Callable[[], bool] = lambda: True,
+    may_delete: Callable[[RemoteLogSegmentMetadata], bool] = lambda segment: True,
 ) -> int:
     """Deletes the objects of attempts that are not needed any more, and goes on with deletions that have begun.
 
-    Returns how many segments it deleted, several at a time. It ends when `may_delete` returns False. Raises
-    `RemoteStorageError` when the store is another place than that of the tier."""
+    Returns how many segments it deleted, several at a time. It leaves a segment alone for which `may_delete` returns
+    False. Raises `RemoteStorageError` when the store is another place than that of the tier."""
     begun = [
         each.metadata
         for each in services.state.segments_apart(partition)
@@ -164,7 +164,7 @@ async def delete_attempts(
     async def delete(segment: RemoteLogSegmentMetadata) -> bool | None:
         """Returns None if another owner has finished or deleted the segment."""
         services.require_ownership(partition)
-        if not may_delete():
+        if not may_delete(segment):
             return None
         known = services.state.remote_log_segment_metadata_by_id(segment.segment_id)
         if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:

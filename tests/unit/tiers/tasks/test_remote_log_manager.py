@@ -80,6 +80,11 @@ async def test_a_cut_that_is_not_proved_is_an_alarm_and_copying_goes_on(running:
     assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 1
 
 
+async def some_rounds(running: Running) -> None:
+    rounds = running.topics.refreshes + 5
+    await until(lambda: running.topics.refreshes >= rounds)
+
+
 def raised(running: Running, caplog: pytest.LogCaptureFixture, reason: str) -> tuple[float, int]:
     """Returns how often the alarm was raised, and how often it was logged."""
     lines = [line for line in caplog.records if line.levelname == "ERROR" and reason[:8] in line.getMessage()]
@@ -142,8 +147,7 @@ async def test_the_owner_counts_failed_deletions(running: Running) -> None:
         await until(lambda: running.remote_end(PARTITION) == 89)
         await failed.failed(bench.segments[0], RetriableRemoteStorageError("AccessDenied"), 0, 0)
         await until(lambda: bench.metric("remote_failed_deletions") == 1)
-        rounds = running.topics.refreshes
-        await until(lambda: running.topics.refreshes > rounds + 1)
+        await some_rounds(running)
         assert failed.count == 1
         bench.metadata.owned = False
         await until(lambda: bench.metric("remote_failed_deletions") == 0)
@@ -255,8 +259,11 @@ async def test_too_much_custom_metadata_stops_copying_for_good(
         return b"x" * 1000
 
     monkeypatch.setattr(running.bench.store, "copy_log_segment_data", talkative)
+    deletions = Held(monkeypatch, running.bench.store, "delete_log_segment_data")
     async with running.run():
+        await until(lambda: len(deletions.firsts) == 2)
+        await some_rounds(running)
+        deletions.go_on.set()
         await until(lambda: all(running.is_stopped(each) for each in (PARTITION, OTHER)))
-        rounds = running.topics.refreshes + 5
-        await until(lambda: running.topics.refreshes >= rounds)
-    assert attempts == 2
+        await some_rounds(running)
+    assert [attempts, len(deletions.firsts)] == [2, 2]

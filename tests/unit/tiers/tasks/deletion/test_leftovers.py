@@ -177,7 +177,7 @@ async def test_the_store_is_asked_only_by_the_owner_in_the_right_place(
         return True
 
     monkeypatch.setattr(bench.store, "delete_log_segment_data", ask)
-    assert await delete_attempts(bench.services, PARTITION, bench.segments[1:], lambda: False) == 0
+    assert await delete_attempts(bench.services, PARTITION, bench.segments[1:], lambda segment: False) == 0
     bench.metadata.owned = False
     with pytest.raises(OwnershipLostError):
         await delete_attempts(bench.services, PARTITION, ())
