@@ -224,7 +224,7 @@ _LONG_FILES = ("test_every_io_call.py",)
 
 _FULL_FOLDERS = {"system", "drill"}
 _FULL_FIXTURES = {"kafka_of_three", "hdfs", "gcs", "azure", "spark"}
-"""Outside of `tests/integration`, a test that needs one of them is run by `make test-all` alone."""
+"""A test that needs one of them is run by `make test-all` alone."""
 
 
 def _server_of(item: pytest.Item) -> str | None:
@@ -256,7 +256,7 @@ def _is_full(item: pytest.Item) -> bool:
     """Whether only `make test-all` runs the test."""
     folder = item.path.relative_to(item.config.rootpath).parts[1]
     needs = {_server_of(item), *getattr(item, "fixturenames", ())}
-    return folder in _FULL_FOLDERS or (folder != "integration" and not _FULL_FIXTURES.isdisjoint(needs))
+    return folder in _FULL_FOLDERS or not _FULL_FIXTURES.isdisjoint(needs)
 
 
 def _place(item: pytest.Item) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.marks import full
 from tests.support.rigs.killed_copier import LIMIT_S, STEPS, TIMEOUT_MS, Tiers, copier, until_settled
 from tests.support.servers.copier import CopierOptions
 from tests.support.servers.kafka import KafkaCluster
@@ -59,7 +60,7 @@ async def test_the_remote_tier_holds_the_brokers_own_segment_file_byte_for_byte(
         await tiers.check_that_nothing_is_left_over()
 
 
-@pytest.mark.parametrize(("step", "at"), STEPS)
+@pytest.mark.parametrize(("step", "at"), [STEPS[2], *full(*STEPS[:2], *STEPS[3:])])
 async def test_a_copier_killed_after_any_step_loses_nothing(
     kafka: KafkaCluster,
     client: BrokerClient,

@@ -92,6 +92,7 @@ async def live_through(kafka: KafkaCluster, topic: str, folder: Path, deaths: Se
         assert tiers.saved_segments() == await tiers.segments()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(3 * LIMIT_S)
 async def test_a_copier_over_the_metadata_topic_survives_a_kill_after_any_step(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path

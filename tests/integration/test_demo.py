@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.full
 @pytest.mark.integration
 def test_the_proxy_returns_every_record_that_left_the_broker() -> None:
     command = [sys.executable, "-m", "bench.demo", "--mib", "24"]

@@ -14,6 +14,7 @@ import pytest
 from protocol.apis.fetch.response import FetchResponse
 from protocol.errors import ErrorCode
 from tests.support.fakes.broker.fetch_frames import Ask
+from tests.support.marks import full
 from tests.support.rigs.raw_client import Forwarded, RawClient, raw_client
 from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
 from tests.support.servers.kafka import CONSOLE_CONSUMER, SHORT_LIVED, SHRINKS_SOON, KafkaCluster
@@ -88,7 +89,7 @@ class Session:
         return response
 
 
-@pytest.mark.parametrize("partitions", [1, 100, 2000])
+@pytest.mark.parametrize("partitions", [100, *full(1, 2000)])
 async def test_a_session_is_the_brokers_own_while_all_partitions_are_local(
     tiers: TwoTiers, topic: str, wide: str, partitions: int
 ) -> None:
@@ -139,6 +140,7 @@ async def test_a_session_is_the_brokers_own_while_all_partitions_are_local(
         assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
+@pytest.mark.full
 async def test_forgotten_partitions_have_no_answer_and_end_no_session(tiers: TwoTiers, topic: str, wide: str) -> None:
     tiered_id, wide_id = await create(tiers, topic), await create(tiers, wide, 3)
     forwarded = Forwarded(tiers.fetch)
@@ -188,6 +190,7 @@ async def test_a_streamed_answer_with_a_remote_partition_ends_the_session_next(
         assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "otherwise the session would never be closed"
 
 
+@pytest.mark.full
 async def test_a_client_seeks_between_the_tiers_within_its_sessions(tiers: TwoTiers, topic: str) -> None:
     tiered_id = await create(tiers, topic)
     values = random_values(200)
@@ -210,6 +213,7 @@ async def test_a_client_seeks_between_the_tiers_within_its_sessions(tiers: TwoTi
             assert values[0] in bytes(response.records(response.partitions[0]))
 
 
+@pytest.mark.full
 async def test_an_unknown_session_is_refused_as_by_the_broker(tiers: TwoTiers, topic: str) -> None:
     """The broker evicted the session, or another client closed it. Both look the same."""
     tiered_id = await create(tiers, topic)
@@ -226,6 +230,7 @@ async def test_an_unknown_session_is_refused_as_by_the_broker(tiers: TwoTiers, t
         assert session.id > 0
 
 
+@pytest.mark.full
 async def test_consumers_share_a_broker_with_few_sessions(tmp_path: Path, topic: str) -> None:
     """The broker has one session per shard, and eight shards. A client whose shard is full gets session id 0."""
     settings = {**SHRINKS_SOON, "max.incremental.fetch.session.cache.slots": "8"}

@@ -53,6 +53,7 @@ async def backfilled(proxy: TidegateProcess, topic: str, count: int) -> list[REC
     return await asyncio.to_thread(read_all)
 
 
+@pytest.mark.full
 async def test_produce_copy_trim_and_backfill_over_sqlite_survive_a_crash(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ async def test_produce_copy_trim_and_backfill_over_sqlite_survive_a_crash(
     assert f"__metadata-{topic_name}"[:200] not in topics.topics
 
 
+@pytest.mark.full
 async def test_a_second_proxy_over_the_same_file_ends_with_an_error(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:

@@ -131,6 +131,7 @@ async def test_every_deletion_is_answered_as_by_a_broker_with_the_whole_log(
     await asyncio.to_thread(compare)
 
 
+@pytest.mark.full
 async def test_deletions_of_several_partitions_in_one_request(tiers: TwoTiers, topic: str) -> None:
     """One partition is tiered, one is local, and one does not exist. Each has its own answer."""
     await tiers.filled(topic, random_values(COUNT), partitions=2)
@@ -144,6 +145,7 @@ async def test_deletions_of_several_partitions_in_one_request(tiers: TwoTiers, t
     assert sorted(await asyncio.to_thread(ask)) == [(0, 0, 33), (1, 0, 2), (2, unknown, -1)]
 
 
+@pytest.mark.full
 async def test_the_stock_tool_deletes_over_the_seam(tiers: TwoTiers, topic: str, tmp_path: Path) -> None:
     values = random_values(COUNT)
     await tiers.filled(topic, values)
@@ -159,6 +161,7 @@ async def test_the_stock_tool_deletes_over_the_seam(tiers: TwoTiers, topic: str,
         await asyncio.to_thread(check_begins_at, tiers.address, topic, start, values)
 
 
+@pytest.mark.full
 async def test_a_deletion_outlives_the_proxy_and_is_seen_by_another_one(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def ask_everything(
     return found
 
 
+@pytest.mark.full
 async def test_every_version_by_timestamp_and_by_name(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
     """The partitions have all codecs. The newest timestamp is remote, and the local tier has another newest one."""
     create_topic(kafka.bootstrap_servers, topic, partitions=len(CODECS), config=KEEP)
@@ -125,6 +126,7 @@ async def test_the_greatest_timestamp_stands_in_both_tiers(kafka: KafkaCluster, 
         assert await asyncio.to_thread(ask_of_one, tiers.address, topic, asked) == before
 
 
+@pytest.mark.full
 async def test_log_append_time(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
     """All records of a batch have the same timestamp. The answer is the first record."""
     config = {"message.timestamp.type": "LogAppendTime"}
@@ -148,6 +150,7 @@ def ask_of_one(
         return [listed(peer, 9, topic, [(0, one)], isolation_level=isolation_level) for one in timestamps]
 
 
+@pytest.mark.full
 async def test_an_open_transaction_bounds_committed_look_ups(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
     """The newest timestamps are above the last stable offset. That hides them only from read_committed."""
     await asyncio.to_thread(filled_topic, kafka.bootstrap_servers, topic, 120)
@@ -168,6 +171,7 @@ async def test_an_open_transaction_bounds_committed_look_ups(kafka: KafkaCluster
     assert after == before
 
 
+@pytest.mark.full
 async def test_a_remote_failure_is_retried_and_never_a_later_offset(tiers: TwoTiers, topic: str) -> None:
     create_topic(tiers.kafka.bootstrap_servers, topic, config=KEEP)
     await asyncio.to_thread(produce_with_timestamps, tiers.kafka.bootstrap_servers, topic, 0, "none")

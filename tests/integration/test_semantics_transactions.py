@@ -116,6 +116,7 @@ def every_client_sees_its_twin(tiers: TwoTiers, topic: str, twin: str, starts: S
                 raise
 
 
+@pytest.mark.full
 async def test_every_client_sees_what_it_sees_of_a_topic_that_is_not_tiered(
     kafka: KafkaCluster, tmp_path: Path, topic: str, twin: str
 ) -> None:
@@ -131,6 +132,7 @@ async def test_every_client_sees_what_it_sees_of_a_topic_that_is_not_tiered(
         assert tiers.storage.gets
 
 
+@pytest.mark.full
 async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: Path, topic: str, twin: str) -> None:
     """An open transaction holds the last stable offset below the marker of another one, and copies end there too."""
     writer = Writer(kafka.bootstrap_servers, topic, twin)

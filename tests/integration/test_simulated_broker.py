@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from kafka.protocol.admin import CreateTopicsRequest
 
+from tests.support.marks import full
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.simulation.apis import SimApis
 from tests.support.simulation.cluster import HOST, PORT, SimCluster, SimTopic
@@ -24,9 +25,9 @@ from tests.support.simulation.transactions import TransactionCoordinator
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 
-SEEDS = range(6)
+SEEDS = [*range(2), *full(*range(2, 6))]
 OPERATIONS = 120
-GROUP_SEEDS = range(6)
+GROUP_SEEDS = [*range(2), *full(*range(2, 6))]
 GROUP_OPERATIONS = 80
 
 

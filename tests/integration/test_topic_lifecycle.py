@@ -15,6 +15,7 @@ from kafka.protocol.admin import DeleteTopicsRequest
 from proxy.config import load_config
 from proxy.handlers.base import FetchSettings
 from tests.support.clients.librdkafka import Librdkafka
+from tests.support.marks import full
 from tests.support.rigs import tier_command
 from tests.support.rigs.late_tier import listed
 from tests.support.rigs.strict_consumer import consumer_at, read
@@ -97,6 +98,7 @@ async def test_a_topic_made_again_serves_nothing_of_the_old_one(
             assert await asyncio.to_thread(read_new, tiers.bootstrap, topic, len(new)) == new
 
 
+@pytest.mark.full
 async def test_a_topic_made_again_is_asked_about_at_once(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
     """The requests use the name, while the proxy still has the old topic's id in its cache."""
     settings = FetchSettings(topic_id_max_age_ms=600_000)
@@ -166,6 +168,7 @@ def read_partition(bootstrap: str, topic: str, partition: int, count: int) -> li
         return read(consumer, count)
 
 
+@pytest.mark.full
 async def test_new_partitions_of_a_topic_are_tiered_as_the_old_ones(
     kafka: KafkaCluster, tmp_path: Path, topic: str
 ) -> None:
@@ -193,7 +196,7 @@ def delete_by_v6(address: tuple[str, int], name: str | None, topic_id: UUID) -> 
     assert (result.error_code, result.topic_id) == (0, topic_id)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2, *full(0)])
 def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
     kafka: KafkaCluster, tmp_path: Path, topic: str, workers: int
 ) -> None:

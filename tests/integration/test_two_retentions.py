@@ -48,6 +48,7 @@ async def wait(condition: Callable[[], bool]) -> None:
     await asyncio.to_thread(until, condition)
 
 
+@pytest.mark.full
 async def test_the_broker_bounds_the_local_tier_and_the_total_is_ours(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ async def test_deleted_records_do_not_reappear(tiers: TwoTiers, topic: str) -> N
         await asyncio.to_thread(client.read, tiers.bootstrap, topic, 76, 1, READ_UNCOMMITTED)
 
 
+@pytest.mark.full
 async def test_a_busy_local_partition_and_a_remote_one_in_one_fetch(tiers: TwoTiers, topic: str) -> None:
     """No partition starves, although a producer writes to the local one all the time."""
     values = random_values(400)
@@ -124,6 +125,7 @@ async def test_a_busy_local_partition_and_a_remote_one_in_one_fetch(tiers: TwoTi
     assert 20 <= others <= writing.result()
 
 
+@pytest.mark.full
 async def test_a_remote_tier_that_goes_away_and_comes_back_costs_time_only(tiers: TwoTiers, topic: str) -> None:
     """Each client has its own topic, so no data is cached yet."""
     topics = {name: f"{topic}-{name}" for name in CLIENTS}
@@ -177,6 +179,7 @@ COUNT = 10_000
 """The number of records in each topic."""
 
 
+@pytest.mark.full
 async def test_a_half_trimmed_topic_beside_a_local_one_comes_exactly_once(
     kafka: KafkaCluster, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +214,7 @@ async def test_a_half_trimmed_topic_beside_a_local_one_comes_exactly_once(
     assert set(epochs[epochs.index(-1) :]) == {-1}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hold_bytes", [256 * 1024, 5_000])
 async def test_the_java_client_reads_a_trimmed_partition_beside_a_local_one(
     kafka: KafkaCluster, tmp_path: Path, topic: str, hold_bytes: int

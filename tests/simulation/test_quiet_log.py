@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.marks import full
 from tests.support.simulation.environment import simulated_environment, unheard_garbage
 from tests.support.simulation.loop import VirtualLoop
 from tests.support.simulation.simulation import Simulation
@@ -56,7 +57,7 @@ class Lines(logging.Handler):
         self.said.append(f"{record.levelname} {record.name}: {record.getMessage()}")
 
 
-@pytest.mark.parametrize("topics", [40, pytest.param(1_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("topics", [40, *full(1_000)])
 def test_idle_proxies_log_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, topics: int) -> None:
     caplog.set_level(logging.INFO)
     handler = Lines()

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from itertools import combinations
 
 import pytest
 
+from tests.support.marks import full
 from tests.support.simulation.__main__ import outcomes
 from tests.support.simulation.coverage import GROUPS, LEAST_PAIRS, Coverage
 from tests.support.simulation.faults import DOUBTS, KINDS, LONG_CUTS, RELOADS, UNMOUNTS, Fault, Kinds, few_kinds, plan
@@ -19,16 +19,16 @@ from tests.support.simulation.planted_search import search
 from tests.support.simulation.shrinking import report, shortened
 from tests.support.simulation.simulation import Outcome, simulate
 
-BUDGET_S = float(os.environ.get("TIDEGATE_SIMULATION_SECONDS", "45"))
 MAX_SEEDS = 200
 _SHORTER_RUNS = 20
 
 
-def test_no_seed_violates_a_rule() -> None:
+@pytest.mark.parametrize("budget_s", [10, *full(45)])
+def test_no_seed_violates_a_rule(budget_s: float) -> None:
     """Runs as many seeds as fit in the budget, and one at least.
 
     A slow machine runs fewer seeds in the same time. A failure there prints the faults that few shorter runs leave."""
-    end_s = time.perf_counter() + BUDGET_S
+    end_s = time.perf_counter() + budget_s
     for outcome in outcomes(range(MAX_SEEDS), 1):
         assert outcome.violation is None, report(shortened(outcome, max_runs=_SHORTER_RUNS))
         if time.perf_counter() >= end_s:
@@ -38,10 +38,10 @@ def test_no_seed_violates_a_rule() -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(412, id="a-follower-cannot-append"),
+        pytest.param(412, id="a-follower-cannot-append", marks=pytest.mark.full),
         pytest.param(471, id="no-proxy-recorded-a-deletion"),
-        pytest.param(8404749, id="all-disks-are-full"),
-        pytest.param(8703986, id="a-gap-follows-a-gap"),
+        pytest.param(8404749, id="all-disks-are-full", marks=pytest.mark.full),
+        pytest.param(8703986, id="a-gap-follows-a-gap", marks=pytest.mark.full),
     ],
 )
 def test_no_rare_state_violates_a_rule(seed: int) -> None:
@@ -49,7 +49,7 @@ def test_no_rare_state_violates_a_rule(seed: int) -> None:
     assert outcome.violation is None, report(shortened(outcome, max_runs=_SHORTER_RUNS))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *full(2, 3)])
 def test_no_reload_violates_a_rule(seed: int) -> None:
     faults = plan(seed, RELOADS)
     assert "reload" in {fault.kind for fault in faults}
@@ -57,14 +57,14 @@ def test_no_reload_violates_a_rule(seed: int) -> None:
     assert outcome.violation is None, report(outcome)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *full(2, 3)])
 def test_no_unmounted_store_violates_a_rule(seed: int) -> None:
     outcome = simulate(seed, plan(seed, UNMOUNTS))
     assert any("store-unmounted" in event for event in outcome.events)
     assert outcome.violation is None, report(outcome)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *full(2)])
 def test_no_long_cut_violates_a_rule(seed: int) -> None:
     outcome = simulate(seed, plan(seed, LONG_CUTS))
     assert any("cut-off-for-long" in event for event in outcome.events)
@@ -78,7 +78,7 @@ def test_two_runs_of_a_seed_are_the_same() -> None:
     assert one.trace != simulate(303, plan(303)).trace
 
 
-@pytest.mark.parametrize("seed", [301, 302])
+@pytest.mark.parametrize("seed", [301, *full(302)])
 def test_the_wire_adds_nothing_to_a_run(seed: int) -> None:
     """Messages are handed over as objects. A run that encodes and decodes all of them is the same."""
     assert simulate(seed, plan(seed), has_wire=True).trace == simulate(seed, plan(seed)).trace
@@ -100,7 +100,7 @@ def test_each_pair_of_faults_is_in_many_plans(table: Kinds) -> None:
     assert set(table) == set(coverage.kinds)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 305])
+@pytest.mark.parametrize("seed", [1, *full(2, 3, 305)])
 def test_no_doubt_violates_a_rule(seed: int) -> None:
     outcome = simulate(seed, plan(seed, DOUBTS))
     assert outcome.violation is None, report(outcome)
@@ -117,12 +117,14 @@ def test_few_kinds_are_random_kinds_that_a_seed_repeats() -> None:
     ("name", "first"),
     [
         ("trims-at-once", 0),
-        ("forgets-aborts", 4),
-        ("never-asks-the-group", 23),
-        ("takes-any-store", 2),
         ("hole-moves-log-start", 3),
-        ("lost-metadata", 78),
-        ("foreign-log-start", 1),
+        *full(
+            ("forgets-aborts", 4),
+            ("never-asks-the-group", 23),
+            ("takes-any-store", 2),
+            ("lost-metadata", 78),
+            ("foreign-log-start", 1),
+        ),
     ],
 )
 def test_a_planted_bug_is_found(name: str, first: int) -> None:
