@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.job_services import PAUSES_S
 from pipeline.maintenance.retain import delete_partitions, expire_partitions
 from pipeline.maintenance.segment_purge import purge
 from tests.support.fakes.record_batches import batch_of
@@ -30,8 +31,9 @@ from tiers.tasks.history.stored_facts import FactsTask, read_stored_facts
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[JobBench]:
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[JobBench]:
     """Three segments of ten offsets; the broker has them too."""
+    monkeypatch.setattr("pipeline.job_services.PAUSES_S", (0.0,) * len(PAUSES_S))
     (tmp_path / "store").mkdir()
     made = JobBench(tmp_path / "store", tmp_path)
     await made.open()

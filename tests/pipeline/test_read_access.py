@@ -16,7 +16,7 @@ from tests.support.servers.producing import create_topic, delete_topic, produce
 from tests.support.servers.secure_kafka import USERS, allow
 from tiers.access.open_tier import RemoteTierError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ async def a_topic_that_may_not_be_deleted_is_missing_later(on: Story) -> None:
     on.cluster.lose_topic(on.topic)
     await on.start()
     await on.until("no alarm tells that the topic is missing", lambda: "topics-missing" in on.alarms())
-    await on.passes(HOUR_S)
+    await on.passes(10 * MINUTE_S)
     for segment in copied:
         on.require_kept(segment)
     on.cluster.bring_back(on.topic)

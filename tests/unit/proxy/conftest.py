@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
+from tests.support.marks import full
 from tests.support.proxy import proxy_harness
 from tests.support.proxy.proxy_harness import RELAYS
 from tiers.event_loop import EventLoop
@@ -16,9 +17,9 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"uvloop": EventLoop}
 
 
-@pytest.fixture(scope="module", params=list(RELAYS))
+@pytest.fixture(scope="module", params=["spliced", *full("copied", "by the loop")])
 def every_relay(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs the tests of a module with every way to relay."""
+    """Runs the tests of a module with every way to relay. `make test` splices all: other modules copy small answers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proxy_harness, "relay", RELAYS[request.param])
         yield
