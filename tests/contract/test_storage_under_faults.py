@@ -65,6 +65,7 @@ async def until_it_works(call: Callable[[], Awaitable[object]]) -> None:
         return
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("store", ["s3", "azure", "gcs", "hdfs"])
 async def test_every_call_ends_and_works_again(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     settings = await settings_of(store, request, tmp_path)

@@ -8,14 +8,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from tests.support.marks import full
 from tests.support.rigs.strict_consumer import consumer_at, read, until_trimmed
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 RECORDS = 2000
 RECORDS_OF_A_SEGMENT = 90
@@ -43,7 +42,7 @@ def all_is_copied(proxy: TidegateProcess, topic: str) -> bool:
     return lags == [0.0]
 
 
-@pytest.mark.parametrize("workers", [2, *full(0)])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_the_first_read_of_a_copied_segment_requests_no_index(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path, workers: int
 ) -> None:

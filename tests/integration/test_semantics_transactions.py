@@ -26,7 +26,7 @@ from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import topic_id_of
 from tests.support.servers.producing import create_topic
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 
 def decided_history(writer: Writer) -> None:
@@ -116,7 +116,6 @@ def every_client_sees_its_twin(tiers: TwoTiers, topic: str, twin: str, starts: S
                 raise
 
 
-@pytest.mark.full
 async def test_every_client_sees_what_it_sees_of_a_topic_that_is_not_tiered(
     kafka: KafkaCluster, tmp_path: Path, topic: str, twin: str
 ) -> None:
@@ -132,7 +131,6 @@ async def test_every_client_sees_what_it_sees_of_a_topic_that_is_not_tiered(
         assert tiers.storage.gets
 
 
-@pytest.mark.full
 async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: Path, topic: str, twin: str) -> None:
     """An open transaction holds the last stable offset below the marker of another one, and copies end there too."""
     writer = Writer(kafka.bootstrap_servers, topic, twin)

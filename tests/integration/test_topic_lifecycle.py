@@ -15,7 +15,6 @@ from kafka.protocol.admin import DeleteTopicsRequest
 from proxy.config import load_config
 from proxy.handlers.base import FetchSettings
 from tests.support.clients.librdkafka import Librdkafka
-from tests.support.marks import full
 from tests.support.rigs import tier_command
 from tests.support.rigs.late_tier import listed
 from tests.support.rigs.strict_consumer import consumer_at, read
@@ -196,7 +195,8 @@ def delete_by_v6(address: tuple[str, int], name: str | None, topic_id: UUID) -> 
     assert (result.error_code, result.topic_id) == (0, topic_id)
 
 
-@pytest.mark.parametrize("workers", [2, *full(0)])
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
     kafka: KafkaCluster, tmp_path: Path, topic: str, workers: int
 ) -> None:

@@ -75,6 +75,7 @@ PROGRAM = textwrap.dedent(
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
+@pytest.mark.full
 def test_a_session_is_silent_and_local_and_ends_on_an_interrupt(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -19,6 +19,7 @@ from proxy.config import TidegateConfig
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.app import Role, run
 from proxy.wire.error_log import Incident
+from tests.support.marks import full
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.proxy.waiting_signal import waiting_sigterm
 from tests.support.repository import ROOT
@@ -109,7 +110,7 @@ async def test_a_signal_that_waits_ends_a_start_that_hangs(hangs_in: str, caplog
     assert caplog.messages[-1] == "stopped"
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
+@pytest.mark.parametrize("closed", ["<&- >&-", *full("<&-", ">&-")])
 async def test_a_proxy_whose_caller_closed_standard_streams_ends_well(tmp_path: Path, closed: str) -> None:
     """Otherwise other descriptors get their numbers, and libuv aborts when it closes one of them."""
     config = tmp_path / "tidegate.toml"

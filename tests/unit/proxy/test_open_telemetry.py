@@ -24,6 +24,7 @@ from proxy.config import TracingConfig
 from proxy.process import open_telemetry
 from proxy.process.open_telemetry import OpenTelemetryTracer, batches_to, provider_of
 from tests.support.fakes.fetch_bench import P0, ask, ask_local, bench_of, codes, records
+from tests.support.marks import full
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.repository import ROOT
 from tests.support.servers.collector import running_collector
@@ -324,7 +325,7 @@ def test_a_proxy_without_the_extra_does_not_start(
     assert capsys.readouterr().err == f"tidegate: {MISSING}\n"
 
 
-@pytest.mark.parametrize("name", ["OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"])
+@pytest.mark.parametrize("name", ["OTEL_BSP_MAX_QUEUE_SIZE", *full("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT")])
 def test_a_variable_that_opentelemetry_refuses_is_one_line(name: str, tmp_path: Path) -> None:
     config = tmp_path / "tidegate.toml"
     config.write_text(TRACING)

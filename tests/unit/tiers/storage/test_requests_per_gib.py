@@ -48,6 +48,7 @@ class LongLog(InMemoryLog):
         return LogRead(records, self.log_start_offset, self.batches, self.batches, 0, ())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("share", "limit"), [(1.0, 28), (0.5, 45)])
 async def test_requests_per_gib(s3: VersityGateway, tmp_path: Path, share: float, limit: int) -> None:
     """An owner takes over, and then copies, trims and expires. The segments have this share of `segment.bytes`."""

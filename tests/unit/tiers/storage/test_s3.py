@@ -87,6 +87,7 @@ async def test_requests_per_operation(s3: VersityGateway, tmp_path: Path) -> Non
         assert await asked(s3, listed(manager)) == {"ListObjectsV2": 1}
 
 
+@pytest.mark.full
 async def test_a_server_that_dies_in_the_middle_of_a_copy(s3: VersityGateway, tmp_path: Path) -> None:
     """The abort cannot be delivered either: the parts wait in the store until the attempt is deleted."""
     metadata, data = segment_to_copy(tmp_path, 4 * PART_BYTES)
@@ -191,6 +192,7 @@ async def test_a_segment_file_that_shrinks_during_its_upload_is_named(
             await manager.copy_log_segment_data(metadata, data)
 
 
+@pytest.mark.full
 async def test_uploads_through_a_slow_link_finish(s3: VersityGateway, tmp_path: Path) -> None:
     """All parts share a link of 8 MB/s, so at first each of them takes longer than its deadline."""
     segments = [segment_to_copy(tmp_path, 2 * PART_BYTES + 1000) for _ in range(2)]

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from tests.support.fakes.io_calls import Event
 from tests.support.tiers.tier_machine import Tier
 
-EXAMPLES = int(os.environ.get("TIDEGATE_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("TIDEGATE_EXAMPLES", "15"))
 SETTINGS = settings(
     max_examples=EXAMPLES,
     stateful_step_count=30,
