@@ -36,7 +36,7 @@ P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 P1 = TopicIdPartition(TOPIC_ID, 1, "orders")
 LOCAL_ID = uuid.UUID(int=99)
 LOCAL_0 = TopicIdPartition(LOCAL_ID, 0, "local")
-VERSIONS = range(4, 19)
+VERSIONS = (4, 12, 18)
 BATCH = 10
 TRIMMED = 100
 """The local log start of P0. Lower offsets are only remote, and the local log ends at 200."""

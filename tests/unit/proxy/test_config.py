@@ -68,12 +68,6 @@ def test_founding_names_are_accepted() -> None:
         ("remote.log.reader.thread = 3\n" + UPSTREAM, "did you mean remote.log.reader.threads?"),
         ("remote.log.metadata.foo = 1\n" + UPSTREAM, "did you mean remote.log.metadata.topic.name?"),
         ("remote.log.reader.threads = true\n" + UPSTREAM, "expected a number, not a boolean"),
-        (UPSTREAM + '[[topics]]\nname = "o"\nremote.log.retention.minutes = true', "expected a number, not a boolean"),
-        ("workers = true\n" + UPSTREAM, "workers: expected a number, not a boolean"),
-        (
-            "remote.log.manager.fetch.max.bytes.per.second = true\n" + UPSTREAM,
-            "expected a number, not a boolean",
-        ),
         (
             UPSTREAM + "[storage]\nimplementation = 'local'\n[[storage.locations]]\nname = 'x'\nweight = true",
             '[[storage.locations]] number 1 (name "x") weight: expected a number, not a boolean',
@@ -84,7 +78,6 @@ def test_founding_names_are_accepted() -> None:
         ),
         (UPSTREAM + "[[topics]]\nname = 2020-01-01", '[[topics]] number 1 (name "2020-01-01") name: Input should be'),
         (UPSTREAM + "[[listener]]\n[[listener]]\nbootstrap.port = 0", "[[listener]] number 2 bootstrap.port: Input"),
-        (UPSTREAM + "[tracing]\ntraces.sampler.arg = true", "expected a number, not a boolean"),
         (
             "remote.log.manager.task.interval.ms = 5\nrlm_process_interval_ms = 6\n" + UPSTREAM,
             "rlm_process_interval_ms: this is another name of remote.log.manager.task.interval.ms",
@@ -94,14 +87,6 @@ def test_founding_names_are_accepted() -> None:
             UPSTREAM + "[[topics]]\nname = 'x'\nremote.log.retention.ms = 5",
             '[[topics]] number 1 (name "x") remote.log.retention.ms; use remote.log.retention.minutes in',
         ),
-        (
-            UPSTREAM + "[[topics]]\nname = 'x'\nremote.log.retention.hours = 5",
-            '[[topics]] number 1 (name "x") remote.log.retention.hours; use remote.log.retention.minutes in',
-        ),
-        (
-            UPSTREAM + "[[topics]]\nname = 'x'\nretention.ms = 5",
-            "use remote.log.retention.minutes in [[topics]]",
-        ),
         ("log.retention.bytes = 5\n" + UPSTREAM, "it is a setting of the brokers"),
         ("remote.log.retention.minutes = 5\n" + UPSTREAM, "it belongs in [[topics]]"),
         (UPSTREAM + "[listner]\nhost = 'x'", "unknown key listner.host; did you mean [listener]?"),
@@ -110,18 +95,12 @@ def test_founding_names_are_accepted() -> None:
             UPSTREAM + "[listener]\nproxy.protocol.trusted.networks = ['10.1.0.1/16']",
             "10.1.0.1/16 has host bits set; a network is written as 10.1.0.0/16",
         ),
-        (
-            UPSTREAM + "[listener]\nproxy.protocol.trusted.networks = ['lb']",
-            "'lb' does not appear to be an IPv4 or IPv6",
-        ),
         (UPSTREAM + "[listener]\nproxy.protocol.trusted.networks = '10.1.0.0/16'", "expected a list of networks"),
         (UPSTREAM + "[admin]\nport = 70000", "[admin] port: Input should be less than 65536"),
         (UPSTREAM + "[limits]\ndrain.timeout.ms = '3 parsecs'", "one of the units ms, s, m"),
         ("[upstream]\nbootstrap.servers = 'nowhere'", "[upstream] bootstrap.servers: expected host:port"),
         ("[upstream]\nbootstrap.servers = 'a b:9092'", "[upstream] bootstrap.servers: 'a b' is not a host name"),
-        ("[upstream]\nbootstrap.servers = 'http://a:9092'", "bootstrap.servers: 'http://a' is not a host name"),
         (UPSTREAM + "[listener]\nhost = 'a b'", "[listener] host: 'a b' is not a host name or an IP address"),
-        (UPSTREAM + "[admin]\nhost = '127.0.0. 1'", "[admin] host: '127.0.0. 1' is not a host name or an IP address"),
         (UPSTREAM + "[[topics]]\nname = 'x'", "there is no [storage]"),
         ("x = ", "f.toml: not TOML"),
         (UPSTREAM + "[admin]\nport = 1\nport = 2", "f.toml: not TOML: the key port is set twice"),
@@ -131,8 +110,6 @@ def test_founding_names_are_accepted() -> None:
         ),
         (UPSTREAM + "[admin]\nport = 1\nport.x = 2", "or is also the first part of another key"),
         (UPSTREAM + "[admin]\nport = 1\n\N{NO-BREAK SPACE}", "f.toml: not TOML: Invalid statement"),
-        (UPSTREAM + "[admin]\nport = 1\nport = [\n7]", "not TOML: a key is set twice"),
-        (UPSTREAM + "[admin]\ntoken.file = '/a'\ntoken.file = '/a'", "not TOML: the key token.file is set twice"),
         (
             UPSTREAM + "[[listener]]\nbootstrap.port = 1\n[[listener]]\nbootstrap.port = 2\n[listener.tls]\nkey = '/k'",
             "missing key [[listener]] number 2: [listener.tls] certificate",
@@ -277,27 +254,20 @@ def with_line(section: str, line: str) -> str:
     return WHOLE.replace(head, f"{head}{line}\n") if head in WHOLE else f"{WHOLE}{head}{line}\n"
 
 
-@pytest.mark.parametrize(("section", "key", "default"), [row for row in ROWS if row[2] not in ("", "*required*")])
-def test_a_documented_default_is_the_default(section: str, key: str, default: str) -> None:
-    if key == "implementation":
-        return  # an empty one means that of [storage]
-    assert parse_config(with_line(section, f"{key} = {default}")) == parse_config(with_line(section, ""))
+def test_the_documented_keys_are_known_and_have_their_defaults() -> None:
+    others: list[str] = []
+    for section, key, default in ROWS:
+        # An empty implementation of a location means that of [storage].
+        if default not in ("", "*required*") and key != "implementation":
+            assumed = parse_config(with_line(section, ""))
+            others += [key] * (parse_config(with_line(section, f"{key} = {default}")) != assumed)
+        elif default != "*required*":
+            a_date = "1979-05-27"  # which no setting takes
+            others += [line for line in mistakes(with_line(section, f"{key} = {a_date}")) if "unknown key" in line]
+    assert others == []
 
 
-@pytest.mark.parametrize(("section", "key"), [row[:2] for row in ROWS if row[2] != "*required*"])
-def test_every_documented_key_is_known(section: str, key: str) -> None:
-    a_date = "1979-05-27"  # which no setting takes
-    assert not [line for line in mistakes(with_line(section, f"{key} = {a_date}")) if "unknown key" in line]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "task_interval_ms = 5\n" + UPSTREAM,
-        UPSTREAM + "[limits]\nmax_connections = 5",
-        UPSTREAM + "request_timeout_ms = 5",
-    ],
-)
+@pytest.mark.parametrize("text", ["task_interval_ms = 5\n" + UPSTREAM, UPSTREAM + "[limits]\nmax_connections = 5"])
 def test_the_name_of_a_field_is_no_key(text: str) -> None:
     (line,) = mistakes(text)
     assert "unknown key" in line

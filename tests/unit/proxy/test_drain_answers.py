@@ -10,7 +10,7 @@ from protocol.header import response_body_position
 from proxy.handlers.drain_answers import empty_fetch
 
 
-@pytest.mark.parametrize("version", range(4, 19))
+@pytest.mark.parametrize("version", [4, 12, 18])
 def test_an_empty_fetch_is_throttled_and_sessionless(version: int) -> None:
     payload = b"".join(empty_fetch(version, 77))
     assert int.from_bytes(payload[:4], "big", signed=True) == 77

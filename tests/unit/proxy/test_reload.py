@@ -125,14 +125,6 @@ def test_a_topic_needs_a_restart_if_there_is_no_remote_tier() -> None:
     assert (config.topics, config.storage) == ((), None)
 
 
-def test_a_topic_without_a_store_is_a_mistake() -> None:
-    def load() -> TidegateConfig:
-        return parse_config('[upstream]\nbootstrap.servers = "a:1"\n[[topics]]\nname = "orders"\n')
-
-    result, applied = reloaded(BASE, load)
-    assert ("there is no [storage]" in result.mistake, applied) == (True, [])
-
-
 def test_wrong_settings_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def load() -> TidegateConfig:
         raise ConfigError("f.toml: unknown key x")

@@ -34,7 +34,7 @@ from tests.support.proxy.scenario import (
     scenario,
 )
 
-FETCH_VERSIONS = (4, 7, 11, 12, 13, 18)
+FETCH_VERSIONS = (4, 12, 18)
 FETCH_ERRORS = (-1, 2, 3, 5, 6, 9, 29, 56, 74, 75, 76, 78, 100, 103)
 """All that a broker puts into a partition of Fetch, but for OFFSET_OUT_OF_RANGE."""
 LIST_OFFSETS_ERRORS = (-1, 3, 5, 6, 9, 29, 42, 43, 56, 74, 75, 78)
@@ -274,7 +274,7 @@ async def test_a_client_that_leaves_a_stalled_broker_takes_its_connection_along(
     assert await is_well(cast)
 
 
-@pytest.mark.parametrize("version", [7, 12, 18])
+@pytest.mark.parametrize("version", [7, 18])
 async def test_a_throttled_fetch_passes_with_its_time_and_brings_nothing(cast: Scenario, version: int) -> None:
     cast.broker.script(ApiKey.FETCH, fetch.throttled)
     async with cast.client() as client:

@@ -18,7 +18,7 @@ from tests.support.fakes.broker.delivery import Stall
 from tests.support.proxy.scenario import CLIENT_ID, END, P0, TOPIC, Client, Scenario, fetch_request, scenario
 from tiers.model.log_start import LogGap
 
-VERSIONS = (4, 7, 11, 12, 13, 18)
+VERSIONS = (4, 12, 18)
 REMOTE_END = 120
 BEHIND = 150
 

@@ -24,7 +24,7 @@ from tiers.model.log_start import LogStart, LogStartReason
 
 PLAIN = UUID(int=3)
 NO_ID = UUID(int=0)
-VERSIONS = range(1, 7)
+VERSIONS = (1, 5, 6)
 TIMED_OUT, UNAUTHORIZED = 7, 29
 DELETE, DESCRIBE = 6, 8
 SEEN = LogStart(0, 0, LogStartReason.SEEN)

@@ -16,7 +16,7 @@ from proxy.wire.exchange import Forward
 from tests.support.fakes.broker.cluster import FakeCluster
 from tests.support.fakes.broker.exchange import FakeExchange
 
-VERSIONS = range(DECODED_APIS[ApiKey.DESCRIBE_LOG_DIRS].min_version, 6)
+VERSIONS = (DECODED_APIS[ApiKey.DESCRIBE_LOG_DIRS].min_version, 5)
 REFUSED, OFFLINE = 31, 56
 DIR = DescribeLogDirsResponse.DescribeLogDirsResult
 TOPIC = DIR.DescribeLogDirsTopic

@@ -63,7 +63,7 @@ async def test_a_trimmed_offset_is_served_by_the_first_request(bench: Bench, ver
 async def test_a_consumer_crosses_the_seam_without_gap_or_duplicate(bench: Bench, version: int) -> None:
     offset, got = 0, b""
     while offset < 200:
-        response = await bench.fetch(version, ask(version, offset, max_bytes=400))
+        response = await bench.fetch(version, ask(version, offset, max_bytes=400), max_wait_ms=60_000)
         assert codes(response) == [0]
         data = records(response)
         assert data
@@ -82,7 +82,7 @@ async def test_the_log_start_of_local_answers_is_the_tiers(bench: Bench, version
     assert response.partitions[0].log_start_offset == (3 if version >= 5 else -1)
 
 
-@pytest.mark.parametrize("version", [7, 12, 13, 18])
+@pytest.mark.parametrize("version", [7, 18])
 async def test_a_session_without_a_remote_partition_is_the_brokers_own(bench: Bench, version: int) -> None:
     frame = fetch_frame(version, [ask_local(version, 0)], session_epoch=0)
     exchange = FakeExchange(bench.cluster, frame)
@@ -107,7 +107,7 @@ async def test_the_epochs_of_a_session_are_the_brokers_to_count(bench: Bench, se
     assert action.frame == frame
 
 
-@pytest.mark.parametrize("version", [7, 12, 13, 18])
+@pytest.mark.parametrize("version", [7, 18])
 async def test_a_session_with_a_remote_partition_is_dropped_and_closed_upstream(bench: Bench, version: int) -> None:
     response = await bench.fetch(version, ask(version, 0), session_epoch=0)
     assert response.session_id == 0
@@ -118,7 +118,7 @@ async def test_a_session_with_a_remote_partition_is_dropped_and_closed_upstream(
     assert (bench.cluster.requests[-1].session_id, bench.cluster.requests[-1].session_epoch) == (0, 0)
 
 
-@pytest.mark.parametrize("version", [7, 12, 13, 18])
+@pytest.mark.parametrize("version", [7, 18])
 async def test_an_unseen_offset_of_an_incremental_request_needs_a_full_one(bench: Bench, version: int) -> None:
     """The broker's session implies a partition that this request does not name."""
     frame = fetch_frame(version, [], session_id=77, session_epoch=4)

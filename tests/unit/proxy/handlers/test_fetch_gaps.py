@@ -28,7 +28,6 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentState
 
-SOME_VERSIONS = [4, 5, 9, 12, 13, 18]
 UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
 FIRST = [batch_of(0, 10, leader_epoch=1), batch_of(10, 10, leader_epoch=1)]
 SECOND = [batch_of(50, 10, leader_epoch=3)]
@@ -116,7 +115,7 @@ async def test_where_nothing_follows_the_position_reaches_the_high_watermark(
     assert response.aborted_transactions(response.partitions[0]) == (() if isolation_level else None)
 
 
-@pytest.mark.parametrize("version", SOME_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("isolation_level", [0, 1])
 async def test_records_of_a_batch_that_begins_in_the_gap_are_not_shown(
     tmp_path: Path, version: int, isolation_level: int
@@ -150,7 +149,7 @@ async def test_the_batch_across_a_gap_is_of_the_epoch_that_the_client_has_seen(b
     assert the_batch(response).leader_epoch == -1
 
 
-@pytest.mark.parametrize("version", SOME_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_an_open_transaction_right_behind_the_gap_holds_no_position_back(bench: Bench, version: int) -> None:
     bench.cluster.logs[P1].last_stable_offset = 80
     response = await bench.fetch(version, ask(version, 65, partition=1), isolation_level=1, max_wait_ms=60_000)
@@ -189,7 +188,7 @@ async def test_an_epoch_that_no_log_has_is_the_brokers_to_refuse(bench: Bench) -
     assert codes(response) == [ErrorCode.OFFSET_OUT_OF_RANGE]
 
 
-@pytest.mark.parametrize("version", SOME_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_a_gap_at_the_head_belongs_to_the_log_and_is_passed_over(bench: Bench, version: int) -> None:
     await bench.tier.rlmm.put_log_start(P1, user_log_start(30))
     response = await bench.fetch(version, ask(version, 35, partition=1), max_wait_ms=60_000)
@@ -256,7 +255,7 @@ async def test_a_leader_that_has_some_of_the_gap_serves_it(bench: Bench) -> None
     assert records(response) == kept + b"".join(LOCAL)
 
 
-@pytest.mark.parametrize("version", SOME_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("is_remote", [True, False])
 async def test_deleted_records_of_the_batch_behind_a_gap_are_not_shown(
     bench: Bench, version: int, is_remote: bool
@@ -275,7 +274,7 @@ async def test_deleted_records_of_the_batch_behind_a_gap_are_not_shown(
     assert records(response).startswith(across)
 
 
-@pytest.mark.parametrize("version", SOME_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_neighbours_in_one_request_are_served_beside_each_other(bench: Bench, version: int) -> None:
     """One in a gap before the local log, one remote, one local."""
     remote = b""
@@ -291,7 +290,7 @@ async def test_neighbours_in_one_request_are_served_beside_each_other(bench: Ben
     assert remote.startswith(bench.batches[2])
 
 
-@pytest.mark.parametrize("version", SOME_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_two_partitions_in_gaps_are_asked_for_at_once(bench: Bench, version: int) -> None:
     log = bench.cluster.logs[P0]
     log.log_start_offset = 150

@@ -19,7 +19,7 @@ from tiers.config.topic_policy import TopicConfig
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 
-VERSIONS = [4, 7, 12, 13, 18]
+VERSIONS = [4, 12, 18]
 UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
 
 

@@ -57,7 +57,7 @@ def remote_read(log: LocalLog, max_bytes: int, min_one: bool) -> RemoteRead:
     return RemoteRead([memoryview(data)] if data else [], len(data), 0, 0, None)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(asked=partitions, max_bytes=st.integers(1, 1500), version=st.integers(4, 18))
 def test_a_merged_answer_keeps_order_budgets_and_min_one(asked: list[Partition], max_bytes: int, version: int) -> None:
     topic = reference(version, "orders", TOPIC_ID)
@@ -124,7 +124,7 @@ def test_a_merged_answer_keeps_order_budgets_and_min_one(asked: list[Partition],
         assert sizes[0] > 0
 
 
-@pytest.mark.parametrize("version", [4, 5, 11, 12, 18])
+@pytest.mark.parametrize("version", [4, 12, 18])
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_local_entry_that_does_not_fit_only_loses_its_records(version: int, is_replaced: bool) -> None:
     """Unknown tags, aborted transactions and the rest stay; a later answer that does not fit counts as not come."""

@@ -43,7 +43,7 @@ async def test_the_metadata_topic_cannot_be_altered(bench: Bench) -> None:
     assert codes_of(response) == {METADATA_TOPIC: 29, "orders": 0}
 
 
-@pytest.mark.parametrize("version", range(2, 8))
+@pytest.mark.parametrize("version", [2, 7])
 async def test_the_metadata_topic_cannot_be_created(bench: Bench, version: int) -> None:
     """Not by a client, with settings that lose records, while it is missing."""
     topic = CreateTopicsRequest.CreatableTopic
@@ -72,7 +72,7 @@ async def test_the_metadata_topic_cannot_be_created(bench: Bench, version: int) 
     assert [(one.name, one.error_code) for one in response.topics] == [(METADATA_TOPIC, 29), ("new", 0)]
 
 
-@pytest.mark.parametrize("version", range(1, 7))
+@pytest.mark.parametrize("version", [1, 6])
 async def test_the_metadata_topic_cannot_be_deleted(bench: Bench, version: int) -> None:
     metadata_id = UUID(int=77)
     guard = MetadataTopicGuard([METADATA_TOPIC], {metadata_id: METADATA_TOPIC}.get)
@@ -101,7 +101,7 @@ async def test_the_metadata_topic_cannot_be_deleted(bench: Bench, version: int) 
         assert second.topic_id == metadata_id
 
 
-@pytest.mark.parametrize("version", range(4))
+@pytest.mark.parametrize("version", [0, 3])
 async def test_the_metadata_topic_cannot_be_widened(bench: Bench, version: int) -> None:
     guard = MetadataTopicGuard([METADATA_TOPIC], bench.cluster.topic_name)
     topic = CreatePartitionsRequest.CreatePartitionsTopic

