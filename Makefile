@@ -39,7 +39,7 @@ test: jars $(TEST_TOOLS) check ## run check and the tests of every change, on a 
 
 test-all: programs jars frameworks .venv/docs $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check and all tests: three brokers, elections, HDFS, Spark, Streams, ...
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
-	$(PYTEST) $(ARGS)
+	TIDEGATE_EXAMPLES=40 $(PYTEST) $(ARGS)
 
 # Programs that no target installs. haproxy is often in a folder that is not in the path of a user.
 .PHONY: programs
