@@ -226,9 +226,9 @@ async def _many_small_then_large(on: Story, *, restarts: bool = False) -> None:
 
 @story(broker_retention=Retention(3 * _MINUTE_MS, -1))
 async def an_outage_that_is_longer_than_the_brokers_retention(on: Story) -> None:
-    """The brokers keep three minutes, which are not the total, and the store refuses segments for six minutes."""
+    """The brokers keep three minutes, which are not the total, and the store refuses segments for eight minutes."""
     on.refuse(lambda verb, key: verb == "PUT")
-    for _ in range(12):
+    for _ in range(16):
         await on.produce(16)
         await on.passes(MINUTE_S / 2)
     on.accept_all()
