@@ -5,7 +5,7 @@ The document is made of the same table as the routes and of the same types as th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Final, Literal, get_args
@@ -13,7 +13,9 @@ from typing import Any, Final, Literal, get_args
 from aiohttp import web
 from pydantic import TypeAdapter
 
+from proxy.admin.counts import ProcessReport
 from proxy.admin.facts import (
+    ClusterFacts,
     ErrorsPage,
     Overview,
     PartitionPage,
@@ -24,7 +26,7 @@ from proxy.admin.facts import (
     TopicsPage,
     TopicState,
 )
-from proxy.admin.source import FactSource, FactsUnavailableError
+from proxy.admin.source import FactSource, FactsUnavailableError, TierFacts
 
 PREFIX: Final = "/api/v1"
 DOCUMENT: Final = f"{PREFIX}/openapi.json"
@@ -56,7 +58,8 @@ class Endpoint:
     answer: type[Any]
     summary: str
     parameters: tuple[Parameter, ...]
-    ask: Callable[[FactSource, web.Request], Awaitable[Any]]
+    ask: Callable[[Any, web.Request], Awaitable[Any]]
+    """Asks the source of the route."""
 
 
 def topic_query(request: web.Request) -> TopicQuery:
@@ -86,14 +89,7 @@ def _whole(text: str, name: str) -> int:
     return int(text)
 
 
-ENDPOINTS: Final = (
-    Endpoint(
-        f"{PREFIX}/overview",
-        Overview,
-        "The cluster, the stores, the processes, the raised alarms and the last hour.",
-        (),
-        lambda source, request: source.overview(),
-    ),
+TIER_ENDPOINTS: Final = (
     Endpoint(
         f"{PREFIX}/topics",
         TopicsPage,
@@ -135,13 +131,6 @@ ENDPOINTS: Final = (
         lambda source, request: source.readers(),
     ),
     Endpoint(
-        f"{PREFIX}/settings",
-        SettingsPage,
-        "The effective settings with their sources. Secrets are redacted.",
-        (),
-        lambda source, request: source.settings(),
-    ),
-    Endpoint(
         f"{PREFIX}/errors",
         ErrorsPage,
         "The last undecodable frames, and the last connections that were closed, refused or throttled.",
@@ -149,6 +138,31 @@ ENDPOINTS: Final = (
         lambda source, request: source.errors(),
     ),
 )
+"""What a process answers as far as it knows (`TierFacts`)."""
+ENDPOINTS: Final = (
+    Endpoint(
+        f"{PREFIX}/overview",
+        Overview,
+        "The cluster, the stores, the processes, the raised alarms and the last hour.",
+        (),
+        lambda source, request: source.overview(),
+    ),
+    *TIER_ENDPOINTS,
+    Endpoint(
+        f"{PREFIX}/settings",
+        SettingsPage,
+        "The effective settings with their sources. Secrets are redacted.",
+        (),
+        lambda source, request: source.settings(),
+    ),
+)
+"""What a proxy answers (`FactSource`)."""
+CHILD_ENDPOINTS: Final = (
+    Endpoint("/internal/report", ProcessReport, "", (), lambda source, request: source.report()),
+    Endpoint("/internal/cluster", ClusterFacts, "", (), lambda source, request: source.cluster()),
+    *TIER_ENDPOINTS,
+)
+"""What a process answers to the supervisor (`OwnFacts`)."""
 
 
 _AS_WRITTEN: Final[Literal["serialization"]] = "serialization"
@@ -162,8 +176,20 @@ def adapter(answer: type[Any]) -> TypeAdapter[Any]:
     return _ADAPTERS[answer]
 
 
-def api_routes(source: FactSource, version: str) -> list[tuple[str, Callable[[web.Request], Awaitable[web.Response]]]]:
-    """Returns the paths and the handlers."""
+Route = tuple[str, Callable[[web.Request], Awaitable[web.Response]]]
+
+
+def api_routes(source: FactSource, version: str) -> list[Route]:
+    """Returns the paths and the handlers of the API."""
+
+    async def document(request: web.Request) -> web.Response:
+        return web.json_response(openapi(version))
+
+    return [*routes_of(ENDPOINTS, source), (DOCUMENT, document)]
+
+
+def routes_of(endpoints: Iterable[Endpoint], source: TierFacts) -> list[Route]:
+    """Returns the paths and the handlers. `source` answers all of them."""
 
     def handler(endpoint: Endpoint) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
@@ -179,10 +205,7 @@ def api_routes(source: FactSource, version: str) -> list[tuple[str, Callable[[we
 
         return answer
 
-    async def document(request: web.Request) -> web.Response:
-        return web.json_response(openapi(version))
-
-    return [(each.path, handler(each)) for each in ENDPOINTS] + [(DOCUMENT, document)]
+    return [(each.path, handler(each)) for each in endpoints]
 
 
 @cache
@@ -229,7 +252,6 @@ _RELOAD: Final = {
         "200": {"description": "The settings are valid.", "content": {"application/json": {"schema": _RELOADED}}},
         "401": {"description": "The bearer token is missing."},
         "403": {"description": "The settings name no token file."},
-        "503": {"description": "The process starts."},
         "422": {"description": "The settings are wrong.", "content": {"application/json": {"schema": _RELOADED}}},
     },
 }

@@ -1,6 +1,6 @@
-"""`FactSource`: what the page and the API ask, and `OwnFacts`: the answers of one process.
+"""What the page and the API ask: `TierFacts` of one process, and `FactSource` of a whole proxy.
 
-Every process answers what it knows, and the supervisor puts the answers together
+Every process answers what it knows (`OwnFacts`), and the supervisor puts the answers together
 (`proxy/process/admin/facts_of_all.py`).
 """
 
@@ -12,14 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from proxy.admin.cluster_view import ClusterView
-from proxy.admin.counts import History, ProcessReport
+from proxy.admin.counts import ProcessReport
 from proxy.admin.facts import (
+    ClusterFacts,
     ErrorLine,
     ErrorsPage,
     Overview,
     PartitionPage,
-    ProcessFacts,
-    ProcessState,
     RaisedAlarm,
     ReaderLine,
     ReadersPage,
@@ -28,25 +27,22 @@ from proxy.admin.facts import (
     TopicQuery,
     TopicsPage,
 )
-from proxy.admin.settings_facts import settings_page
 from proxy.admin.tier_view import TierView
-from proxy.config import TidegateConfig
 from proxy.wire.error_log import Incident
 from tiers.errors import RemoteLogError
 from tiers.reader.read_accounts import MAX_CLIENTS, ReadAccounts
 from tiers.tasks.alarms import ActiveAlarm
 
 MAX_ALARMS = 200
+_NOT_OPEN = "the remote tier is not open yet"
 
 
 class FactsUnavailableError(Exception):
     """The facts are not known now. The message is for the reader of the page."""
 
 
-class FactSource(Protocol):
+class TierFacts(Protocol):
     """Every method raises `FactsUnavailableError`."""
-
-    async def overview(self) -> Overview: ...
 
     async def topics(self, query: TopicQuery) -> TopicsPage: ...
 
@@ -56,9 +52,13 @@ class FactSource(Protocol):
 
     async def readers(self) -> ReadersPage: ...
 
-    async def settings(self) -> SettingsPage: ...
-
     async def errors(self) -> ErrorsPage: ...
+
+
+class FactSource(TierFacts, Protocol):
+    async def overview(self) -> Overview: ...
+
+    async def settings(self) -> SettingsPage: ...
 
 
 @dataclass(slots=True)
@@ -72,80 +72,38 @@ class OwnParts:
 
 
 class OwnFacts:
-    """Implements `FactSource` with what one process knows. `clock_ms` is monotonic."""
+    """Implements `TierFacts` with what one process knows. `clock_ms` is monotonic."""
 
     def __init__(
         self,
-        name: str,
-        config: TidegateConfig,
-        version: str,
         parts: OwnParts,
-        state: Callable[[], ProcessState],
-        not_ready: Callable[[], list[str]],
         incidents: Callable[[], Sequence[Incident]],
-        environ: Sequence[str],
         *,
         clock_ms: Callable[[], int],
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        self.history = History()
-        self._name = name
-        self._config = config
-        self._version = version
         self._parts = parts
-        self._state = state
-        self._not_ready = not_ready
         self._incidents = incidents
-        self._environ = environ
         self._clock_ms = clock_ms
         self._wall_clock_ms = wall_clock_ms
 
-    def report(self) -> ProcessReport:
+    async def report(self) -> ProcessReport:
         return self._parts.report()
 
-    def change(self, config: TidegateConfig) -> None:
-        """Shows other settings, after a reload."""
-        self._config = config
-
-    async def sample(self) -> None:
-        """Adds a sample to the history."""
-        self.history.add(self._wall_clock_ms(), {self._name: self.report()})
-
-    async def overview(self) -> Overview:
-        report, reasons = self.report(), self._not_ready()
-        cluster = None
-        if self._parts.cluster is not None:
-            try:
-                look = None if self._parts.tier is None else await self._parts.tier.look()
-            except RemoteLogError:
-                look = None
-            cluster = await self._parts.cluster.facts(look)
-        process = ProcessFacts(
-            name=self._name,
-            pid=report.pid,
-            state=self._state(),
-            reasons=tuple(reasons),
-            restarts=0,
-            rss_bytes=report.rss_bytes,
-            connections=report.connections,
-        )
-        return Overview(
-            as_of_ms=self._wall_clock_ms(),
-            version=self._version,
-            is_tiered=self._config.is_tiered,
-            cluster=cluster,
-            stores=self.history.stores({self._name: report}),
-            processes=(process,),
-            alarms=(*report.alarms, *(() if cluster is None else cluster.alarms))[:MAX_ALARMS],
-            history=self.history.facts(),
-            events=report.events,
-        )
+    async def cluster(self) -> ClusterFacts:
+        """Raises `FactsUnavailableError`."""
+        if self._parts.cluster is None:
+            raise FactsUnavailableError(_NOT_OPEN)
+        try:
+            look = await self._tier.look()
+        except RemoteLogError:
+            look = None
+        return await self._parts.cluster.facts(look)
 
     @property
     def _tier(self) -> TierView:
         if self._parts.tier is None:
-            said = "the remote tier is not open yet" if self._config.is_tiered else "the settings tier no topics"
-            raise FactsUnavailableError(said)
+            raise FactsUnavailableError(_NOT_OPEN)
         return self._parts.tier
 
     async def topics(self, query: TopicQuery) -> TopicsPage:
@@ -169,8 +127,7 @@ class OwnFacts:
     async def readers(self) -> ReadersPage:
         accounts, now_ms, wall_ms = self._parts.accounts, self._clock_ms(), self._wall_clock_ms()
         if accounts is None:
-            said = "the remote tier is not open yet" if self._config.is_tiered else "the settings tier no topics"
-            raise FactsUnavailableError(said)
+            raise FactsUnavailableError(_NOT_OPEN)
         lines = [
             ReaderLine(
                 client_id=each.client_id,
@@ -186,9 +143,6 @@ class OwnFacts:
         ]
         lines.sort(key=lambda each: (-each.bytes_per_second, -each.bytes, each.client_id, each.topic))
         return ReadersPage(wall_ms, MAX_CLIENTS, tuple(lines))
-
-    async def settings(self) -> SettingsPage:
-        return settings_page(self._config, self._environ)
 
     async def errors(self) -> ErrorsPage:
         return ErrorsPage(tuple(ErrorLine(**asdict(each)) for each in self._incidents()))

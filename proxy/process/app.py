@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import time
@@ -48,7 +47,6 @@ from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, own_topics_of, remote_tier
 from proxy.process.start.end_signals import set_by_end_signals
 from proxy.process.start.port_claims import PortClaims
-from proxy.version import installed_version
 from proxy.wire.context import Router
 from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler, PrefixHandler
@@ -289,14 +287,13 @@ async def run(
 
         health = Health(partial(with_state, role.not_serving), partial(with_state, role.not_ready))
 
-        facts = own_facts(config, role)
         if admin is not None:
             access = AdminAccess(lambda: admin.token)
-            pages = admin_http(admin.listener, registry, health, facts, access, installed_version())
-            await stack.enter_async_context(pages)
+            facts = OwnFacts(role.view.parts, role.errors, clock_ms=monotonic_ms, wall_clock_ms=wall_clock_ms)
+            await stack.enter_async_context(admin_http(admin.listener, registry, health, facts, access))
         is_open = await _unless_stopped(role.open, stack, stop)
         if load is not None:
-            reload = Reload(config, load, partial(apply_settings, role, facts))
+            reload = Reload(config, load, partial(apply_settings, role))
             role.view.alarms.watch(ProcessAlarm.SETTINGS_NOT_RELOADED, partial(troubles_of, reload))
             loop.add_signal_handler(signal.SIGHUP, reload)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
@@ -316,26 +313,10 @@ def _said(error: Exception | None) -> list[str]:
     return [] if error is None else [str(error)]
 
 
-def apply_settings(role: Role, facts: OwnFacts, config: TidegateConfig) -> None:
+def apply_settings(role: Role, config: TidegateConfig) -> None:
     """Applies the settings of a reload."""
     set_level(config.log.level)
     role.change(config)
-    facts.change(config)
-
-
-def own_facts(config: TidegateConfig, role: Role) -> OwnFacts:
-    return OwnFacts(
-        "tidegate",
-        config,
-        installed_version(),
-        role.view.parts,
-        lambda: role.state,
-        role.not_ready,
-        role.errors,
-        tuple(os.environ),
-        clock_ms=monotonic_ms,
-        wall_clock_ms=wall_clock_ms,
-    )
 
 
 async def _unless_stopped(

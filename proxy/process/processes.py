@@ -168,9 +168,7 @@ async def _serve(config: TidegateConfig, file: Path, forks: ForkServer) -> bool:
             at, access = (config.admin.host, config.admin.port), admin_access(config.admin)
             for alarm, troubles in access.troubles.items():
                 own.alarms.watch(alarm, troubles)
-            await stack.enter_async_context(
-                admin_pages(at, pages, facts, access, installed_version(), reload=lambda: reload)
-            )
+            await stack.enter_async_context(admin_pages(at, pages, facts, access, installed_version(), reload))
         take_reloads()
         logger.info("starting the workers", extra={"workers": config.worker_count})
         async with asyncio.TaskGroup() as group:

@@ -17,6 +17,7 @@ from proxy.admin.api import adapter as adapter_of
 from proxy.admin.counts import History, ProcessReport
 from proxy.admin.facts import (
     THIS_PROCESS,
+    ClusterFacts,
     ErrorLine,
     ErrorsPage,
     EventLine,
@@ -35,7 +36,6 @@ from proxy.admin.settings_facts import settings_page
 from proxy.admin.source import MAX_ALARMS, FactsUnavailableError
 from proxy.config import TidegateConfig
 from proxy.process.admin.child_pages import FACTS_TIMEOUT_S, ChildPages
-from proxy.process.admin.http import REPORT_PATH
 from proxy.process.admin.process_alarms import ProcessAlarms
 from proxy.process.admin.process_state import STATE_LINE
 from proxy.process.admin.recent_events import MAX_EVENTS, RecentEvents
@@ -43,6 +43,8 @@ from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.supervisor import Child, Supervisor
 from proxy.version import installed_version
 
+REPORT_PATH: Final = "/internal/report"
+CLUSTER_PATH: Final = "/internal/cluster"
 REMOTE_LOG: Final = "remote-log"
 SUPERVISOR: Final = "supervisor"
 Answer = TypeVar("Answer")
@@ -100,8 +102,7 @@ class FactsOfAll:
         cluster = None
         if self._config.is_tiered:
             with suppress(FactsUnavailableError):
-                known = await self._of(REMOTE_LOG, Overview, "/overview")
-                cluster = known.cluster
+                cluster = await self._of(REMOTE_LOG, ClusterFacts, CLUSTER_PATH)
         of_tier = () if cluster is None else cluster.alarms
         return Overview(
             as_of_ms=self._wall_clock_ms(),
@@ -163,17 +164,17 @@ class FactsOfAll:
         return (ProcessState.FAILED if has_answered else ProcessState.INITIALIZING), reasons
 
     async def topics(self, query: TopicQuery) -> TopicsPage:
-        return await self._of(REMOTE_LOG, TopicsPage, "/topics", query_of(query))
+        return await self._of(REMOTE_LOG, TopicsPage, f"{PREFIX}/topics", query_of(query))
 
     async def topic(self, name: str, page: int) -> TopicPage | None:
-        return await self._known(TopicPage, f"/topics/{quote(name, safe='')}", {"page": str(page)})
+        return await self._known(TopicPage, f"{PREFIX}/topics/{quote(name, safe='')}", {"page": str(page)})
 
     async def partition(self, name: str, number: int, from_offset: int) -> PartitionPage | None:
-        path = f"/topics/{quote(name, safe='')}/{number}"
+        path = f"{PREFIX}/topics/{quote(name, safe='')}/{number}"
         return await self._known(PartitionPage, path, {"from": str(from_offset)})
 
     async def readers(self) -> ReadersPage:
-        return await self._of(REMOTE_READER, ReadersPage, "/readers")
+        return await self._of(REMOTE_READER, ReadersPage, f"{PREFIX}/readers")
 
     async def settings(self) -> SettingsPage:
         return settings_page(self._config, self._environ)
@@ -210,7 +211,7 @@ class FactsOfAll:
         child = next((each for each in self._supervisor.children if each.name == name), None)
         if child is None:
             raise FactsUnavailableError("the settings tier no topics")
-        return await self._pages.ask(child, PREFIX + path, parameters, FACTS_TIMEOUT_S)
+        return await self._pages.ask(child, path, parameters, FACTS_TIMEOUT_S)
 
     @staticmethod
     def _decoded(answer: type[Answer], text: str) -> Answer:

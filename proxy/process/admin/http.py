@@ -20,13 +20,12 @@ from typing import Protocol
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from proxy.admin.api import RELOAD, adapter, api_routes
-from proxy.admin.counts import ProcessReport
+from proxy.admin.api import CHILD_ENDPOINTS, RELOAD, Route, adapter, api_routes, routes_of
 from proxy.admin.pages import page_routes
 from proxy.admin.source import FactSource, OwnFacts
 from proxy.process.admin.access import OPEN_TO_ALL, AdminAccess
 from proxy.process.admin.connections import AdminConnections, is_own_fault
-from proxy.process.reload import Reload, Reloaded
+from proxy.process.reload import Reloaded
 from proxy.wire.context import Address
 from proxy.wire.server import bind, named_in_errors
 
@@ -46,13 +45,7 @@ class Health:
     not_ready: Reasons
 
 
-ReloadNow = Callable[[], Reload | None]
-"""Returns what reads the settings again. None while the process starts."""
-
 Page = Callable[[web.Request], Awaitable[web.Response]]
-REPORT_PATH = "/internal/report"
-"""A child answers it to the supervisor."""
-
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -89,19 +82,12 @@ async def admin_http(
     health: Health,
     facts: OwnFacts | None = None,
     access: AdminAccess = OPEN_TO_ALL,
-    version: str = "",
-    reload: ReloadNow | None = None,
 ) -> AsyncIterator[Address]:
-    """Serves the pages of one process until the context exits, and yields the bound address.
+    """Serves what the supervisor asks one process until the context exits, and yields the bound address.
 
     Raises `OSError` if the address cannot be bound."""
-
-    async def report(request: web.Request) -> web.Response:
-        assert facts is not None
-        return web.Response(body=adapter(ProcessReport).dump_json(facts.report()), content_type="application/json")
-
-    more = [(REPORT_PATH, report)] if facts is not None else []
-    async with admin_pages(at, _OneProcess(registry, health), facts, access, version, more, reload) as bound:
+    routes = [] if facts is None else routes_of(CHILD_ENDPOINTS, facts)
+    async with _served(at, _OneProcess(registry, health), routes, access) as bound:
         yield bound
 
 
@@ -109,16 +95,28 @@ async def admin_http(
 async def admin_pages(
     at: Address | socket.socket,
     pages: AdminPages,
-    facts: FactSource | None = None,
+    facts: FactSource,
     access: AdminAccess = OPEN_TO_ALL,
     version: str = "",
-    more: Sequence[tuple[str, Page]] = (),
-    reload: ReloadNow | None = None,
+    reload: Callable[[], Reloaded] | None = None,
 ) -> AsyncIterator[Address]:
-    """Serves `pages`, and the page and the API of `facts`, until the context exits. Yields the bound address.
+    """Serves the page and the API of a proxy until the context exits, and yields the bound address.
 
-    `reload` reads the settings again when a client asks. `at` is the address to bind, or a socket that is already
-    listening. Raises `OSError` if it cannot be bound."""
+    `reload` reads the settings again when a client asks. Raises `OSError` if the address cannot be bound."""
+    routes = [*api_routes(facts, version), *page_routes(facts, version)]
+    async with _served(at, pages, routes, access, reload) as bound:
+        yield bound
+
+
+@asynccontextmanager
+async def _served(
+    at: Address | socket.socket,
+    pages: AdminPages,
+    routes: Sequence[Route],
+    access: AdminAccess,
+    reload: Callable[[], Reloaded] | None = None,
+) -> AsyncIterator[Address]:
+    """`at` is the address to bind, or a socket that is already listening."""
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=await pages.metrics(), headers={"Content-Type": _METRICS_TYPE})
@@ -136,9 +134,7 @@ async def admin_pages(
         assert reload is not None
         if (refusal := access.refusal_of_change(request)) is not None:
             return refusal
-        if (reload_now := reload()) is None:
-            return web.Response(status=503, text="the process starts: try again\n")
-        result = reload_now()
+        result = reload()
         status = 422 if result.mistake else 200
         return web.Response(status=status, body=adapter(Reloaded).dump_json(result), content_type="application/json")
 
@@ -149,12 +145,9 @@ async def admin_pages(
 
         return answer
 
-    routes: list[tuple[str, Page]] = [("/metrics", metrics), *more]
-    if facts is not None:
-        routes += [*api_routes(facts, version), *page_routes(facts, version)]
     application = web.Application()
     application.add_routes([web.get("/livez", livez), web.get("/servez", servez), web.get("/readyz", readyz)])
-    application.add_routes([web.get(path, guarded(page)) for path, page in routes])
+    application.add_routes([web.get(path, guarded(page)) for path, page in [("/metrics", metrics), *routes]])
     if reload is not None:
         application.add_routes([web.post(RELOAD, reload_settings)])
     tls = None if access.tls is None else access.tls.current

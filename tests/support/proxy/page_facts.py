@@ -288,3 +288,16 @@ def history(samples: int = 240) -> HistoryFacts:
             Series("cache_hits", "%", part(wave(70, 99, 3))),
         ),
     )
+
+
+class NoPages:
+    """Implements `AdminPages` with no metrics, for a process without a problem."""
+
+    async def metrics(self) -> bytes:
+        return b""
+
+    async def not_serving(self) -> list[str]:
+        return []
+
+    async def not_ready(self) -> list[str]:
+        return []

@@ -13,8 +13,7 @@ from proxy.admin.api import adapter
 from proxy.admin.counts import ProcessReport
 from proxy.admin.facts import THIS_PROCESS, EventLine, RaisedAlarm
 from proxy.process.admin.child_pages import FACTS_TIMEOUT_S, ChildPages
-from proxy.process.admin.facts_of_all import REMOTE_LOG, FactsOfAll, OwnAlarms
-from proxy.process.admin.http import REPORT_PATH
+from proxy.process.admin.facts_of_all import CLUSTER_PATH, REMOTE_LOG, REPORT_PATH, FactsOfAll, OwnAlarms
 from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms
 from proxy.process.admin.recent_events import RecentEvents
 from proxy.process.processes import WholePages
@@ -88,7 +87,7 @@ async def test_a_dead_remote_log_process_leaves_the_rest_of_the_overview() -> No
         ("worker-1", "INITIALIZING"),
         (REMOTE_LOG, "FAILED"),
     ]
-    assert ("/api/v1/overview", FACTS_TIMEOUT_S) in asked
+    assert (CLUSTER_PATH, FACTS_TIMEOUT_S) in asked
 
 
 async def test_an_alarm_of_several_processes_is_one_alarm() -> None:

@@ -21,7 +21,7 @@ from proxy.admin.facts import ProcessState
 from proxy.config import LimitsConfig, TidegateConfig
 from proxy.logging_setup import set_level
 from proxy.process.admin.process_view import ProcessView
-from proxy.process.app import Role, apply_settings, own_facts, run
+from proxy.process.app import Role, run
 from proxy.process.child import Duty, Task, settings_again, share_of_duty
 from proxy.process.live_settings import LiveSettings
 from proxy.process.reload import Reload, Reloaded, changed_keys, hold_reloads, take_reloads
@@ -66,15 +66,6 @@ def test_the_settings_that_differ_are_named(change: str, keys: list[str]) -> Non
     assert list(changed_keys(parse_config("workers = 2\n" + BASE), parse_config(BASE))) == ["workers"]
     top = "remote.log.reader.threads = 3\n" + BASE
     assert list(changed_keys(parse_config(BASE), parse_config(top))) == ["remote.log.reader.threads"]
-
-
-def test_the_page_shows_the_settings_of_a_reload(root_level: None) -> None:
-    registry = CollectorRegistry()
-    role = cast(Role, SlowRole(parse_config(BASE), registry, ""))
-    facts = own_facts(parse_config(BASE), role)
-    apply_settings(role, facts, parse_config(BASE + "[limits]\nmax.connections = 7"))
-    shown = asyncio.run(facts.settings()).settings
-    assert [each.value for each in shown if each.key == "max.connections"] == ["7"]
 
 
 def test_the_settings_that_a_reload_leaves_keep_their_source() -> None:

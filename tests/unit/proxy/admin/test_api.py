@@ -12,20 +12,7 @@ import pytest
 from proxy.admin.api import DOCUMENT, ENDPOINTS, RELOAD, api_routes, openapi
 from proxy.admin.facts import ErrorLine, ReaderLine
 from proxy.process.admin.http import admin_pages
-from tests.support.proxy.page_facts import NOW_MS, ScriptedFacts
-
-
-class NoPages:
-    """Implements `AdminPages`."""
-
-    async def metrics(self) -> bytes:
-        return b""
-
-    async def not_serving(self) -> list[str]:
-        return []
-
-    async def not_ready(self) -> list[str]:
-        return []
+from tests.support.proxy.page_facts import NOW_MS, NoPages, ScriptedFacts
 
 
 def facts() -> ScriptedFacts:

@@ -29,24 +29,11 @@ from proxy.admin.lines import topic_line
 from proxy.admin.pages import HEADERS, STATIC, static_file
 from proxy.admin.source import FactSource, FactsUnavailableError
 from proxy.process.admin.http import admin_pages
-from tests.support.proxy.page_facts import NOW_MS, ScriptedFacts, many_topics, partition_line
+from tests.support.proxy.page_facts import NOW_MS, NoPages, ScriptedFacts, many_topics, partition_line
 from tests.support.repository import ROOT
 
 HOSTILE = "<script>alert('x')</script>\"'&"
 RENDERER = Renderer("1.2.3")
-
-
-class NoPages:
-    """Implements `AdminPages`."""
-
-    async def metrics(self) -> bytes:
-        return b""
-
-    async def not_serving(self) -> list[str]:
-        return []
-
-    async def not_ready(self) -> list[str]:
-        return []
 
 
 @asynccontextmanager
