@@ -25,6 +25,8 @@ from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms
 from proxy.process.admin.process_view import RunningTasks, raised_alarms
 from tests.support.log_lines import error_phrases, sources
 from tests.support.repository import ROOT
+from tiers.errors import Peer
+from tiers.fitness import STORE_PROBE
 from tiers.metric_spec import GaugeSpec
 from tiers.tasks.alarms import EVENTS, STATES, AlarmReason
 from tiers.tasks.metrics import RemoteLogManagerMetrics
@@ -127,10 +129,11 @@ def test_the_page_shows_every_state_of_the_tier() -> None:
     running = RunningTasks(cast(Any, SimpleNamespace(alarms=list)), cast(Any, topics))
     log = SimpleNamespace(status=lambda: SimpleNamespace(alarm="records were lost"))
     metadata = cast(Any, SimpleNamespace(log=log))
-    fitness = cast(Any, SimpleNamespace(reason="store: connection refused"))
+    fitness = cast(Any, SimpleNamespace(reason="store: connection refused", failing=[STORE_PROBE]))
     found = list(raised_alarms(running, metadata, fitness))
     assert {alarm.name for alarm in found} == names(Kind.TIER)
     assert [alarm.about for alarm in found] == ["the remote log metadata", "this process", "compacted"]
+    assert [alarm.waits_for for alarm in found] == [None, Peer.STORE, None]
 
 
 def test_the_page_shows_every_state_of_a_process() -> None:

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+from enum import StrEnum
+from typing import Final
+
+from protocol.errors import ErrorCode
+
+_MAX_REASON: Final = 160
+_PATH_OF_URL: Final = re.compile(r"(\w+://[^/\s\"']+)/[^\s\"':]*")
 TRY_AGAIN = "try again; if it still fails, check that the store runs and that its address is right"
 """The advice for a retriable error of a store."""
 
@@ -136,3 +145,37 @@ class BrokerRefusedError(BrokerError):
 
     def __init__(self, message: str, code: int | None = None) -> None:
         super().__init__(message, code, retriable=True)
+
+
+class Peer(StrEnum):
+    """Who has to answer before work can go on."""
+
+    STORE = "store"
+    BROKERS = "brokers"
+
+
+def silent_peer(error: BaseException | None) -> Peer | None:
+    """Returns who did not answer, or refused the credentials, by an error and its causes. None: another cause."""
+    while isinstance(error, RemoteLogError):
+        if isinstance(error, RetriableRemoteStorageError | CredentialsRefusedError):
+            return Peer.STORE
+        if isinstance(error, BrokerError) and error.retriable and error.code in (None, ErrorCode.LEADER_NOT_AVAILABLE):
+            return Peer.BROKERS
+        error = error.__cause__
+    return None
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns why a call failed in few words: the system's word for it, or the message without the paths of URLs."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            return os.strerror(cause.errno).lower()
+        cause = cause.__cause__
+    return short_reason(str(error) or repr(error))
+
+
+def short_reason(message: str, longest: int = _MAX_REASON) -> str:
+    """Returns the message of an error without the paths of its URLs, cut if it is still long."""
+    text = _PATH_OF_URL.sub(r"\1", message)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

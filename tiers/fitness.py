@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 from tiers.broker.client import monotonic_ms
 from tiers.metric_spec import GaugeSpec
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 UNFIT = GaugeSpec("tidegate_unfit", "1: this process cannot work as an owner, and asks for no partitions.")
 
+STORE_PROBE: Final = "store"
 RECOVERY_MS = 60_000
 LONGEST_RECOVERY_MS = 600_000
 _RELAPSE_WITHIN_MS = 600_000
@@ -58,6 +60,11 @@ class Fitness:
         self._trouble = ""
         self.reason: str | None = None
         """Why this process is unfit, as a text for an operator; None while it is fit."""
+
+    @property
+    def failing(self) -> list[str]:
+        """The names of the probes that fail now."""
+        return [name for name, failures in self._failures.items() if failures]
 
     @property
     def is_fit(self) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from proxy.admin.facts import BrokerFacts, ClusterFacts, OwnerFacts, PausedTopic, RaisedAlarm
 from proxy.admin.tier_look import Look
 from proxy.admin.topic_list import summed
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata
-from tiers.errors import BrokerError, RemoteLogError
+from tiers.errors import BrokerError, Peer, RemoteLogError
 from tiers.metadata.metadata_log import MetadataStatus
 from tiers.metadata.topic.group.group_members import group_members
 
@@ -25,6 +26,13 @@ _ROWS_PER_SLICE: Final = 5_000
 MAX_PAUSED: Final = 10
 
 
+class OwnersAlarms(NamedTuple):
+    """The alarms of this process, and how many of its partitions are not copied because of whom."""
+
+    raised: tuple[RaisedAlarm, ...] = ()
+    waiting: Mapping[Peer, int] = MappingProxyType({})
+
+
 class ClusterView:
     """`metadata_topic` is None if the metadata is not in a topic. `alarms` returns those of this process."""
 
@@ -33,7 +41,7 @@ class ClusterView:
         client: BrokerClient,
         status: Callable[[], MetadataStatus],
         metadata_topic: str | None,
-        alarms: Callable[[], Sequence[RaisedAlarm]],
+        alarms: Callable[[], OwnersAlarms],
         *,
         clock_ms: Callable[[], int],
         wall_clock_ms: Callable[[], int],
@@ -56,8 +64,9 @@ class ClusterView:
             metadata: ClusterMetadata | None = await self._client.brokers(_BROKERS_MAX_AGE_MS, _TIMEOUT_MS)
         except BrokerError as error:
             metadata, trouble = self._client.cached_metadata, str(error)
-        status = self._status()
+        status, alarms = self._status(), self._alarms()
         topics = () if look is None else tuple(look.topics.values())
+        partitions = sum(each.partitions for each in topics)
         paused = [PausedTopic(each.topic, each.reason) for each in topics if each.state == "paused"]
         return ClusterFacts(
             cluster_id="" if metadata is None else metadata.cluster_id,
@@ -65,11 +74,14 @@ class ClusterView:
             trouble=trouble,
             owners=tuple(await self._who_owns(look, status.owned_partitions)),
             topics=len(topics),
-            partitions=sum(each.partitions for each in topics),
+            partitions=partitions,
             bytes=summed(topics),
             metadata_alarm=status.alarm,
             metadata_age_ms=status.freshness_age_ms,
-            alarms=tuple(self._alarms()),
+            alarms=alarms.raised,
+            waiting_for_store=alarms.waiting.get(Peer.STORE, 0),
+            # Without brokers, no process owns a partition.
+            waiting_for_brokers=partitions if trouble is not None else alarms.waiting.get(Peer.BROKERS, 0),
             paused_topics=len(paused),
             paused=tuple(paused[:MAX_PAUSED]),
         )
@@ -78,7 +90,7 @@ class ClusterView:
         if metadata is None:
             return []
         now_ms = self._wall_clock_ms()
-        if is_now:
+        if is_now or not self._seen:  # the page may be opened first when no broker answers
             self._seen |= {node_id: (broker, now_ms) for node_id, broker in metadata.brokers.items()}
             while len(self._seen) > _MAX_BROKERS:
                 del self._seen[min(self._seen, key=lambda node_id: self._seen[node_id][1])]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from typing import Final
 
-from proxy.admin.facts import EventLine, HistoryFacts, RaisedAlarm, Series, StoreFacts
+from proxy.admin.facts import EventLine, HistoryFacts, RaisedAlarm, Series, StoreFacts, WaitingRead
 from proxy.metrics import LATENCY_BUCKETS_S
 
 INTERVAL_MS: Final = 15_000
@@ -79,6 +79,7 @@ class ProcessReport:
     stores: tuple[StoreCounts, ...] = ()
     alarms: tuple[RaisedAlarm, ...] = ()
     """Those about the process itself."""
+    waiting: tuple[WaitingRead, ...] = ()
     events: tuple[EventLine, ...] = ()
 
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
+from tiers.errors import Peer
+
 SettingSource = Literal["topic", "file", "environment", "broker", "default"]
+BROKERS: Final = "the brokers"
 THIS_PROCESS: Final = "this process"
 """What an alarm about a process concerns, where that process itself says it."""
 TopicState = Literal["tiered", "paused", "refused", "missing", "deleted"]
@@ -44,12 +47,49 @@ class TierBytes:
 
 @dataclass(frozen=True, slots=True)
 class RaisedAlarm:
-    """An alarm that is raised now. `name` is its name in docs/alarms.md, `about` what it concerns."""
+    """An alarm that is raised now. `name` is its name in docs/alarms.md, `about` what it concerns.
+
+    `waits_for`: who does not answer, if that is why the alarm is raised."""
 
     name: str
     about: str
     detail: str = ""
     process: str = ""
+    since_ms: int | None = None
+    waits_for: Peer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRead:
+    """A client that gets no records of a partition from the remote tier: its last requests had none.
+
+    `since_ms` is the time of the first of these requests, and `offset` that of the last."""
+
+    client_id: str
+    topic: str
+    partition: int
+    offset: int
+    since_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A store or a broker that does not answer, which is the root cause of other alarms.
+
+    `what` names it, `alarm` is its name in docs/alarms.md. `clients` wait for records since `clients_since_ms`, and
+    `partitions` are not copied."""
+
+    peer: Peer
+    alarm: str
+    what: str
+    reason: str
+    since_ms: int | None
+    clients: int = 0
+    clients_since_ms: int | None = None
+    partitions: int = 0
+    consequences: tuple[RaisedAlarm, ...] = ()
+    """The alarms that end when the outage ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +348,9 @@ class ClusterFacts:
     metadata_alarm: str | None
     metadata_age_ms: int | None
     alarms: tuple[RaisedAlarm, ...]
+    waiting_for_store: int = 0
+    """The partitions of this proxy whose copy waits for a store that does not answer."""
+    waiting_for_brokers: int = 0
     paused_topics: int = 0
     paused: tuple[PausedTopic, ...] = ()
     """The first of the paused topics, by name."""
@@ -365,7 +408,10 @@ class Overview:
     stores: tuple[StoreFacts, ...]
     processes: tuple[ProcessFacts, ...]
     alarms: tuple[RaisedAlarm, ...]
+    """Those that follow from no outage."""
     history: HistoryFacts
+    outages: tuple[Outage, ...] = ()
+    waiting_clients: int = 0
     events: tuple[EventLine, ...] = ()
     """The last alarms of the log, the newest first: also those that have no state, and those that have ended."""
 
@@ -392,6 +438,8 @@ class ReadersPage:
     as_of_ms: int
     max_clients: int
     readers: tuple[ReaderLine, ...]
+    waiting: tuple[WaitingRead, ...] = ()
+    """Who asks in vain, the longest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from proxy.admin.facts import (
 )
 from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
+from tiers.errors import short_reason
 
 TABS: Final = (
     ("overview", "/", "Overview"),
@@ -129,6 +130,9 @@ def _environment() -> Environment:
         count=words.count,
         milliseconds=words.milliseconds,
         duration=words.duration,
+        outage_title=words.outage_title,
+        outage_effects=words.outage_effects,
+        short=short_reason,
         age=words.age,
         moment=words.moment,
         iso=lambda at_ms: words.moment(at_ms).replace(" UTC", "Z").replace(" ", "T"),

@@ -130,7 +130,12 @@ def _shown(key: str, value: object, *, is_known: bool) -> str:
     is_file = key.endswith(".file")
     if not is_file and (not is_known or _SECRET_WORD.search(key) is not None):
         return REDACTED
-    return _QUERY_OF_URL.sub(r"\1", _USER_IN_URL.sub("", value.get_secret_value()))
+    return without_secrets(value.get_secret_value())
+
+
+def without_secrets(url: str) -> str:
+    """Returns a URL without its user and its query, and any other text as it is."""
+    return _QUERY_OF_URL.sub(r"\1", _USER_IN_URL.sub("", url))
 
 
 def _forms(path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -157,5 +157,7 @@ def raised(alarms: Iterable[ActiveAlarm]) -> list[RaisedAlarm]:
     for (name, topic), each in sorted(joined.items()):
         partitions = {alarm.about.partition(" ")[0] for alarm in each}  # a stage follows its partition
         about = topic if len(partitions) == 1 else f"{topic}, {len(partitions)} partitions"
-        found.append(RaisedAlarm(name, about, ": ".join(filter(None, (each[0].about, each[0].detail)))))
+        detail = ": ".join(filter(None, (each[0].about, each[0].detail)))
+        peers = {alarm.waits_for for alarm in each}
+        found.append(RaisedAlarm(name, about, detail, waits_for=peers.pop() if len(peers) == 1 else None))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from proxy.admin.facts import TopicSetting
+from proxy.admin.facts import Outage, TopicSetting
 from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.texts import size_text, three_digits
@@ -68,6 +68,39 @@ def moment(at_ms: int | None) -> str:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
         return str(at_ms)
+
+
+def since(at_ms: int | None, now_ms: int) -> str:
+    """Returns a time as `since 07:55:12 UTC`, with the day if it is another one than today; empty if it is unknown."""
+    if at_ms is None:
+        return ""
+    day, _, time = moment(at_ms).partition(" ")
+    return f"since {time}" if moment(now_ms).startswith(day) else f"since {day} {time}"
+
+
+def outage_title(outage: Outage, now_ms: int) -> str:
+    """Returns what does not answer, why and since when."""
+    return f"{outage.what}: {outage.reason} {since(outage.since_ms, now_ms)}".rstrip()
+
+
+def outage_effects(outage: Outage, now_ms: int) -> list[str]:
+    """Returns what the outage does to clients and to copying, one sentence each."""
+    found = []
+    if outage.clients:
+        verb = "waits" if outage.clients == 1 else "wait"
+        found.append(f"{count(outage.clients, 'client')} {verb} {since(outage.clients_since_ms, now_ms)}")
+    if outage.partitions:
+        verb = "is" if outage.partitions == 1 else "are"
+        found.append(f"{count(outage.partitions, 'partition')} {verb} not copied")
+    if outage.alarm == "no-broker-answers" and outage.reason != "not in the cluster":
+        found.insert(0, "clients reach no broker")
+    return found
+
+
+def outage_lines(outage: Outage, now_ms: int) -> list[str]:
+    """Returns an outage for a terminal: its title, its effects, and the alarms that follow from it."""
+    effects = [f"  {each}" for each in outage_effects(outage, now_ms)]
+    return [outage_title(outage, now_ms), *effects, *(f"  {each.name}: {each.about}" for each in outage.consequences)]
 
 
 def percent(part: float, whole: float) -> str:

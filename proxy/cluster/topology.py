@@ -16,13 +16,14 @@ from proxy.cluster.topic_directory import TopicDirectory
 from proxy.wire.context import Address
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
-from tiers.errors import BrokerError, BrokerRefusedError
+from tiers.errors import BrokerError, BrokerRefusedError, reason_of
 from tiers.lasting_trouble import LastingTrouble
 
 logger = logging.getLogger(__name__)
 
 _LEAST_PAUSE_S = 0.05
-_SILENT_AFTER_MS = 60_000
+_LOGGED_AFTER_MS = 60_000
+_SILENT_READS = 2
 
 
 class Topology:
@@ -59,7 +60,11 @@ class Topology:
             clock_ms=clock_ms,
         )
         self._answered_at_ms = clock_ms()
-        self._is_silent = False
+        self._silent_since_ms = 0
+        self._silent_reads = 0
+        """The reads in a row that no broker answered. `_silent_since_ms` is the time of the first."""
+        self._is_logged = False
+        self._reason = ""
         self.refusal: BrokerRefusedError | None = None
         """Set while the brokers reject the proxy's own connections."""
 
@@ -83,9 +88,11 @@ class Topology:
         return self._trouble
 
     @property
-    def silence(self) -> list[str]:
-        """Why no broker has answered for `_SILENT_AFTER_MS`; empty if one has."""
-        return [self._trouble] if self._is_silent and self._trouble is not None else []
+    def silence(self) -> tuple[str, int] | None:
+        """Why no broker answered the last two reads, and for how many ms none has; None if one has answered."""
+        if self._silent_reads < _SILENT_READS:
+            return None
+        return self._reason, self._clock_ms() - self._silent_since_ms
 
     @property
     def unreachable(self) -> list[str]:
@@ -172,7 +179,7 @@ class Topology:
             if refusal is not None or error.code is not None or not error.retriable:
                 self._note_answer()
             else:
-                self._note_silence(str(error))
+                self._note_silence(error)
             if refusal is not None and self.refusal is None:
                 logger.error("the brokers reject the proxy: %s", error)
             elif refusal is None:
@@ -188,13 +195,18 @@ class Topology:
         return metadata
 
     def _note_answer(self) -> None:
-        self._answered_at_ms, self._is_silent = self._clock_ms(), False
+        self._answered_at_ms, self._silent_reads, self._is_logged = self._clock_ms(), 0, False
 
-    def _note_silence(self, error: str) -> None:
-        """Alarms when no broker has answered for a while. A restart of the only broker is no alarm."""
-        if not self._is_silent and self._clock_ms() - self._answered_at_ms >= _SILENT_AFTER_MS:
-            self._is_silent = True
-            logger.error("no broker has answered for a minute", extra={"error": error})
+    def _note_silence(self, error: BrokerError) -> None:
+        """Logs an error when no broker has answered for a while: the only broker may restart."""
+        now_ms = self._clock_ms()
+        if not self._silent_reads:
+            self._silent_since_ms = now_ms
+        self._silent_reads += 1
+        self._reason = reason_of(error)
+        if not self._is_logged and now_ms - self._answered_at_ms >= _LOGGED_AFTER_MS:
+            self._is_logged = True
+            logger.error("no broker has answered for a minute", extra={"error": str(error)})
 
     def _follow(self, metadata: ClusterMetadata) -> None:
         before = {} if self._metadata is None or not self.is_ready else self._metadata.brokers

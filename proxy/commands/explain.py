@@ -16,7 +16,9 @@ from typing import Annotated
 
 import typer
 
+from proxy.admin.words import outage_lines
 from proxy.cluster.broker_configs import BrokerConfigs
+from proxy.commands.scrape import admin_client
 from proxy.commands.tier.tools import Target, parse_target, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import (
@@ -33,7 +35,8 @@ from tiers.broker.client import monotonic_ms
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json
-from tiers.errors import BrokerError, RemoteLogError
+from tiers.config.tier_config import ConfigError
+from tiers.errors import BrokerError, RemoteLogError, reason_of
 from tiers.explain.answers import OffsetAnswer, PartitionAnswer, Place, SegmentAnswer, Why
 from tiers.explain.explain import Explanation
 from tiers.explain.facts import PartitionFacts
@@ -106,6 +109,9 @@ def explain(
         raise typer.BadParameter("use --offset or --time, not both")
     time_ms = None if time_text is None else _time_ms(time_text)
     settings = load_config(config)
+    if not as_json:
+        for line in run_command(lambda: outages_of(settings)):
+            typer.echo(line)
     found = run_command(lambda: explain_topic(settings, topic, number, offset, time_ms))
     if as_json:
         show_json(found)
@@ -116,6 +122,16 @@ def explain(
     is_single = offset is not None or time_ms is not None
     if is_single and not any(each.offset is not None and _has_record(each.offset) for each in found):
         raise typer.Exit(FINDINGS)
+
+
+async def outages_of(config: TidegateConfig) -> list[str]:
+    """Returns what the running proxy waits for, with the alarms that follow from it. Nothing if no proxy answers."""
+    try:
+        async with admin_client(config.admin) as admin:
+            overview = await admin.overview()
+    except (ConfigError, RemoteTierError):
+        return []
+    return [line for outage in overview.outages for line in outage_lines(outage, overview.as_of_ms)]
 
 
 def _has_record(answer: OffsetAnswer) -> bool:
@@ -206,7 +222,7 @@ async def _stored(
     try:
         return await read_stored_facts(storage, cluster_id, partition)
     except RemoteLogError as error:
-        return f"The facts in the store cannot be read: {error}."
+        return f"The facts in the store cannot be read: {reason_of(error)}."
 
 
 async def _offset_at(

@@ -1,4 +1,4 @@
-"""Reads the metrics of a running proxy, and whether it is ready, from its admin port, for `tidegate top`."""
+"""Reads the metrics and the overview of a running proxy, and whether it is ready, from its admin port."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from typing import Final
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
 
+from proxy.admin.api import PREFIX, adapter
+from proxy.admin.facts import Overview
 from proxy.config import AdminConfig
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError, explain, load_authorities
 from tiers.config.tier_config import ConfigError
 
-_TIMEOUT_S: Final = 10.0
+_TIMEOUT_S: Final = 20.0
+"""The overview waits for brokers that do not answer."""
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # it is replaced, and not bound
 
 Labels = Mapping[str, str]
@@ -75,6 +79,17 @@ class AdminClient:
         """Returns why the proxy is not ready, one line each. Raises `RemoteTierError`."""
         status, text = await self._get("/readyz", 200, 503)
         return text.splitlines() if status == 503 else []
+
+    async def overview(self) -> Overview:
+        """Raises `RemoteTierError`."""
+        _, text = await self._get(f"{PREFIX}/overview", 200)
+        try:
+            found: Overview = adapter(Overview).validate_json(text)
+        except ValidationError as error:
+            raise RemoteTierError(
+                f"the proxy at {self.url} has another release: its overview cannot be read"
+            ) from error
+        return found
 
     async def _get(self, path: str, *expected: int) -> tuple[int, str]:
         try:

@@ -1,7 +1,7 @@
 """`tidegate top`: a live view of one proxy: throughput by tier, latency, the backlog of copies, topics, alarms.
 
-It reads `/metrics` and `/readyz` of the admin port again and again. A rate is the difference of two scrapes, so the
-first screen comes after the first interval.
+It reads `/metrics`, `/readyz` and the overview of the admin port again and again. A rate is the difference of two
+scrapes, so the first screen comes after the first interval.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated, Final
 
 import typer
 
-from proxy.admin.alarm import Kind
-from proxy.admin.alarms.states import STATES
+from proxy.admin.facts import Overview
+from proxy.admin.words import outage_lines
 from proxy.commands.scrape import AdminClient, Scrape, admin_client
 from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
@@ -51,15 +51,19 @@ async def screens(admin: AdminClient, interval_s: float) -> AsyncIterator[Sequen
     while True:
         await asyncio.sleep(interval_s)
         now = await admin.scrape()
-        yield tables(before, now, admin.url, await admin.not_ready())
+        not_ready, overview = await asyncio.gather(admin.not_ready(), admin.overview())
+        yield tables(before, now, overview, admin.url, not_ready)
         before = now
 
 
-def tables(before: Scrape, now: Scrape, url: str = "", not_ready: Sequence[str] = ()) -> list[LiveTable]:
+def tables(
+    before: Scrape, now: Scrape, overview: Overview, url: str = "", not_ready: Sequence[str] = ()
+) -> list[LiveTable]:
     """Returns the screen for the time between two scrapes of one proxy."""
-    trouble = [LiveTable("Not ready", ("reason",), [(reason,) for reason in not_ready])] if not_ready else []
+    outages = [(line,) for outage in overview.outages for line in outage_lines(outage, overview.as_of_ms)]
     return [
-        *trouble,
+        *([LiveTable("Root cause", ("what",), outages)] if outages else []),
+        *([LiveTable("Not ready", ("reason",), [(reason,) for reason in not_ready])] if not_ready else []),
         LiveTable(f"tidegate at {url}", ("flow", "per second"), list(_flows(before, now)), ("per second",)),
         LiveTable(
             "Fetch by tier",
@@ -74,7 +78,9 @@ def tables(before: Scrape, now: Scrape, url: str = "", not_ready: Sequence[str] 
             list(_topics(before, now)),
             ("not copied", "behind", "copied per second", "remote"),
         ),
-        LiveTable("Alarms and pauses", ("topic", "reason"), list(_alarms(now))),
+        LiveTable(
+            "Other alarms, and pauses" if outages else "Alarms and pauses", ("about", "alarm"), _alarms(overview)
+        ),
     ]
 
 
@@ -137,20 +143,10 @@ def _topics(before: Scrape, now: Scrape) -> Iterator[tuple[str, str, str, str, s
         )
 
 
-def _alarms(now: Scrape) -> Iterator[tuple[str, str]]:
-    """Yields the alarms that last, and the pauses."""
-    for labels, value in now.of("tidegate_remote_log_alarm"):
-        if value:
-            yield labels.get("topic", ""), labels.get("reason", "")
-    for labels, value in now.of("tidegate_paused"):
-        if value:
-            yield labels.get("topic", ""), f"{labels.get('work', '')} is paused"
-    for alarm, processes in now.by("alarm", "tidegate_process_alarm").items():
-        if processes:
-            yield "-", alarm
-    for state in STATES:
-        if state.kind is Kind.TIER and now.total(state.metric):
-            yield "-", state.name
+def _alarms(overview: Overview) -> list[tuple[str, str]]:
+    alarms = [(each.about, each.name) for each in overview.alarms]
+    paused = () if overview.cluster is None else overview.cluster.paused
+    return [*alarms, *((each.topic, f"paused: {each.reason}") for each in paused)]
 
 
 def _rate(before: Scrape, now: Scrape, name: str, **labels: str) -> float:

@@ -13,6 +13,7 @@ from protocol.header import parse_request_header
 from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.config import LimitsConfig
+from proxy.handlers.fetch.waiting import WaitingReads
 from proxy.wire.exchange import Request
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import is_internal
@@ -114,6 +115,8 @@ class HandlerTools:
     tracer: Tracer | None = None
     """None: there are no traces."""
     log: TwoTierLog = field(init=False)
+    waiting: WaitingReads = field(init=False)
+    """The reads of Fetches."""
 
     def __post_init__(self) -> None:
         log = TwoTierLog(
@@ -124,6 +127,7 @@ class HandlerTools:
             timeout_ms=self.settings.bounds_timeout_ms,
         )
         object.__setattr__(self, "log", log)
+        object.__setattr__(self, "waiting", WaitingReads(self.reader, self.clock_ms))
 
     async def _recent_bounds(self, partition: TopicIdPartition) -> LocalLogBounds:
         not_before_ms = self.clock_ms() - self.settings.bounds_max_age_ms

@@ -22,7 +22,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
 from protocol.api_keys import ApiKey
-from proxy.admin.facts import ProcessState
+from proxy.admin.facts import BROKERS, ProcessState
 from proxy.admin.source import OwnFacts
 from proxy.cluster.broker_listeners import Listen, ListenerAddresses
 from proxy.cluster.topology import Topology
@@ -37,7 +37,7 @@ from proxy.logging_setup import set_level
 from proxy.metrics import ProxyMetrics, register_build_info
 from proxy.process.admin.access import AdminAccess
 from proxy.process.admin.http import Health, Reasons, admin_http
-from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
+from proxy.process.admin.process_alarms import ProcessAlarm, Trouble, troubles_of
 from proxy.process.admin.process_state import STATE_LINE, register_state
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.live_settings import LiveSettings
@@ -163,7 +163,7 @@ class Proxy:
         certificates = (self.client.tls, *(each.tls for each in entrances))
         self.view.alarms.watch(ProcessAlarm.CERTIFICATES_UNUSABLE, partial(troubles_of, *certificates))
         self.view.alarms.watch(ProcessAlarm.LISTENER_NOT_OPEN, lambda: self.topology.unserved)
-        self.view.alarms.watch(ProcessAlarm.NO_BROKER_ANSWERS, lambda: self.topology.silence)
+        self.view.alarms.watch(ProcessAlarm.NO_BROKER_ANSWERS, self._silence)
         self.view.alarms.watch(ProcessAlarm.PROXY_REJECTED, lambda: _said(self.topology.refusal))
         self._live = LiveSettings(config)
         self._registry = registry
@@ -196,6 +196,12 @@ class Proxy:
         if self.topology.refusal is not None:
             return [f"the brokers reject the proxy: {self.topology.refusal}"]
         return [*self.topology.unserved, *([] if self._tier is None else self._tier.not_ready())]
+
+    def _silence(self) -> list[Trouble]:
+        if (silence := self.topology.silence) is None:
+            return []
+        reason, lasting_ms = silence
+        return [Trouble(reason, BROKERS, wall_clock_ms() - lasting_ms)]
 
     def errors(self) -> Sequence[Incident]:
         return self.server.errors.incidents

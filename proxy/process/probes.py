@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from proxy.config import TidegateConfig
 from tiers.broker.client import wall_clock_ms
 from tiers.errors import RemoteResourceNotFoundError
-from tiers.fitness import UNFIT, Fitness, Probe
+from tiers.fitness import STORE_PROBE, UNFIT, Fitness, Probe
 from tiers.storage.blocking_calls import BlockingCalls
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
@@ -45,7 +45,7 @@ async def run_probes(
     # Threads of its own for each folder: a disk that hangs holds up no probe of another one.
     for name, folder in state_folders(config).items():
         fitness.add(Probe(name, _writes(stack, folder)))
-    fitness.add(Probe("store", _uses(storage, config.state.path), _STORE_FAILURES))
+    fitness.add(Probe(STORE_PROBE, _uses(storage, config.state.path), _STORE_FAILURES))
     tasks = asyncio.TaskGroup()
     await tasks.__aenter__()
     stack.push_async_callback(tasks.__aexit__, None, None, None)

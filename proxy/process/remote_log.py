@@ -216,6 +216,7 @@ def _task_services(
         source=BrokerLogSource(client),
         share_groups=ClusterShareGroups(client),
         storage=storage,
+        outages=storage.outages,
         metadata=metadata,
         settings=settings,
         metrics=RemoteLogManagerMetrics(registry),

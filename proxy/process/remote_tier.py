@@ -152,6 +152,7 @@ def tier_handlers(
         ),
         tracer=tracer,
     )
+    proxy.view.opened_reads(tools.waiting, proxy.topology.topics.topic_name)
     fetch = FetchHandler(tools)
     own_topics = own_topics_of(proxy.config)
     guard = MetadataTopicGuard(own_topics, proxy.topology.topics.topic_name)

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
-from tiers.errors import CircuitOpenError, RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiers.errors import (
+    CircuitOpenError,
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+    reason_of,
+)
 
 THRESHOLD = 8
 OPEN_MS = 500
@@ -36,6 +42,8 @@ class CircuitBreaker:
         if counts_cancelled:
             self._is_failure += (asyncio.CancelledError,)
         self._failures = 0
+        self._reason = ""
+        """Why the last call failed."""
         self._probe_at_ms = 0
 
     @property
@@ -48,7 +56,7 @@ class CircuitBreaker:
             return
         now_ms = self._clock_ms()
         if now_ms < self._probe_at_ms:
-            raise CircuitOpenError(f"the circuit breaker is open: the store failed {self._failures} times in a row")
+            raise CircuitOpenError(f"the store failed {self._failures} times in a row: {self._reason}")
         self._probe_at_ms = now_ms + HANGING_MS
 
     def __exit__(
@@ -58,7 +66,9 @@ class CircuitBreaker:
         if error is None or isinstance(error, RemoteResourceNotFoundError):
             self._failures = 0
             return
-        self._failures += isinstance(error, self._is_failure)
+        if isinstance(error, self._is_failure):
+            self._failures += 1
+            self._reason = reason_of(error) if isinstance(error, RemoteStorageError) else "no answer in time"
         self._probe_at_ms = self._clock_ms() + OPEN_MS
 
 

@@ -35,6 +35,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.circuit_breaker import CircuitBreakers, loop_ms
 from tiers.storage.metrics import RemoteStorageMetrics
 from tiers.storage.object_key import marked_location, parse_segment_key
+from tiers.storage.outages import StoreOutage, StoreOutages
 from tiers.storage.remote_storage_manager import (
     Allocate,
     LogSegmentData,
@@ -99,6 +100,7 @@ class _Place:
     def __init__(self, name: str, storage: RemoteStorageManager, breakers: CircuitBreakers) -> None:
         self.name = name
         self.storage = storage
+        self.outage = StoreOutage(name, loop_ms)
         self._breakers = breakers
         self._opening = asyncio.Lock()
         self._error: RemoteStorageError | None = None
@@ -119,25 +121,37 @@ class _Place:
         except RemoteStorageError as error:
             if not error.retriable:
                 raise
+            self.outage.failed(error)
             logger.warning(
                 "a store is down: it is opened when it is needed",
                 extra={"location": self.name or "home", "error": str(error)},
             )
 
-    async def opened(self) -> RemoteStorageManager:
-        """Returns the open store. Raises its error while it cannot be opened."""
-        async with self._opening:
-            if self._error is not None:
-                if loop_ms() < self._again_at_ms:
-                    raise self._error
-                await self.open()
-        return self.storage
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[RemoteStorageManager]:
+        """Yields the open store for one call, and notes whether it answers. Raises its error while it is closed."""
+        began_ms = loop_ms()
+        try:
+            async with self._opening:
+                if self._error is not None:
+                    if began_ms < self._again_at_ms:
+                        raise self._error
+                    await self.open()
+            yield self.storage
+        except asyncio.CancelledError:
+            self.outage.given_up(loop_ms() - began_ms)
+            raise
+        except RemoteStorageError as error:
+            self.outage.failed(error)
+            raise
+        self.outage.answered()
 
     @asynccontextmanager
     async def to_write(self) -> AsyncIterator[RemoteStorageManager]:
-        """Yields the open store for one call, which the circuit breaker sees."""
+        """Yields the open store for one call, which the circuit breaker counts."""
         with self._breakers.of(self.name):
-            yield await self.opened()
+            async with self.opened() as storage:
+                yield storage
 
 
 def _measured(bytes_of: Callable[..., int] | None = None) -> Callable[[Method], Method]:
@@ -183,6 +197,7 @@ class LocatedRemoteStorageManager:
             place = _Place(location.name, location.storage, self.write_breakers)
             self._places[location.name] = places.setdefault(id(location.storage), place)
         self._different = list(places.values())
+        self.outages = StoreOutages([place.outage for place in self._different])
 
     @_measured()
     async def open(self) -> None:
@@ -202,7 +217,8 @@ class LocatedRemoteStorageManager:
     @_measured()
     async def check(self) -> None:
         async def check(place: _Place) -> None:
-            await check_by_an_object(await place.opened())
+            async with place.opened() as storage:
+                await check_by_an_object(storage)
 
         await self._at_all(check)
 
@@ -218,12 +234,14 @@ class LocatedRemoteStorageManager:
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         place, metadata = self._place_of(metadata)
-        return await (await place.opened()).fetch_log_segment(metadata, start_position, end_position)
+        async with place.opened() as storage:
+            return await storage.fetch_log_segment(metadata, start_position, end_position)
 
     @_measured(lambda indexes, *_: len(indexes))
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
         place, metadata = self._place_of(metadata)
-        return await (await place.opened()).fetch_indexes(metadata)
+        async with place.opened() as storage:
+            return await storage.fetch_indexes(metadata)
 
     @_measured()
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
@@ -245,7 +263,8 @@ class LocatedRemoteStorageManager:
         """Probes every store, also after one failed. Raises the first error."""
 
         async def probe(place: _Place) -> list[StoreFeatures]:
-            return [replace(each, location=place.name) for each in await (await place.opened()).probe()]
+            async with place.opened() as storage:
+                return [replace(each, location=place.name) for each in await storage.probe()]
 
         return [features for found in await self._at_all(probe) for features in found]
 
@@ -268,7 +287,8 @@ class LocatedRemoteStorageManager:
         others = [] if parse_segment_key(key) is None else self._different[1:]
         for place in (named, *others):
             try:
-                return await (await place.opened()).get_object(key)
+                async with place.opened() as storage:
+                    return await storage.get_object(key)
             except RemoteResourceNotFoundError as error:
                 missing = error
         raise missing
@@ -282,24 +302,25 @@ class LocatedRemoteStorageManager:
         """Yields the objects, location by location. The `custom_metadata` of each object names its location."""
         with self.metrics.call("list_objects"):
             for place in self._different:
-                async for stored in (await place.opened()).list_objects(prefix):
-                    if self._locations:
-                        yield replace(stored, custom_metadata=encode_location(place.name, stored.custom_metadata))
-                    else:
-                        yield stored
+                async with place.opened() as storage:
+                    async for stored in storage.list_objects(prefix):
+                        if self._locations:
+                            yield replace(stored, custom_metadata=encode_location(place.name, stored.custom_metadata))
+                        else:
+                            yield stored
 
     async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
         """Yields the unfinished uploads of all locations whose stores support them."""
         for place in self._different:
-            storage = await place.opened()
-            if isinstance(storage, UnfinishedUploads):
-                async for upload in storage.list_uploads():
-                    yield replace(upload, location=place.name)
+            async with place.opened() as storage:
+                if isinstance(storage, UnfinishedUploads):
+                    async for upload in storage.list_uploads():
+                        yield replace(upload, location=place.name)
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
-        storage = await self._places[upload.location].opened()
-        if isinstance(storage, UnfinishedUploads):
-            await storage.abort_upload(upload)
+        async with self._places[upload.location].opened() as storage:
+            if isinstance(storage, UnfinishedUploads):
+                await storage.abort_upload(upload)
 
     async def close(self) -> None:
         for place in self._different:

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 from prometheus_client import Counter, Gauge
 
+from tiers.errors import Peer
+
 
 class AlarmReason(StrEnum):
     """The values of the label `reason`."""
@@ -41,12 +43,15 @@ STATES = tuple(reason for reason in AlarmReason if reason not in EVENTS)
 
 @dataclass(frozen=True, slots=True)
 class ActiveAlarm:
-    """An alarm that has begun and has not ended. `detail` says why; empty: the reason says all."""
+    """An alarm that has begun and has not ended. `detail` says why; empty: the reason says all.
+
+    `waits_for`: who does not answer, if that is why."""
 
     topic: str
     reason: AlarmReason
     about: str
     detail: str
+    waits_for: Peer | None = None
 
 
 class RemoteLogAlarms:
@@ -57,19 +62,21 @@ class RemoteLogAlarms:
     def __init__(self, counter: Counter, gauge: Gauge) -> None:
         self.counter = counter
         self.gauge = gauge
-        self._active: dict[str, dict[tuple[AlarmReason, str], str]] = {}
-        """By topic: the details of the alarms that have not ended, by reason and by what has them."""
+        self._active: dict[str, dict[tuple[AlarmReason, str], ActiveAlarm]] = {}
+        """By topic: the alarms that have not ended, by reason and by what has them."""
 
     def happened(self, topic: str, reason: AlarmReason) -> None:
         """Counts an alarm without a state, one of `EVENTS`."""
         self._active.setdefault(topic, {})
         self.counter.labels(topic, reason).inc()
 
-    def begin(self, topic: str, reason: AlarmReason, about: str = "", detail: str = "") -> bool:
+    def begin(
+        self, topic: str, reason: AlarmReason, about: str = "", detail: str = "", waits_for: Peer | None = None
+    ) -> bool:
         """Raises an alarm, one of `STATES`, or gives it another detail. Returns whether it was not raised before."""
         active = self._active.setdefault(topic, {})
         is_new = (reason, about) not in active
-        active[reason, about] = detail
+        active[reason, about] = ActiveAlarm(topic, reason, about, detail, waits_for)
         if is_new:
             self.counter.labels(topic, reason).inc()
             self.gauge.labels(topic, reason).inc()
@@ -96,8 +103,8 @@ class RemoteLogAlarms:
 
     def active(self) -> Iterator[ActiveAlarm]:
         """Yields the alarms that are raised now."""
-        for topic, active in self._active.items():
-            yield from (ActiveAlarm(topic, reason, about, detail) for (reason, about), detail in active.items())
+        for active in self._active.values():
+            yield from active.values()
 
     def reasons_of(self, topic: str, about: str) -> set[AlarmReason]:
         """Returns the alarms about a partition and its stages that are raised now."""

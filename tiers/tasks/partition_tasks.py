@@ -24,7 +24,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tiers.config.topic_policy import TierWork, TopicPolicy
-from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, MetadataLostError, RemoteLogError
+from tiers.errors import (
+    CustomMetadataTooLargeError,
+    LogDivergedError,
+    MetadataLostError,
+    Peer,
+    RemoteLogError,
+    silent_peer,
+)
 from tiers.metadata.metadata_log import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -44,6 +51,8 @@ from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.retention.trim_task import TrimTask
 from tiers.tasks.task_services import Stage, TaskServices
 
+_BEFORE_A_COPY = ("copy", "gap", "survey")
+"""The stages without which nothing is copied."""
 _DIVERGED = "the log diverged from the copied records: nothing of the partition expires"
 _METADATA_LOST = "the metadata of a partition was lost: nothing of the partition is trimmed, expired or deleted"
 logger = logging.getLogger(__name__)
@@ -148,14 +157,21 @@ class PartitionTasks:
         """Whether a broker may soon remove records that are not copied."""
         return self.watch.retention_share >= DUE_SHARE
 
+    @property
+    def copy_waits_for(self) -> Peer | None:
+        """Who does not answer, if that is why nothing is copied."""
+        peers = (self.stages[name].waits_for for name in _BEFORE_A_COPY)
+        return next(filter(None, peers), None) or silent_peer(self.attempts.error)
+
     def watch_progress(self) -> None:
         """Watches the copy and the stages, also while they wait for places."""
-        failing = [self.stages[name] for name in ("copy", "gap", "survey")]
+        failing = [self.stages[name] for name in _BEFORE_A_COPY]
         errors = [*(stage.last_error for stage in failing), str(self.attempts.error or "")]
         has_trouble = any(stage.failures for stage in failing) or self.attempts.error is not None
         has_work = has_trouble or self.is_copy_stopped or self.copy.throttled_ms > 0 or "copy" in self.running
         is_idle = copy_hold(self.policy) is not None or not (has_work or self.stages["copy"].is_due)
-        self.watch.watch_progress(is_idle=is_idle, error=next(filter(None, errors), ""))
+        error = next(filter(None, errors), "")
+        self.watch.watch_progress(is_idle=is_idle, error=error, waits_for=self.copy_waits_for)
         for stage in self.stages.values():
             stage.watch()
 

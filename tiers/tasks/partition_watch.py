@@ -11,6 +11,7 @@ import logging
 
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import Retention
+from tiers.errors import Peer
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -113,10 +114,11 @@ class PartitionWatch:
         is_known = size_bytes is not None and (broker.ms < 0 or timestamp_ms is not None)
         return share if is_known else max(share, DUE_SHARE)
 
-    def watch_progress(self, *, is_idle: bool, error: str) -> None:
+    def watch_progress(self, *, is_idle: bool, error: str, waits_for: Peer | None) -> None:
         """Watches the progress of the copy, also while it waits for a place.
 
-        The copies of other partitions may occupy all places. `error` is the last one of the copy; empty: none."""
+        The copies of other partitions may occupy all places. `error` is the last one of the copy; empty: none.
+        `waits_for`: who did not answer, by that error."""
         services, partition, copy, now_ms = self._services, self._partition, self._copy, self._services.clock_ms()
         if is_idle:
             copy.progress_at_ms = now_ms
@@ -129,7 +131,7 @@ class PartitionWatch:
         if not is_stalled:
             if alarms.end(*alarm):
                 logger.info("copying goes on", extra={"partition": str(partition)})
-        elif alarms.begin(*alarm, error):
+        elif alarms.begin(*alarm, error, waits_for) and not (waits_for is Peer.STORE and services.outages.now()):
             since = moment_text(services.wall_clock_ms() - stalled_ms)
             fields = {"partition": str(partition), "error": error or "none", "since": since}
             logger.error("copying makes no progress", extra=fields)

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import heapq
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
@@ -22,7 +23,7 @@ from uuid import UUID
 
 from tiers.bounded_gather import each_alone, in_turns
 from tiers.config.topic_policy import TopicPolicy
-from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
+from tiers.errors import LogDivergedError, OwnershipLostError, Peer, RemoteLogError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.metadata_log import begin_in
 from tiers.model.ids import TopicIdPartition
@@ -190,6 +191,11 @@ class RemoteLogManager:
     def backlog_bytes(self) -> int | None:
         """The bytes of all partitions that are not remote, as far as they are known. None: it manages none."""
         return sum(tasks.copy.uncopied.size_bytes for tasks in self._managed.values()) if self._managed else None
+
+    def copies_waiting(self) -> Counter[Peer]:
+        """Returns how many partitions are not copied because a store or the brokers do not answer."""
+        peers = (managed.copy_waits_for for managed in self._managed.values())
+        return Counter(peer for peer in peers if peer is not None)
 
     def alarms(self) -> list[ActiveAlarm]:
         """Returns the alarms of this process about partitions and topics that are raised now."""

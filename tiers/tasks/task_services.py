@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, monotonic_ms, wall_clock_ms
 from tiers.config.settings import RemoteLogConfig
-from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
+from tiers.errors import LogDivergedError, OwnershipLostError, Peer, RemoteLogError, silent_peer
 from tiers.metadata.metadata_log import MetadataLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -19,6 +19,7 @@ from tiers.model.log_source import LogSource
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.segment.segment_encryption import KeyRing
+from tiers.storage.outages import StoreOutages
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.spool import Spool
@@ -32,6 +33,8 @@ TIER_SETTINGS_MAX_AGE_MS: Final = 10_000
 STOPPING: Final = (LogDivergedError, OwnershipLostError)
 """The errors that stop all stages of a partition."""
 _TOPICS_INTERVAL_MS: Final = 10_000
+_LOGGED_OF_STORE: Final = 4
+"""The first failure by the store that a stage logs. By then, an outage of the store is known."""
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -116,6 +119,8 @@ class TaskServices:
     """The quota for all copying of this process. It may change at any time."""
     clock_ms: Callable[[], int] = monotonic_ms
     wall_clock_ms: Callable[[], int] = wall_clock_ms
+    outages: StoreOutages = field(default_factory=StoreOutages)
+    """Those of the store's locations, as this process finds them."""
     checkpoint: Callable[[str], None] = lambda name: None
     say: Callable[[str], None] = lambda text: None
     """Tells the user of a job a message of one line."""
@@ -178,6 +183,8 @@ class Stage:
         self.failures = 0
         """The failures since the last success."""
         self.last_error = ""
+        self.waits_for: Peer | None = None
+        """Who did not answer, by the last error."""
         self._services = services
         self._topic = topic_id_partition.topic
         self._alarm = self._topic, AlarmReason.STAGE_FAILING, f"{topic_id_partition} {name}"
@@ -212,17 +219,20 @@ class Stage:
     def succeeded(self, began_ms: int) -> None:
         services = self._services
         self.due_ms = max(services.clock_ms(), began_ms + services.settings.remote_log.task_interval_ms)
-        self.failures, self.last_error = 0, ""
+        self.failures, self.last_error, self.waits_for = 0, "", None
         if services.metrics.alarms.end(*self._alarm):
             logger.info("a stage of a partition works again", extra=self._fields)
 
     def failed(self, error: Exception) -> None:
         """Postpones the stage, and says why.
 
-        While the stage keeps failing, each doubling of the failures is logged: an outage of the store concerns every
-        partition, for long."""
+        While the stage keeps failing, each doubling of the failures is logged. An outage of the store concerns every
+        partition, and has a line of its own. So the first failures by the store are not logged."""
         self.postpone(error)
-        if self.failures & (self.failures - 1):
+        is_of_store = self.waits_for is Peer.STORE
+        if self.failures & (self.failures - 1) or (is_of_store and self.failures < _LOGGED_OF_STORE):
+            return
+        if is_of_store and self._services.outages.now():
             return
         fields = {**self._fields, "error": self.last_error, "failures": self.failures}
         if isinstance(error, RemoteLogError):
@@ -236,14 +246,16 @@ class Stage:
             self._failing_since_ms = self._services.clock_ms()
         self.due_ms = self._services.retry_at_ms(self.failures)
         self.failures += 1
-        self.last_error = str(error) or repr(error)
+        self.last_error, self.waits_for = str(error) or repr(error), silent_peer(error)
         self._services.metrics.stage_failures.labels(self._topic, self.name).inc()
 
     def watch(self) -> None:
         """Raises an alarm if the stage fails for long, once until it works again."""
         services, failing_ms = self._services, self._services.clock_ms() - self._failing_since_ms
         is_for_long = self.failures > 0 and failing_ms >= services.settings.stage_alarm_ms
-        if is_for_long and services.metrics.alarms.begin(*self._alarm, self.last_error):
+        if not is_for_long or not services.metrics.alarms.begin(*self._alarm, self.last_error, self.waits_for):
+            return
+        if not (self.waits_for is Peer.STORE and services.outages.now()):
             since = moment_text(services.wall_clock_ms() - failing_ms)
             fields = {**self._fields, "error": self.last_error, "since": since}
             logger.error("a stage of a partition keeps failing", extra=fields)

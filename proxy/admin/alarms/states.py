@@ -234,6 +234,20 @@ STATES: Final[tuple[Alarm, ...]] = (
         metric="tidegate_refused_topics",
     ),
     Alarm(
+        "store-failing",
+        Kind.PROCESS,
+        ("the store does not answer",),
+        (
+            "No call of the store has succeeded for 2 s, or it has refused the credentials for 12 s. The field "
+            "`location` names the store, `error` says why. Alarms that follow from it stand below it on the page."
+        ),
+        (
+            "Copying, expiration and deletion. Clients that read the remote tier wait: they get an error that they "
+            "retry."
+        ),
+        "Correct the store, the network or the credentials. Everything goes on by itself.",
+    ),
+    Alarm(
         "no-broker-answers",
         Kind.PROCESS,
         ("no broker has answered for a minute",),
@@ -246,6 +260,7 @@ STATES: Final[tuple[Alarm, ...]] = (
             "Check the brokers, their advertised listeners, the network, and the certificate authority in "
             "`[upstream.tls]`."
         ),
+        heading="no broker answers",
     ),
     Alarm(
         "proxy-rejected",

@@ -187,7 +187,7 @@ class FetchCompleter:
             key = (response.partitions[index].topic, response.partitions[index].partition)
             budget = budget._replace(min_one_message=budget.min_one_message and not has_running)
             wanted = held.read_request(judgement.partition, judgement.position, budget)
-            reads[index] = held.reads[key] = RemotePartitionRead(self._tools.reader, self._tools.spawn, wanted)
+            reads[index] = held.reads[key] = RemotePartitionRead(self._tools.waiting, self._tools.spawn, wanted)
 
     async def _wait(self, fetch: _JudgedFetch) -> None:
         held, response, behind_gaps = fetch.held, fetch.response, fetch.behind_gaps

@@ -20,12 +20,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
+from typing import Protocol
 
 from proxy.handlers.base import Spawn
 from proxy.wire.hold_budget import Grant
 from tiers.errors import RemoteLogError
 from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
-from tiers.reader.remote_reads import RemoteReads
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,16 @@ class Completion(Enum):
     CANCELLED = "cancelled"
 
 
+class ReadsRecords(Protocol):
+    """The part of `RemoteReads` that a Fetch uses."""
+
+    async def read(self, request: RemoteReadRequest) -> RemoteRead: ...
+
+
 class RemotePartitionRead:
     """The remote read of one partition for one request. It starts at once, and ends with a result or an error."""
 
-    def __init__(self, reader: RemoteReads, spawn: Spawn, request: RemoteReadRequest) -> None:
+    def __init__(self, reader: ReadsRecords, spawn: Spawn, request: RemoteReadRequest) -> None:
         """Starts the read, unless the budget allows no bytes."""
         self.request = request
         self.result: RemoteRead | None = None
@@ -97,7 +103,7 @@ class RemotePartitionRead:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, reader: RemoteReads) -> None:
+    async def _run(self, reader: ReadsRecords) -> None:
         extra = {"partition": str(self.request.partition), "offset": self.request.offset}
         try:
             self.result = await reader.read(self.request)

@@ -236,7 +236,7 @@ class FetchHandler:
             if left is not None and left.serves(wanted) and (left.is_done or may_wait):
                 reads[key] = left
                 continue
-            reads[key] = RemotePartitionRead(tools.reader, tools.spawn, wanted)
+            reads[key] = RemotePartitionRead(tools.waiting, tools.spawn, wanted)
             if left is not None:
                 left.cancel()  # the new read shares its downloads by now
         for left in kept.values():

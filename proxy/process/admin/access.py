@@ -12,14 +12,14 @@ import hmac
 import ipaddress
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 
 from proxy.config import AdminConfig, AdminTlsConfig
-from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
+from proxy.process.admin.process_alarms import ProcessAlarm, Troubles, troubles_of
 from tiers.broker.tls import TlsContext, load_authorities, load_certificate, monotonic_ms
 from tiers.config.tier_config import ConfigError
 
@@ -100,7 +100,7 @@ class AdminAccess:
         tls: TlsContext | None = None,
         *,
         needs_certificate: bool = False,
-        troubles: Mapping[ProcessAlarm, Callable[[], Iterable[str]]] | None = None,
+        troubles: Mapping[ProcessAlarm, Troubles] | None = None,
     ) -> None:
         """`troubles` are those of the files that the settings name."""
         self.troubles = troubles or {}

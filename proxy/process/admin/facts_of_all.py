@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -31,7 +32,9 @@ from proxy.admin.facts import (
     TopicPage,
     TopicQuery,
     TopicsPage,
+    WaitingRead,
 )
+from proxy.admin.outages import sort_out, store_name
 from proxy.admin.settings_facts import settings_page
 from proxy.admin.source import MAX_ALARMS, FactsUnavailableError
 from proxy.config import TidegateConfig
@@ -104,6 +107,9 @@ class FactsOfAll:
             with suppress(FactsUnavailableError):
                 cluster = await self._of(REMOTE_LOG, ClusterFacts, CLUSTER_PATH)
         of_tier = () if cluster is None else cluster.alarms
+        alarms = (*self._process_alarms(reports), *map(_of_the_tier, of_tier))
+        waiting = _waiting(reports)
+        outages, others = sort_out(alarms, cluster, waiting, partial(store_name, self._config))
         return Overview(
             as_of_ms=self._wall_clock_ms(),
             version=installed_version(),
@@ -111,22 +117,26 @@ class FactsOfAll:
             cluster=cluster,
             stores=self.history.stores(reports),
             processes=tuple(processes),
-            alarms=(*self._process_alarms(reports), *map(_of_the_tier, of_tier))[:MAX_ALARMS],
+            alarms=others[:MAX_ALARMS],
             history=self.history.facts(),
+            outages=outages,
+            waiting_clients=len({each.client_id for each in waiting}),
             events=self._events(reports),
         )
 
     def _process_alarms(self, reports: Mapping[str, ProcessReport]) -> list[RaisedAlarm]:
         """Returns the alarms about processes. One that several processes have is one alarm."""
-        joined: dict[tuple[str, str], list[str]] = {}
+        joined: dict[tuple[str, str, str], list[tuple[str, RaisedAlarm]]] = {}
         told = [(SUPERVISOR, each) for each in self._own.alarms.raised()]
         told += [(name, each) for name, report in reports.items() for each in report.alarms]
         for process, alarm in told:
-            joined.setdefault((alarm.name, alarm.detail), []).append(process)
-        return [
-            RaisedAlarm(name, ", ".join(processes), detail, processes[0])
-            for (name, detail), processes in sorted(joined.items())
-        ]
+            joined.setdefault((alarm.name, alarm.about, alarm.detail), []).append((process, alarm))
+        found = []
+        for (_, about, _), each in sorted(joined.items()):
+            processes, alarm = [process for process, _ in each], each[0][1]
+            names = ", ".join(processes) if about == THIS_PROCESS else about
+            found.append(replace(alarm, about=names, process=processes[0]))
+        return found
 
     def _events(self, reports: Mapping[str, ProcessReport]) -> tuple[EventLine, ...]:
         found = [replace(each, process=SUPERVISOR) for each in self._own.events.events()]
@@ -174,7 +184,8 @@ class FactsOfAll:
         return await self._known(PartitionPage, path, {"from": str(from_offset)})
 
     async def readers(self) -> ReadersPage:
-        return await self._of(REMOTE_READER, ReadersPage, f"{PREFIX}/readers")
+        page, reports = await asyncio.gather(self._of(REMOTE_READER, ReadersPage, f"{PREFIX}/readers"), self._reports())
+        return replace(page, waiting=tuple(_waiting(reports)))
 
     async def settings(self) -> SettingsPage:
         return settings_page(self._config, self._environ)
@@ -221,6 +232,11 @@ class FactsOfAll:
         except ValidationError as error:
             raise FactsUnavailableError("the process gave an answer that cannot be read") from error
         return decoded
+
+
+def _waiting(reports: Mapping[str, ProcessReport]) -> list[WaitingRead]:
+    found = [each for report in reports.values() for each in report.waiting]
+    return sorted(found, key=lambda each: (each.since_ms, each.client_id, each.topic, each.partition))
 
 
 def _of_the_tier(alarm: RaisedAlarm) -> RaisedAlarm:

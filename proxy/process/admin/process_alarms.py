@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -29,6 +29,7 @@ class ProcessAlarm(StrEnum):
     PROXY_REJECTED = "proxy-rejected"
     SETTINGS_DIFFER = "settings-differ"
     SETTINGS_NOT_RELOADED = "settings-not-reloaded"
+    STORE_FAILING = "store-failing"
 
 
 class HasTrouble(Protocol):
@@ -37,26 +38,38 @@ class HasTrouble(Protocol):
         """What is wrong now; empty: nothing."""
 
 
+class Trouble(NamedTuple):
+    """A trouble that lasts now, of which more is known than a line of text. `about` is what has it."""
+
+    detail: str
+    about: str = THIS_PROCESS
+    since_ms: int | None = None
+
+
 def troubles_of(*parts: HasTrouble | None) -> list[str]:
     return [part.trouble for part in parts if part is not None and part.trouble]
 
 
+Troubles = Callable[[], Iterable[str | Trouble]]
+
+
 class ProcessAlarms(Collector):
     def __init__(self) -> None:
-        self._watched: list[tuple[ProcessAlarm, Callable[[], Iterable[str]]]] = []
+        self._watched: list[tuple[ProcessAlarm, Troubles]] = []
 
-    def watch(self, alarm: ProcessAlarm, troubles: Callable[[], Iterable[str]]) -> None:
-        """`troubles` returns those of a part that last now, one line each. An alarm may have several parts."""
+    def watch(self, alarm: ProcessAlarm, troubles: Troubles) -> None:
+        """`troubles` returns those of a part that last now. An alarm may have several parts."""
         self._watched.append((alarm, troubles))
 
     def raised(self) -> list[RaisedAlarm]:
         """Returns one alarm for each trouble."""
         return [
-            RaisedAlarm(alarm.value, THIS_PROCESS, said)
+            RaisedAlarm(alarm.value, trouble.about, trouble.detail, since_ms=trouble.since_ms)
             for each in ProcessAlarm
             for alarm, troubles in self._watched
             if alarm is each
             for said in troubles()
+            for trouble in [said if isinstance(said, Trouble) else Trouble(said)]
         ]
 
     def collect(self) -> Iterator[Metric]:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
+from uuid import UUID
 
 from prometheus_client import CollectorRegistry
 
-from proxy.admin.cluster_view import ClusterView
+from proxy.admin.cluster_view import ClusterView, OwnersAlarms
 from proxy.admin.counts import ProcessReport
-from proxy.admin.facts import THIS_PROCESS, RaisedAlarm
+from proxy.admin.facts import THIS_PROCESS, RaisedAlarm, WaitingRead
 from proxy.admin.source import OwnParts, raised
 from proxy.admin.tier_look import TierParts
 from proxy.admin.tier_view import TierView
 from proxy.cluster.broker_configs import BrokerConfigs
+from proxy.handlers.fetch.waiting import WaitingReads
 from proxy.metrics import ProxyMetrics
-from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms
+from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms, Trouble
 from proxy.process.admin.process_report import CountedParts, process_report
 from proxy.process.admin.recent_events import RecentEvents
 from proxy.process.live_settings import LiveSettings
@@ -27,11 +29,12 @@ from proxy.process.member_settings import compare_members
 from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal
+from tiers.errors import Peer
 from tiers.explain.answers import PartitionAnswer
 from tiers.explain.explain import Explanation
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts
 from tiers.explain.gathering import lowest_share_start
-from tiers.fitness import Fitness
+from tiers.fitness import STORE_PROBE, Fitness
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -62,14 +65,35 @@ class ProcessView:
         registry.register(self.alarms)
         self._counted = CountedParts(proxy=proxy)
         self._registry = registry
+        self._waiting: Callable[[], Iterator[WaitingRead]] = lambda: iter(())
         self.parts = OwnParts(report=self._report)
 
     def _report(self) -> ProcessReport:
         report = process_report(self._registry, self._counted)
-        return replace(report, alarms=tuple(self.alarms.raised()), events=self.events.events())
+        return replace(
+            report,
+            alarms=tuple(self.alarms.raised()),
+            waiting=tuple(self._waiting()),
+            events=self.events.events(),
+        )
+
+    def opened_reads(self, reads: WaitingReads, topic_name: Callable[[UUID], str | None]) -> None:
+        """`topic_name` returns the latest known name of a topic: clients may name it by its id."""
+
+        def waiting() -> Iterator[WaitingRead]:
+            now_ms = wall_clock_ms()
+            for each, waited_ms in reads.now():
+                partition = each.partition
+                topic = partition.topic or topic_name(partition.topic_id) or str(partition.topic_id)
+                reason = each.reason or "the read goes on"
+                since_ms = now_ms - waited_ms
+                yield WaitingRead(each.client_id, topic, partition.partition, each.offset, since_ms, reason)
+
+        self._waiting = waiting
 
     def opened_store(self, storage: LocatedRemoteStorageManager) -> None:
         self._counted.storage = storage
+        self.alarms.watch(ProcessAlarm.STORE_FAILING, lambda: _outages(storage))
 
     def opened_reader(self, reader: RemoteLogReader) -> None:
         self._counted.reader = reader
@@ -88,8 +112,8 @@ class ProcessView:
         config = live.config
         manager, topics = running.manager, running.topics
 
-        def alarms() -> list[RaisedAlarm]:
-            return list(raised_alarms(running, metadata, fitness))
+        def alarms() -> OwnersAlarms:
+            return OwnersAlarms(tuple(raised_alarms(running, metadata, fitness)), manager.copies_waiting())
 
         def metadata_partition(partition: TopicIdPartition) -> int | None:
             if isinstance(metadata.log, TopicBasedMetadataLog):
@@ -129,6 +153,11 @@ class ProcessView:
             clock_ms=monotonic_ms,
             wall_clock_ms=wall_clock_ms,
         )
+
+
+def _outages(storage: LocatedRemoteStorageManager) -> list[Trouble]:
+    now_ms = wall_clock_ms()
+    return [Trouble(each.reason, each.location, now_ms - (each.lasting_ms or 0)) for each in storage.outages.now()]
 
 
 async def explained(
@@ -182,7 +211,8 @@ def raised_alarms(running: RunningTasks, metadata: RemoteLogMetadataManager, fit
     if (alarm := metadata.log.status().alarm) is not None:
         yield RaisedAlarm("metadata", "the remote log metadata", alarm)
     if fitness.reason is not None:
-        yield RaisedAlarm("unfit", THIS_PROCESS, fitness.reason)
+        waits_for = Peer.STORE if fitness.failing == [STORE_PROBE] else None
+        yield RaisedAlarm("unfit", THIS_PROCESS, fitness.reason, waits_for=waits_for)
     for topic, reason in sorted(running.topics.refused.items()):
         if running.topics.is_expected(topic):
             yield RaisedAlarm("refused-topic", topic, reason)

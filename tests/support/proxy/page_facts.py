@@ -15,6 +15,7 @@ from proxy.admin.facts import (
     GapFacts,
     HistoryFacts,
     NamedNumber,
+    Outage,
     Overview,
     OwnerFacts,
     PartitionLine,
@@ -37,10 +38,12 @@ from proxy.admin.facts import (
     TopicQuery,
     TopicSetting,
     TopicsPage,
+    WaitingRead,
     WhyFacts,
 )
 from proxy.admin.lines import topic_line
 from proxy.admin.topic_list import TOPICS_PER_PAGE, matching, page_count, page_of, summed
+from tiers.errors import Peer
 
 NOW_MS = 1_790_000_000_000
 DAY_MS = 86_400_000
@@ -133,6 +136,7 @@ class ScriptedFacts:
     gone_broker: bool = False
     dead_store: bool = False
     readers_seen: tuple[ReaderLine, ...] = ()
+    waiting: tuple[WaitingRead, ...] = ()
     incidents: tuple[ErrorLine, ...] = ()
     events: tuple[EventLine, ...] = ()
 
@@ -197,11 +201,15 @@ class ScriptedFacts:
     async def overview(self) -> Overview:
         lines = [line for line, _ in self.topic_lines.values()]
         partitions = sum(line.partitions for line in lines)
-        alarms: tuple[RaisedAlarm, ...] = ()
+        outages: tuple[Outage, ...] = ()
         if self.dead_store:
-            alarms = (
+            following = (
                 RaisedAlarm("unfit", "remote-log", "store: connection refused"),
                 RaisedAlarm("copy-stalled", "orders-0000, 3 partitions", "orders-0000-1: connection refused"),
+            )
+            what, since_ms = "store s3 at https://s3.example.org", NOW_MS - 300_000
+            outages = (
+                Outage(Peer.STORE, "store-failing", what, "connection refused", since_ms, 2, since_ms, 3, following),
             )
         brokers = tuple(
             BrokerFacts(
@@ -227,7 +235,7 @@ class ScriptedFacts:
                 bytes=summed(lines),
                 metadata_alarm=None,
                 metadata_age_ms=120,
-                alarms=alarms,
+                alarms=(),
             ),
             stores=(
                 StoreFacts("s3", 184_213, 412, 4, ("home (writes)",), 410)
@@ -240,13 +248,15 @@ class ScriptedFacts:
                 ProcessFacts("remote-log", 4213, ProcessState.SERVING, (), 1, 140 * MIB, None),
                 ProcessFacts("remote-reader", 4214, ProcessState.SERVING, (), 0, 320 * MIB, None),
             ),
-            alarms=alarms,
+            alarms=(),
             history=history(),
+            outages=outages,
+            waiting_clients=2 if self.dead_store else 0,
             events=self.events,
         )  # fmt: skip
 
     async def readers(self) -> ReadersPage:
-        return ReadersPage(NOW_MS, 100, self.readers_seen)
+        return ReadersPage(NOW_MS, 100, self.readers_seen, self.waiting)
 
     async def settings(self) -> SettingsPage:
         return SettingsPage(

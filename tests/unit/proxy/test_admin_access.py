@@ -39,9 +39,10 @@ def token_file(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def admin_port(reload: Reload | None = None, **settings: Any) -> AsyncIterator[int]:
+async def admin_port(*reload: Reload, **settings: Any) -> AsyncIterator[int]:
     access = admin_access(AdminConfig.model_validate(settings))
-    async with admin_pages(("127.0.0.1", 0), NoPages(), ScriptedFacts(), access, reload=reload) as (_, port):
+    facts, reads = ScriptedFacts(), next(iter(reload), None)
+    async with admin_pages(("127.0.0.1", 0), NoPages(), facts, access, reload=reads) as (_, port):
         yield port
 
 

@@ -37,7 +37,8 @@ def check(value: Any, schema: Mapping[str, Any], schemas: Mapping[str, Any], whe
     if "$ref" in schema:
         check(value, schemas[schema["$ref"].rpartition("/")[2]], schemas, where)
     elif "anyOf" in schema:
-        choices = [each for each in schema["anyOf"] if _has_type(value, each)]
+        named = [schemas[each["$ref"].rpartition("/")[2]] if "$ref" in each else each for each in schema["anyOf"]]
+        choices = [each for each in named if _has_type(value, each)]
         fitting = [each for each in choices if value in each.get("enum", [each.get("const", value)])]
         assert fitting, f"{where}: {value!r} fits none of {schema['anyOf']}"
         check(value, fitting[0], schemas, where)

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.apis.metadata import PartitionMetadata
 from proxy.admin import cluster_view
-from proxy.admin.cluster_view import ClusterView
+from proxy.admin.cluster_view import ClusterView, OwnersAlarms
 from proxy.admin.facts import ClusterFacts, PartitionLine
 from proxy.admin.lines import topic_line
 from proxy.admin.tier_look import Look
@@ -59,7 +59,7 @@ class Cluster:
             cast(Any, self),
             self.status,
             "__metadata",
-            tuple,
+            OwnersAlarms,
             clock_ms=lambda: self.now_ms,
             wall_clock_ms=lambda: 1_000_000 + self.now_ms,
         )
@@ -85,12 +85,13 @@ async def test_a_broker_that_left_the_cluster_is_shown_as_gone(cluster: Cluster)
 
 
 async def test_a_cluster_that_does_not_answer_is_shown_as_it_was(cluster: Cluster) -> None:
-    view = cluster.view()
-    await view.facts(None)
+    """Also if the page is opened first when no broker answers."""
     cluster.answers = False
-    facts = await view.facts(None)
+    lines = [PartitionLine("orders", number) for number in range(3)]
+    facts = await cluster.view().facts(Look(0, 0, {"orders": topic_line("orders", "1", "tiered", lines)}))
     assert facts.trouble == "connection refused"
     assert brokers(facts) == {1: None, 2: None}
+    assert facts.waiting_for_brokers == 3, "nothing is copied"
 
 
 async def test_a_broker_leads_the_partitions_that_the_metadata_says(cluster: Cluster) -> None:

@@ -23,6 +23,7 @@ from proxy.admin.facts import (
     TopicQuery,
     TopicSetting,
     TopicsPage,
+    WaitingRead,
 )
 from proxy.admin.html import Renderer, retention, runs
 from proxy.admin.lines import topic_line
@@ -196,13 +197,30 @@ async def test_a_dead_store_and_a_dead_broker_are_named_with_what_to_do() -> Non
         said = texts(html)
         assert "calls fail at once: home (writes)" in said
         assert "not in the cluster since" in said
-        assert "Correct the disk, the credentials or the connection." in said
+        assert "store s3 at https://s3.example.org: connection refused since " in said
+        assert "Correct the store, the network or the credentials." in said
+        assert said.count("connection refused") == 1
+        assert "2 clients wait since " in said
+        assert "3 partitions are not copied" in said
+        assert "2 alarms follow from it, and end with it unfit remote-log copy-stalled orders-0000" in said
+        assert "No alarm is raised." not in said
         assert f'href="{runbook_of("copy-stalled")}"' in html
         _, runbook, _ = await get(url + runbook_of("copy-stalled"))
         _, of_event, _ = await get(url + runbook_of("metadata-not-followed"))
     assert BY_NAME["copy-stalled"].action in texts(runbook)
     assert "tidegate_remote_log_alarm{reason=" in texts(runbook)
     assert BY_NAME["metadata"].title in texts(of_event)
+
+
+async def test_clients_that_ask_in_vain_are_named() -> None:
+    facts = ScriptedFacts()
+    facts.waiting = (WaitingRead("billing", "orders", 2, 4_711, NOW_MS - 65_000, "connection refused"),)
+    async with served(facts) as url:
+        _, html, _ = await get(f"{url}/readers")
+    assert "billing orders 2 4 711" in texts(html)
+    assert "for 1 min 5 s connection refused" in texts(html)
+    waiting = replace(await facts.overview(), waiting_clients=1)
+    assert "1 client waits for records of the remote tier." in texts(RENDERER.overview(waiting))
 
 
 async def test_alarms_that_are_not_known_are_not_taken_for_none() -> None:
@@ -214,7 +232,7 @@ async def test_alarms_that_are_not_known_are_not_taken_for_none() -> None:
         assert "No alarm is raised." in texts(RENDERER.overview(facts))
     assert known.cluster is not None
     alone = texts(RENDERER.overview(replace(known, cluster=replace(known.cluster, trouble="connection refused"))))
-    assert "No broker answers." in alone
+    assert "The owner reaches no broker." in alone
     assert "No alarm is raised." not in alone
 
 

@@ -6,21 +6,25 @@ import asyncio
 import io
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from rich.console import Console
 
 from proxy import cli
+from proxy.admin.facts import Outage, Overview, PausedTopic, RaisedAlarm
 from proxy.commands.scrape import Scrape, admin_client, parse_scrape
 from proxy.commands.top import quantile_text, screens, tables
 from proxy.config import AdminConfig
 from proxy.process.admin.access import admin_access
-from proxy.process.admin.http import Health, admin_http
+from proxy.process.admin.http import admin_pages
+from tests.support.proxy.page_facts import NOW_MS, NoPages, ScriptedFacts
 from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import RemoteTierError
 from tiers.commands.console import LiveTable, show_live
+from tiers.errors import Peer
 
 SETTINGS = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nhost = "127.0.0.1"\n'
 FIRST = """\
@@ -53,12 +57,17 @@ tidegate_remote_copy_lag_bytes{topic="orders",partition="1"} 500
 # TYPE tidegate_remote_copy_lag_seconds gauge
 tidegate_remote_copy_lag_seconds{topic="orders",partition="0"} 7
 tidegate_remote_copy_lag_seconds{topic="orders",partition="1"} 61
-# TYPE tidegate_remote_log_alarm gauge
-tidegate_remote_log_alarm{topic="orders",reason="copy-lag"} 1
-tidegate_remote_log_alarm{topic="orders",reason="gap"} 0
-# TYPE tidegate_paused gauge
-tidegate_paused{topic="orders",work="trimming"} 1
 """
+
+
+OUTAGE = Outage(
+    Peer.STORE, "store-failing", "store s3 at http://s3", "connection refused", NOW_MS, partitions=3,
+    consequences=(RaisedAlarm("unfit", "remote-log"),),
+)  # fmt: skip
+
+
+async def overview(**changes: object) -> Overview:
+    return replace(await ScriptedFacts().overview(), **changes)  # type: ignore[arg-type]
 
 
 def scrapes() -> tuple[Scrape, Scrape]:
@@ -69,38 +78,49 @@ def by_title(shown: list[LiveTable]) -> dict[str, list[tuple[object, ...]]]:
     return {table.title: [tuple(row) for row in table.rows] for table in shown}
 
 
-def test_a_rate_is_the_increase_over_all_processes() -> None:
-    found = by_title(tables(*scrapes(), "http://here"))
+async def test_a_rate_is_the_increase_over_all_processes() -> None:
+    found = by_title(tables(*scrapes(), await overview(), "http://here"))
     assert found["tidegate at http://here"] == [("from brokers", "4.88 KiB"), ("copied to the store", "1.91 MiB")]
     assert found["Fetch by tier"] == [("remote", "5.0", "<= 100 ms", "<= 1000 ms")]
     assert ("not copied", "1.96 KiB") in found["Now"]
     assert ("longest behind", "61 s") in found["Now"]
 
 
-def test_topics_come_by_their_backlog_and_alarms_while_they_last() -> None:
-    found = by_title(tables(*scrapes()))
+async def test_topics_come_by_their_backlog() -> None:
+    found = by_title(tables(*scrapes(), await overview()))
     assert found["Topics with the largest backlog"] == [
         ("orders", "1.95 KiB", "61 s", "1.91 MiB", "0 B"),
         ("clicks", "5 B", "0 s", "0 B", "0 B"),
     ]
-    assert found["Alarms and pauses"] == [("orders", "copy-lag"), ("orders", "trimming is paused")]
 
 
-def test_each_alarm_of_the_processes_and_of_the_tier_is_one_row() -> None:
-    more = "".join(
-        f'tidegate_process_alarm{{alarm="{alarm}",process="worker-{number}"}} {value}\n'
-        for number in (1, 2)
-        for alarm, value in (("certificates-unusable", 1), ("missing-right", 0))
-    )
-    more += 'tidegate_unfit{process="remote-log"} 1\ntidegate_remote_log_metadata_alarm{process="remote-log"} 0\n'
-    first, _ = scrapes()
-    found = by_title(tables(first, parse_scrape(more, 12.0)))
-    assert found["Alarms and pauses"] == [("-", "certificates-unusable"), ("-", "unfit")]
+async def test_alarms_and_pauses_are_rows() -> None:
+    quiet = await overview()
+    assert quiet.cluster is not None
+    paused = replace(quiet.cluster, paused=(PausedTopic("orders", "an operator paused trimming"),))
+    alarms = (RaisedAlarm("copy-lag", "orders, 2 partitions"), RaisedAlarm("missing-right", "worker-1, worker-2"))
+    found = by_title(tables(*scrapes(), replace(quiet, alarms=alarms, cluster=paused)))
+    assert found["Alarms and pauses"] == [
+        ("orders, 2 partitions", "copy-lag"),
+        ("worker-1, worker-2", "missing-right"),
+        ("orders", "paused: an operator paused trimming"),
+    ]
 
 
-def test_a_restarted_process_has_no_negative_rate() -> None:
+async def test_a_root_cause_comes_first_with_what_follows_from_it() -> None:
+    lag = RaisedAlarm("copy-lag", "orders")
+    found = by_title(tables(*scrapes(), await overview(outages=(OUTAGE,), alarms=(lag,))))
+    assert next(iter(found)) == "Root cause"
+    (title,), *rest = found["Root cause"]
+    assert str(title).startswith("store s3 at http://s3: connection refused since ")
+    assert rest == [("  3 partitions are not copied",), ("  unfit: remote-log",)]
+    assert found["Other alarms, and pauses"] == [("orders", "copy-lag")]
+
+
+async def test_a_restarted_process_has_no_negative_rate() -> None:
     first, second = scrapes()
-    assert by_title(tables(second, first))["tidegate at "] == [("from brokers", "0 B"), ("copied to the store", "0 B")]
+    found = by_title(tables(second, first, await overview()))
+    assert found["tidegate at "] == [("from brokers", "0 B"), ("copied to the store", "0 B")]
 
 
 @pytest.mark.parametrize(
@@ -140,8 +160,16 @@ async def test_the_screens_come_from_the_admin_port_until_it_is_gone(tmp_path: P
     token.write_text("secret\n")
     guarded = AdminConfig.model_validate({"token.file": token, "port": 1})
     reasons: list[str] = []
-    health = Health(list, lambda: reasons)
-    async with admin_http(("127.0.0.1", 0), registry, health, access=admin_access(guarded)) as (_, port):
+
+    class Pages(NoPages):
+        async def metrics(self) -> bytes:
+            return generate_latest(registry)
+
+        async def not_ready(self) -> list[str]:
+            return reasons
+
+    pages = admin_pages(("127.0.0.1", 0), Pages(), ScriptedFacts(), admin_access(guarded))
+    async with pages as (_, port):
         config = AdminConfig.model_validate({"token.file": token, "port": port})
         async with admin_client(config) as admin:
             shown = screens(admin, 0.01)
