@@ -12,7 +12,8 @@ _LEAST_SHARE: Final = 0.09
 """The least share of the width for the offsets between two bounds, so that each of them can be seen."""
 SPARK_WIDTH: Final = 240
 SPARK_HEIGHT: Final = 40
-_SPARK_VALUES: Final = 240
+KINDS: Final = ("remote", "both", "local", "unstable", "copying", "deleting", "cut", "void", "gap")
+"""What the boxes of a drawing can be. The page has a colour and a word for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,13 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A bound, or several at one offset. `anchor` is the side on which its name stands."""
+    """A bound, or several at one offset. `anchor` is the side on which its name stands.
+
+    `letters` are those of the bounds in docs/founding.md."""
 
     x: float
     names: str
+    letters: str
     offset: int
     anchor: str
 
@@ -44,6 +48,12 @@ class BoundsDrawing:
     gaps: tuple[Box, ...]
     marks: tuple[Mark, ...]
     is_to_scale: bool
+
+    @property
+    def kinds(self) -> list[str]:
+        """The colours of the drawing, in the order of the legend."""
+        drawn = {box.kind for box in (*self.remote, *self.local, *self.gaps)}
+        return [kind for kind in KINDS if kind in drawn]
 
 
 class _Scale:
@@ -75,18 +85,18 @@ def bounds_drawing(page: PartitionPage) -> BoundsDrawing | None:
     """Returns None for a partition of which no offset is known."""
     line = page.line
     named = [
-        ("start", line.log_start_offset),
-        ("Rx", line.remote_start),
-        ("Lx", line.local_start),
-        ("Ry", None if line.remote_end is None else line.remote_end + 1),
-        ("Ly", line.last_stable_offset),
-        ("Lz", line.high_watermark),
+        ("log start", "", line.log_start_offset),
+        ("remote first", "Rx", line.remote_start),
+        ("local first", "Lx", line.local_start),
+        ("remote last", "Ry", None if line.remote_end is None else line.remote_end + 1),
+        ("LSO", "Ly", line.last_stable_offset),
+        ("HW", "Lz", line.high_watermark),
     ]
-    bounds = [(name, offset) for name, offset in named if offset is not None]
+    bounds = [(name, letters, offset) for name, letters, offset in named if offset is not None]
     ends = [end for span in page.shape for end in (span.start, span.end)]
     if not bounds and not ends:
         return None
-    stops = [offset for _, offset in bounds] + ([min(ends), max(ends)] if ends else [])
+    stops = [offset for *_, offset in bounds] + ([min(ends), max(ends)] if ends else [])
     scale = _Scale(stops)
 
     def box(start: int, end: int, kind: str, title: str) -> Box:
@@ -130,15 +140,14 @@ def _segments(count: int) -> str:
     return "1 segment" if count == 1 else f"{count} segments"
 
 
-def _marks(bounds: Sequence[tuple[str, int]], scale: _Scale) -> tuple[Mark, ...]:
-    names: dict[int, list[str]] = {}
-    for name, offset in bounds:
-        names.setdefault(offset, []).append(name)
+def _marks(bounds: Sequence[tuple[str, str, int]], scale: _Scale) -> tuple[Mark, ...]:
     marks = []
-    for offset in sorted(names):
+    for offset in sorted({offset for *_, offset in bounds}):
         x = scale.x(offset)
-        anchor = "start" if x < 4 else "end" if x > 96 else "middle"
-        marks.append(Mark(round(x, 3), " ".join(names[offset]), offset, anchor))
+        anchor = "start" if x < 8 else "end" if x > 92 else "middle"
+        names = ", ".join(name for name, _, at in bounds if at == offset)
+        letters = " ".join(letters for _, letters, at in bounds if at == offset and letters)
+        marks.append(Mark(round(x, 3), names, letters, offset, anchor))
     return tuple(marks)
 
 
@@ -155,19 +164,18 @@ class Sparkline:
 def sparkline(series: Series, ceiling: float | None = None) -> Sparkline:
     """Returns one line for the values, with a hole where there are none. `ceiling` is the highest value of the axis.
 
-    The width is an hour: the values of a process that began later stand at the right."""
+    The width is the time of all values, which is an hour or the age of the process."""
     values = series.values
     known = [value for value in values if value is not None]
     top = max([ceiling or 0.0, *known]) or 1.0
-    step = SPARK_WIDTH / (_SPARK_VALUES - 1)
-    first = max(0, _SPARK_VALUES - len(values))
+    step = SPARK_WIDTH / max(1, len(values) - 1)
     runs: list[list[tuple[float, float]]] = [[]]
     for place, value in enumerate(values):
         if value is None:
             if runs[-1]:
                 runs.append([])
         else:
-            runs[-1].append(((first + place) * step, (SPARK_HEIGHT - 1) - (SPARK_HEIGHT - 3) * value / top))
+            runs[-1].append((place * step, (SPARK_HEIGHT - 1) - (SPARK_HEIGHT - 3) * value / top))
     drawn = [run if len(run) > 1 else [(run[0][0] - 1, run[0][1]), (run[0][0] + 1, run[0][1])] for run in runs if run]
     line = " ".join("M" + " L".join(f"{x:.1f},{y:.1f}" for x, y in run) for run in drawn)
     area = " ".join(

@@ -49,6 +49,17 @@ _SERIES_NAMES: Final = {
     "backlog": "not remote yet",
     "cache_hits": "hits",
 }
+_COLOURS: Final = {
+    "remote": "remote only",
+    "both": "both tiers",
+    "local": "local only",
+    "unstable": "in open transactions",
+    "copying": "a copy that has not ended",
+    "deleting": "being deleted",
+    "cut": "replaced in part by another leader's records",
+    "void": "replaced by another leader's records",
+    "gap": "gap: in neither tier",
+}
 _SOURCES: Final = {"broker": "broker's default", "topic": "topic", "file": "file", "environment": "environment"}
 _RETENTION: Final = (
     (LOCAL_RETENTION_MS, "local"),
@@ -79,6 +90,11 @@ def inline(text: str) -> Markup:
     """Renders a sentence of the catalogue of alarms: words in backquotes, and links to documents."""
     shown = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"docs/\1", str(escape(text)))
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", shown))
+
+
+def breakable(key: str) -> Markup:
+    """Returns a key that may go on in the next line after each dot."""
+    return Markup(".<wbr>").join(key.split("."))
 
 
 class Kept(NamedTuple):
@@ -133,6 +149,9 @@ def _environment() -> Environment:
         outage_title=words.outage_title,
         outage_effects=words.outage_effects,
         short=short_reason,
+        breakable=breakable,
+        colour=_COLOURS.__getitem__,
+        in_units=words.in_units,
         age=words.age,
         moment=words.moment,
         iso=lambda at_ms: words.moment(at_ms).replace(" UTC", "Z").replace(" ", "T"),
@@ -210,6 +229,7 @@ class Renderer:
             facts=facts,
             charts=partial(_chart, series),
             latest=partial(_latest, series),
+            shown_time=_shown_time(facts),
             both_rates=_sum_of_latest(series, ("local_bytes", "remote_bytes")),
         )
 
@@ -231,12 +251,17 @@ class Renderer:
         return self._render("message.html", tab, is_live=True, heading=heading, text=text)
 
 
+def _shown_time(facts: Overview) -> str:
+    shown_ms = len(facts.history.times_ms) * facts.history.interval_ms
+    return "The last hour" if shown_ms >= 3_600_000 else f"The last {words.duration(max(shown_ms, 60_000))}"
+
+
 def _chart(series: dict[str, Series], names: Sequence[str]) -> Chart:
     shown = [series[name] for name in names if name in series]
     known = [value for each in shown for value in each.values if value is not None]
     if not known:
         has_samples = any(each.values for each in shown)
-        empty = "nothing in the last hour" if has_samples else "the first values come in half a minute"
+        empty = "nothing in this time" if has_samples else "the first values come in half a minute"
         return Chart((), (), has_values=False, empty=empty)
     ceiling = 100.0 if shown[0].unit == "%" else max(known)
     lines = tuple(sparkline(each, ceiling) for each in shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from proxy.admin.facts import Outage, TopicSetting
+from proxy.admin.facts import Outage, SettingLine, TopicSetting
 from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.texts import size_text, three_digits
@@ -68,6 +68,21 @@ def moment(at_ms: int | None) -> str:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
         return str(at_ms)
+
+
+def in_units(setting: SettingLine) -> str:
+    """Returns the number of a setting with its unit, by the end of its key; empty if it has none or is not a number."""
+    if not setting.value.isdecimal():
+        return ""
+    value = int(setting.value)
+    match setting.key.rpartition(".")[2]:
+        case "ms":
+            return duration(value) if value >= 1000 else f"{value} ms"
+        case "bytes":
+            return size(value)
+        case "minutes":
+            return duration(value * 60_000)
+    return ""
 
 
 def since(at_ms: int | None, now_ms: int) -> str:

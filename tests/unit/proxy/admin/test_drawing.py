@@ -22,7 +22,14 @@ def page(**line: int | None) -> PartitionPage:
 def test_bounds_stand_in_the_order_of_their_offsets() -> None:
     drawing = bounds_drawing(page())
     assert drawing is not None
-    assert [mark.names for mark in drawing.marks] == ["start Rx", "Lx", "Ry", "Ly", "Lz"]
+    assert [mark.names for mark in drawing.marks] == [
+        "log start, remote first",
+        "local first",
+        "remote last",
+        "LSO",
+        "HW",
+    ]
+    assert [mark.letters for mark in drawing.marks] == ["Rx", "Lx", "Ry", "Ly", "Lz"]
     places = [mark.x for mark in drawing.marks]
     assert places == sorted(places)
     assert (places[0], places[-1]) == (0, 100)
@@ -41,7 +48,7 @@ def test_bounds_at_one_offset_share_a_mark() -> None:
     at = 196_608
     drawing = bounds_drawing(page(last_stable_offset=at, high_watermark=at))
     assert drawing is not None
-    assert drawing.marks[-1].names == "Ry Ly Lz"
+    assert (drawing.marks[-1].names, drawing.marks[-1].letters) == ("remote last, LSO, HW", "Ry Ly Lz")
 
 
 def test_an_open_transaction_and_a_gap_are_drawn() -> None:
@@ -50,6 +57,7 @@ def test_an_open_transaction_and_a_gap_are_drawn() -> None:
     assert [box.kind for box in drawing.local] == ["both", "local", "unstable"]
     (gap,) = drawing.gaps
     assert gap.title == "offsets 100 to 199, in neither tier"
+    assert drawing.kinds == ["remote", "both", "local", "unstable", "gap"]
 
 
 def test_the_drawing_has_the_colours_of_the_bars() -> None:
@@ -67,7 +75,7 @@ def test_an_unknown_leader_leaves_the_remote_tier() -> None:
     drawing = bounds_drawing(page(local_start=None, last_stable_offset=None, high_watermark=None))
     assert drawing is not None
     assert drawing.local == ()
-    assert [mark.names for mark in drawing.marks] == ["start Rx", "Ry"]
+    assert [mark.names for mark in drawing.marks] == ["log start, remote first", "remote last"]
 
 
 def test_a_partition_of_which_nothing_is_known_has_no_drawing() -> None:
@@ -90,10 +98,10 @@ def test_lines_of_one_chart_share_an_axis() -> None:
     assert top > SPARK_HEIGHT * 0.8
 
 
-def test_the_first_values_of_a_process_stand_at_the_right() -> None:
-    drawn = sparkline(Series("x", "ms", (1.0, 2.0)))
+def test_the_width_is_the_time_of_all_values() -> None:
+    drawn = sparkline(Series("x", "ms", (1.0, 2.0, 3.0)))
     places = [float(each.split(",")[0]) for each in drawn.line.removeprefix("M").split(" L")]
-    assert places == pytest.approx([SPARK_WIDTH - SPARK_WIDTH / 239, SPARK_WIDTH], abs=0.1)
+    assert places == pytest.approx([0, SPARK_WIDTH / 2, SPARK_WIDTH])
 
 
 def test_a_sparkline_without_values_is_empty() -> None:

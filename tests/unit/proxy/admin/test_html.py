@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tomllib
 from collections.abc import AsyncIterator, Mapping
@@ -20,6 +21,7 @@ from proxy.admin.facts import (
     PausedTopic,
     ProcessState,
     ReaderLine,
+    SettingLine,
     TopicQuery,
     TopicSetting,
     TopicsPage,
@@ -29,8 +31,9 @@ from proxy.admin.html import Renderer, retention, runs
 from proxy.admin.lines import topic_line
 from proxy.admin.pages import HEADERS, STATIC, static_file
 from proxy.admin.source import FactSource, FactsUnavailableError
+from proxy.admin.words import in_units
 from proxy.process.admin.http import admin_pages
-from tests.support.proxy.page_facts import NOW_MS, NoPages, ScriptedFacts, many_topics, partition_line
+from tests.support.proxy.page_facts import NOW_MS, NoPages, ScriptedFacts, history, many_topics, partition_line
 from tests.support.repository import ROOT
 
 HOSTILE = "<script>alert('x')</script>\"'&"
@@ -74,8 +77,10 @@ async def test_a_topic_leads_to_its_partitions_and_these_to_their_segments() -> 
         assert f'href="{link}/1"' in topic
         _, partition, _ = await get(f"{url}{link}/1")
     assert "leader 2, leader epoch 4" in texts(partition)
-    for bound in ("Rx", "Lx", "Ry", "Ly", "Lz"):
+    for bound in ("remote first", "local first", "remote last", "LSO", "HW"):
         assert re.search(rf'<text class="bound"[^>]*>[^<]*\b{bound}\b', partition), bound
+    for letters in ("Rx", "Lx", "Ry", "Ly", "Lz"):
+        assert re.search(rf"<title>{letters}: \d+</title>", partition), letters
     assert partition.count('<span class="state remote">') == 13
 
 
@@ -108,8 +113,8 @@ async def test_the_bounds_are_explained() -> None:
     async with served(ScriptedFacts()) as url:
         _, topic, _ = await get(f"{url}/topics/orders-0000")
         _, partition, _ = await get(f"{url}/topics/orders-0000/0")
-    assert "Rx: the first remote offset." in texts(topic)
-    assert '<ul class="legend" aria-label="Colours">' in partition
+    assert 'title="Rx: the first remote offset"' in topic
+    assert "remote only both tiers local only in open transactions" in texts(partition)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +282,25 @@ def test_the_retention_names_the_source_and_what_limits_the_broker() -> None:
         ("total 90 d", "topic"),
         ("broker 1 d", "broker"),
     ]
+
+
+async def test_a_setting_has_its_description_and_its_unit() -> None:
+    async with served(ScriptedFacts()) as url:
+        _, html, _ = await get(f"{url}/settings")
+    assert "workers The number of processes. 2" in texts(html)
+    assert "<code>max.<wbr>connections</code>" in html
+    lines = [
+        SettingLine("", key, value, "file", "", "")
+        for key, value in (("a.ms", "90000"), ("a.ms", "500"), ("a.bytes", "1048576"), ("a.bytes", ""), ("a", "7"))
+    ]
+    assert [in_units(each) for each in lines] == ["1 min 30 s", "500 ms", "1.00 MiB", "", ""]
+
+
+def test_a_young_process_shows_its_own_time() -> None:
+    overview = asyncio.run(ScriptedFacts().overview())
+    assert "The last hour each" in texts(RENDERER.overview(overview))
+    young = replace(overview, history=history(16))
+    assert "The last 4 min each" in texts(RENDERER.overview(young))
 
 
 def test_numbers_are_written_as_runs() -> None:
