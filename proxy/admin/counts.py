@@ -62,7 +62,6 @@ class StoreCounts:
     requests: int
     errors: int
     in_flight: int
-    open_circuits: tuple[str, ...] = ()
     bounds_s: tuple[float, ...] = ()
     reads: tuple[int, ...] = ()
 
@@ -136,7 +135,6 @@ class History:
 
 def _store(name: str, reports: Mapping[str, ProcessReport], earlier: Mapping[str, ProcessReport]) -> StoreFacts:
     requests = errors = in_flight = recent_errors = 0
-    circuits: set[str] = set()
     reads: list[int] = []
     bounds_s: tuple[float, ...] = ()
     for process, report in reports.items():
@@ -149,7 +147,6 @@ def _store(name: str, reports: Mapping[str, ProcessReport], earlier: Mapping[str
             requests += store.requests
             errors += store.errors
             in_flight += store.in_flight
-            circuits |= set(store.open_circuits)
             recent_errors += store.errors - (old.errors if old is not None and is_same else 0)
             if store.reads:
                 base = old.reads if old is not None and is_same and old.reads else (0,) * len(store.reads)
@@ -161,7 +158,6 @@ def _store(name: str, reports: Mapping[str, ProcessReport], earlier: Mapping[str
         requests=requests,
         errors=errors,
         in_flight=in_flight,
-        open_circuits=tuple(sorted(circuits)),
         recent_errors=recent_errors,
         read_p50_ms=percentile_ms(reads, 0.5, bounds_s) if reads else None,
         read_p99_ms=percentile_ms(reads, 0.99, bounds_s) if reads else None,

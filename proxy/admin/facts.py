@@ -364,7 +364,6 @@ class StoreFacts:
     requests: int
     errors: int
     in_flight: int
-    open_circuits: tuple[str, ...]
     recent_errors: int = 0
     read_p50_ms: float | None = None
     read_p99_ms: float | None = None

@@ -75,13 +75,15 @@ def in_units(setting: SettingLine) -> str:
     if not setting.value.isdecimal():
         return ""
     value = int(setting.value)
-    match setting.key.rpartition(".")[2]:
-        case "ms":
+    match setting.key.split("."):
+        case [*_, "ms"]:
             return duration(value) if value >= 1000 else f"{value} ms"
-        case "bytes":
+        case [*_, "seconds"]:
+            return duration(value * 1000)
+        case [*_, "bytes"]:
             return size(value)
-        case "minutes":
-            return duration(value * 60_000)
+        case [*_, "bytes", "per", "second"]:
+            return rate(value)
     return ""
 
 

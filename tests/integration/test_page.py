@@ -80,7 +80,7 @@ async def test_an_operator_sees_both_tiers(kafka: KafkaCluster, topic_name: str,
         assert (owner["is_this"], owner["partitions"]) == (True, 1)
         assert [each["node_id"] for each in overview["cluster"]["brokers"]] == [1]
         (store,) = overview["stores"]
-        assert (store["store"], store["open_circuits"]) == ("local", [])
+        assert (store["store"], overview["outages"]) == ("local", [])
         assert store["requests"] > 0
         for path in ("/", "/topics", f"/topics/{topic_name}", "/readers", "/settings", "/errors"):
             assert "<!doctype html>" in operator.text(path)

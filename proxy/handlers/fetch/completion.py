@@ -40,6 +40,7 @@ from tiers.tracing import spanned
 
 logger = logging.getLogger(__name__)
 
+_UNAVAILABLE = "where the records are is not known now: no fresh metadata, no answer of the leader, or a pause"
 _DEADLINE_GRACE_MS = 50
 """A read whose deadline is that of the answer knows whether it failed or was only slow. This grace lets it report."""
 
@@ -161,6 +162,11 @@ class FetchCompleter:
         for index, judgement in judgements.items():
             yield
             entry = response.partitions[index]
+            if judgement.verdict is Verdict.UNAVAILABLE and judgement.partition is not None:
+                number = place.get((entry.topic, entry.partition))
+                if number is not None:
+                    offset = request.partitions[number].fetch_offset
+                    self._tools.waiting.asked(held.client_id, judgement.partition, offset, _UNAVAILABLE)
             if judgement.verdict is not Verdict.REMOTE or judgement.partition is None:
                 continue
             number = place[entry.topic, entry.partition]

@@ -15,7 +15,6 @@ from protocol.api_keys import ApiKey
 from proxy.admin.counts import Counts, ProcessReport, StoreCounts
 from proxy.metrics import ProxyMetrics, api_name
 from tiers.reader.remote_log_reader import RemoteLogReader
-from tiers.storage.locations import LocatedRemoteStorageManager
 
 _PREFIX: Final = "tidegate_remote_storage"
 _STORE_METRICS: Final = tuple(
@@ -32,16 +31,6 @@ class CountedParts:
     proxy: ProxyMetrics | None = None
     reader: RemoteLogReader | None = None
     backlog_bytes: Callable[[], int | None] | None = None
-    storage: LocatedRemoteStorageManager | None = None
-
-    @property
-    def open_circuits(self) -> list[str]:
-        """The locations to which calls fail at once."""
-        writes = (
-            [] if self.storage is None else [f"{each} (writes)" for each in self.storage.write_breakers.open_locations]
-        )
-        reads = [] if self.reader is None else self.reader.fetcher.breakers.open_locations
-        return writes + [f"{each} (reads)" for each in reads]
 
 
 def process_report(registry: CollectorRegistry, parts: CountedParts) -> ProcessReport:
@@ -51,7 +40,7 @@ def process_report(registry: CollectorRegistry, parts: CountedParts) -> ProcessR
         connections=None if parts.proxy is None else parts.proxy.open_connections,
         backlog_bytes=None if parts.backlog_bytes is None else parts.backlog_bytes(),
         counts=_counts(registry, parts),
-        stores=_stores(registry, parts),
+        stores=_stores(registry),
     )
 
 
@@ -72,7 +61,7 @@ def _counts(registry: CollectorRegistry, parts: CountedParts) -> Counts:
     return counts
 
 
-def _stores(registry: CollectorRegistry, parts: CountedParts) -> tuple[StoreCounts, ...]:
+def _stores(registry: CollectorRegistry) -> tuple[StoreCounts, ...]:
     requests: dict[str, int] = {}
     errors: dict[str, int] = {}
     in_flight: dict[str, int] = {}
@@ -98,7 +87,6 @@ def _stores(registry: CollectorRegistry, parts: CountedParts) -> tuple[StoreCoun
                 requests=count,
                 errors=errors.get(store, 0),
                 in_flight=in_flight.get(store, 0),
-                open_circuits=tuple(parts.open_circuits),
                 bounds_s=tuple(bound for bound, _ in buckets[:-1]),
                 reads=tuple(later - earlier for earlier, later in zip([0, *cumulative], cumulative, strict=False)),
             )

@@ -92,7 +92,6 @@ class ProcessView:
         self._waiting = waiting
 
     def opened_store(self, storage: LocatedRemoteStorageManager) -> None:
-        self._counted.storage = storage
         self.alarms.watch(ProcessAlarm.STORE_FAILING, lambda: _outages(storage))
 
     def opened_reader(self, reader: RemoteLogReader) -> None:

@@ -238,9 +238,9 @@ class ScriptedFacts:
                 alarms=(),
             ),
             stores=(
-                StoreFacts("s3", 184_213, 412, 4, ("home (writes)",), 410)
+                StoreFacts("s3", 184_213, 412, 4, 410)
                 if self.dead_store
-                else StoreFacts("s3", 184_213, 3, 4, (), 0, 18.2, 96.0),
+                else StoreFacts("s3", 184_213, 3, 4, 0, 18.2, 96.0),
             ),
             processes=(
                 ProcessFacts("worker-1", 4211, ProcessState.SERVING, (), 0, 91 * MIB, 212),

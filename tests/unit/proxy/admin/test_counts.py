@@ -68,7 +68,7 @@ def test_the_history_keeps_an_hour_and_no_more() -> None:
 
 def test_a_store_shows_its_errors_of_the_last_minutes() -> None:
     def report(requests: int, errors: int, reads: tuple[int, ...]) -> ProcessReport:
-        return ProcessReport(1, stores=(StoreCounts("s3", requests, errors, 1, (), (0.01, 0.1), reads),))
+        return ProcessReport(1, stores=(StoreCounts("s3", requests, errors, 1, (0.01, 0.1), reads),))
 
     history = History()
     history.add(0, {"a": report(10, 10, (10, 0, 0))})

@@ -17,9 +17,11 @@ from proxy.admin.alarms.catalogue import BY_NAME, runbook_of
 from proxy.admin.facts import (
     ErrorLine,
     EventLine,
+    Outage,
     Overview,
     PausedTopic,
     ProcessState,
+    RaisedAlarm,
     ReaderLine,
     SettingLine,
     TopicQuery,
@@ -35,6 +37,7 @@ from proxy.admin.words import in_units
 from proxy.process.admin.http import admin_pages
 from tests.support.proxy.page_facts import NOW_MS, NoPages, ScriptedFacts, history, many_topics, partition_line
 from tests.support.repository import ROOT
+from tiers.errors import Peer
 
 HOSTILE = "<script>alert('x')</script>\"'&"
 RENDERER = Renderer("1.2.3")
@@ -171,8 +174,10 @@ async def test_texts_of_users_stay_texts() -> None:
 
 def _hostile(overview: Overview) -> Overview:
     process = replace(overview.processes[0], name=HOSTILE, reasons=(HOSTILE,), state=ProcessState.FAILED)
-    store = replace(overview.stores[0], store=HOSTILE, open_circuits=(HOSTILE,))
-    return replace(overview, processes=(process,), stores=(store,))
+    store = replace(overview.stores[0], store=HOSTILE)
+    following = (RaisedAlarm(HOSTILE, HOSTILE),)
+    outage = Outage(Peer.STORE, "store-failing", HOSTILE, HOSTILE, NOW_MS, consequences=following)
+    return replace(overview, processes=(process,), stores=(store,), outages=(outage,))
 
 
 async def test_a_page_loads_nothing_from_elsewhere_and_runs_no_other_script() -> None:
@@ -200,7 +205,7 @@ async def test_a_dead_store_and_a_dead_broker_are_named_with_what_to_do() -> Non
     async with served(facts) as url:
         _, html, _ = await get(f"{url}/")
         said = texts(html)
-        assert "calls fail at once: home (writes)" in said
+        assert "s3 DOWN no answer" in said
         assert "not in the cluster since" in said
         assert "store s3 at https://s3.example.org: connection refused since " in said
         assert "Correct the store, the network or the credentials." in said
@@ -291,9 +296,15 @@ async def test_a_setting_has_its_description_and_its_unit() -> None:
     assert "<code>max.<wbr>connections</code>" in html
     lines = [
         SettingLine("", key, value, "file", "", "")
-        for key, value in (("a.ms", "90000"), ("a.ms", "500"), ("a.bytes", "1048576"), ("a.bytes", ""), ("a", "7"))
+        for key, value in (
+            ("a.ms", "90000"),
+            ("a.bytes", "1048576"),
+            ("a.bytes.per.second", "1048576"),
+            ("a.bytes", ""),
+            ("a", "7"),
+        )
     ]
-    assert [in_units(each) for each in lines] == ["1 min 30 s", "500 ms", "1.00 MiB", "", ""]
+    assert [in_units(each) for each in lines] == ["1 min 30 s", "1.00 MiB", "1.00 MiB/s", "", ""]
 
 
 def test_a_young_process_shows_its_own_time() -> None:
