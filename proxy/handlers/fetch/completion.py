@@ -163,9 +163,9 @@ class FetchCompleter:
             yield
             entry = response.partitions[index]
             if judgement.verdict is Verdict.UNAVAILABLE and judgement.partition is not None:
-                number = place.get((entry.topic, entry.partition))
-                if number is not None:
-                    offset = request.partitions[number].fetch_offset
+                at = place.get((entry.topic, entry.partition))
+                if at is not None:
+                    offset = request.partitions[at].fetch_offset
                     self._tools.waiting.asked(held.client_id, judgement.partition, offset, _UNAVAILABLE)
             if judgement.verdict is not Verdict.REMOTE or judgement.partition is None:
                 continue

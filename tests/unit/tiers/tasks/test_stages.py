@@ -19,6 +19,7 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import (
     LogDivergedError,
     MetadataLostError,
+    Peer,
     RemoteLogMetadataNotReadyError,
     RetriableRemoteStorageError,
 )
@@ -27,6 +28,7 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
+from tiers.storage.outages import BEGINS_AFTER_MS, StoreOutage, StoreOutages
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.partition_watch import PartitionWatch
@@ -251,6 +253,36 @@ async def test_an_expiry_that_fails_stops_no_copy_and_no_trim(
         assert running.bench.active("stage-failing") == 0
     said = [vars(line) for line in caplog.records if line.getMessage() == "a stage of a partition keeps failing"]
     assert [(line["stage"], line["error"]) for line in said] == [("expiry", "the skew is not known")]
+
+
+@pytest.mark.parametrize("is_down", [True, False])
+async def test_an_outage_of_the_store_has_no_lines_by_partition(
+    running: Running, store: Store, caplog: pytest.LogCaptureFixture, is_down: bool
+) -> None:
+    """A store that refuses one object alone answers other calls: then the failures are logged, but the first ones."""
+    outage = StoreOutage("", lambda: BEGINS_AFTER_MS if outage.reason else 0)
+    services = replace(running.bench.services, outages=StoreOutages([outage]))
+    if is_down:
+        for _ in range(2):
+            outage.failed(RetriableRemoteStorageError("503 Slow Down"))
+    settings = replace(services.settings, stage_alarm_ms=1, copy_stall_alarm_ms=300)
+    running.manager = RemoteLogManager(replace(services, settings=settings), running.topics)
+    store.refused = {"copy_log_segment_data", "put_object"}
+    async with running.run():
+        await until(lambda: running.bench.active("stage-failing") >= 1 and failures(running, "copy") >= 8)
+        await until(lambda: running.bench.active("copy-stalled") >= 1)
+        alarms = running.manager.alarms()
+        assert {each.waits_for for each in alarms} == {Peer.STORE}
+        assert running.manager.copies_waiting()[Peer.STORE] >= 1
+    said = [line.getMessage() for line in caplog.records if line.levelname in ("WARNING", "ERROR")]
+    of_partitions = {
+        "a stage of a partition failed",
+        "a stage of a partition keeps failing",
+        "copying makes no progress",
+    }
+    assert of_partitions.intersection(said) == (set() if is_down else of_partitions)
+    logged = [vars(line)["failures"] for line in caplog.records if line.getMessage() == "a stage of a partition failed"]
+    assert all(each >= 4 for each in logged)
 
 
 async def test_a_copy_in_progress_ends_before_the_tier_is_cut(running: Running, store: Store, bench: Workbench) -> None:
