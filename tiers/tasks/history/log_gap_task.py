@@ -69,20 +69,23 @@ class LogGapTask:
         The caller has just checked the remote lineage. `log_start` is the recorded one.
         It is the first offset of the local log that neither a readable segment nor a recorded gap has. Returns None
         while the task has seen a gap behind the last segment for less than `gap_alarm_ms`: the broker executes a
-        DeleteRecords before the proxy records its log start."""
+        DeleteRecords before the proxy records its log start. Returns None, too, for a partition without metadata while
+        the store cannot be listed: the first record makes clients begin at the local log."""
         remote, local_start = self._remote, bounds.log_start_offset
         self._tell_of_effect()
         self.doubt = None
         remote_end = remote.end()
         covered_to = 0 if remote_end is None else remote_end + 1
         await self._end_gaps(bounds, log_start)
+        if local_start > log_start:
+            await self._check_head(log_start, bounds)
         if not self._services.state.is_known(self._partition):
             # Without a record, a proxy cannot know whether the metadata was lost, so clients wait.
+            if local_start > max(log_start, self._listed_to):
+                return None
             self._check_ownership()
             seen = LogStart(local_start, bounds.leader_epoch, LogStartReason.SEEN)
             await self._services.metadata.put_log_start(self._partition, seen)
-        if local_start > log_start:
-            await self._check_head(log_start, bounds)
         found = await remote.holes(log_start, local_start)
         first_offsets = {hole.first_offset for hole in found}
         self._seen = {offset: since for offset, since in self._seen.items() if offset in first_offsets}
@@ -95,7 +98,7 @@ class LogGapTask:
     async def _check_head(self, log_start: int, bounds: LocalLogBounds) -> None:
         """Checks that the store has no segment between the log start and the first segment, or the local log.
 
-        While the store cannot be listed, the broker's answers pass."""
+        While the store cannot be listed, the broker's answers pass, unless the metadata does not know the partition."""
         services, metadata, partition = self._services, self._services.state, self._partition
         first = metadata.next_segment(partition, log_start)
         head = LogGap(log_start, bounds.log_start_offset if first is None else first.start_offset)

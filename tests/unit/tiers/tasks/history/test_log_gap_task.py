@@ -233,6 +233,28 @@ async def test_a_store_that_cannot_be_listed_at_the_head_is_asked_less_and_less(
     assert bench.gap_task.doubt is not None
 
 
+async def test_a_partition_without_metadata_gets_no_record_before_the_store_is_listed(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any record makes clients begin at the local log, unless it is the end of a trim."""
+    await with_lost_segments(bench, 0, 1, 2)
+    bench.metadata.all_log_starts.clear()
+    bench.metadata.segments.clear()
+    list_objects = bench.store.list_objects
+
+    def refused(prefix: str) -> AsyncIterator[StoredObject]:
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(bench.store, "list_objects", refused)
+    assert await copy_start(bench) is None
+    assert not bench.state.is_known(PARTITION)
+    monkeypatch.setattr(bench.store, "list_objects", list_objects)
+    bench.now_ms += 60_000
+    assert await copy_start(bench) == 90
+    assert bench.state.local_log_start(PARTITION) == (90, 0)
+    assert bench.state.log_starts(PARTITION) == []
+
+
 async def test_a_head_that_has_grown_is_listed_once_a_minute(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.log.append(*batches(0, 200))
     await bench.record_log_start(0)
