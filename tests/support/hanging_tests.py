@@ -41,7 +41,8 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
     signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, settings.timeout, AGAIN_S)
     file = item.config.stash.get(STACKS, sys.stderr)
-    faulthandler.dump_traceback_later(settings.timeout + ATTEMPTS * AGAIN_S, exit=True, file=file)
+    # Between two signals: a dump while a handler runs may crash.
+    faulthandler.dump_traceback_later(settings.timeout + (ATTEMPTS - 0.5) * AGAIN_S, exit=True, file=file)
     return True
 
 

@@ -191,7 +191,7 @@ def test_a_rebuild_takes_the_copies_that_were_made_in_doubt(
 def test_an_acceptance_brings_back_what_only_the_store_knows(
     broker: KafkaCluster, topic_name: str, tmp_path: Path, last: int
 ) -> None:
-    """The broker has the newest segment, and the owner copies it again. The first copy of it stays in the store."""
+    """The broker has the newest segment, and the owner copies it again. It may then delete the first copy of it."""
     site, values = Site(broker, tmp_path, topic_name), random_values(RECORDS)
     tiered(site, values)
     copied = segments(site)
@@ -201,7 +201,7 @@ def test_an_acceptance_brings_back_what_only_the_store_knows(
     assert len(newest) == 1
 
     with site.alarmed_proxy() as proxy:
-        watch = Watch(site, proxy, spread(RECORDS))
+        watch = Watch(site, proxy, spread(RECORDS), covered=newest)
         watch.until(lambda: is_doubted(proxy, topic_name))
         until(lambda: bool(lines_about(proxy, f"{topic_name}-0", "tidegate tier accept")))
         assert site.fetch_error(leader_behind(proxy), local_log_start - 1) == ErrorCode.REPLICA_NOT_AVAILABLE
@@ -235,8 +235,9 @@ def test_an_acceptance_makes_a_gap_of_what_the_store_has_lost_too(
         if gone in path.name:
             path.unlink()
 
+    newest = [each for each, start in copied.items() if start == local_log_start]
     with site.alarmed_proxy() as proxy:
-        watch = Watch(site, proxy, spread(RECORDS))
+        watch = Watch(site, proxy, spread(RECORDS), covered=newest)
         watch.until(lambda: is_doubted(proxy, topic_name))
         accept(site)
         watch.until(lambda: site.bounds()["gaps"] == [{"first_offset": first, "next_offset": end}])

@@ -203,7 +203,8 @@ class Watch:
 
     def check(self) -> None:
         lost = self._objects - self._site.objects()
-        assert not lost, f"{len(lost)} of {len(self._objects)} objects were deleted from the store"
+        names = sorted(path.name for path in lost)
+        assert not lost, f"{names} of {len(self._objects)} objects were deleted from the store"
         leader = leader_behind(self._proxy)
         earliest = self._site.earliest(leader)
         assert earliest in (None, self._log_start), f"the log start is {earliest}, and was {self._log_start} before"
