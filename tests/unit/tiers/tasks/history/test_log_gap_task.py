@@ -233,7 +233,7 @@ async def test_a_store_that_cannot_be_listed_at_the_head_is_asked_less_and_less(
     assert bench.gap_task.doubt is not None
 
 
-async def test_a_partition_without_metadata_gets_no_record_before_the_store_is_listed(
+async def test_without_metadata_no_record_comes_before_a_listing(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any record makes clients begin at the local log, unless it is the end of a trim."""
