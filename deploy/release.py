@@ -29,7 +29,7 @@ _NEEDED_BY = re.compile(r"^ +#(?: via)? +([\w.-]+)(?: \(pyproject\.toml.*\))?$",
 
 
 class RefusedError(Exception):
-    """No release can be built from this state of the repository. The message is for the maintainer."""
+    """The state of the repository allows no release. The message is for the maintainer."""
 
 
 @dataclass(frozen=True, slots=True)

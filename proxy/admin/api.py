@@ -138,7 +138,7 @@ TIER_ENDPOINTS: Final = (
         lambda source, request: source.errors(),
     ),
 )
-"""What a process answers as far as it knows (`TierFacts`)."""
+"""The questions that a process and a proxy answer (`TierFacts`)."""
 ENDPOINTS: Final = (
     Endpoint(
         f"{PREFIX}/overview",
@@ -156,13 +156,13 @@ ENDPOINTS: Final = (
         lambda source, request: source.settings(),
     ),
 )
-"""What a proxy answers (`FactSource`)."""
+"""The questions that a proxy answers (`FactSource`)."""
 CHILD_ENDPOINTS: Final = (
     Endpoint("/internal/report", ProcessReport, "", (), lambda source, request: source.report()),
     Endpoint("/internal/cluster", ClusterFacts, "", (), lambda source, request: source.cluster()),
     *TIER_ENDPOINTS,
 )
-"""What a process answers to the supervisor (`OwnFacts`)."""
+"""The questions that the supervisor asks a process (`OwnFacts`)."""
 
 
 _AS_WRITTEN: Final[Literal["serialization"]] = "serialization"

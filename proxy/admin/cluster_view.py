@@ -27,7 +27,7 @@ MAX_PAUSED: Final = 10
 
 
 class OwnersAlarms(NamedTuple):
-    """The alarms of this process, and how many of its partitions are not copied because of whom."""
+    """The alarms of this process. `waiting` counts the partitions whose copy waits, by the peer that is silent."""
 
     raised: tuple[RaisedAlarm, ...] = ()
     waiting: Mapping[Peer, int] = MappingProxyType({})

@@ -13,7 +13,7 @@ _LEAST_SHARE: Final = 0.09
 SPARK_WIDTH: Final = 240
 SPARK_HEIGHT: Final = 40
 KINDS: Final = ("remote", "both", "local", "unstable", "copying", "deleting", "cut", "void", "gap")
-"""What the boxes of a drawing can be. The page has a colour and a word for each."""
+"""The kinds of boxes in a drawing. The page has a colour and a word for each."""
 
 
 @dataclass(frozen=True, slots=True)

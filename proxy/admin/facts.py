@@ -438,7 +438,7 @@ class ReadersPage:
     max_clients: int
     readers: tuple[ReaderLine, ...]
     waiting: tuple[WaitingRead, ...] = ()
-    """Who asks in vain, the longest first."""
+    """The clients that get no records, the longest wait first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`WaitingReads`: who asks for remote records in vain, for the page.
+"""`WaitingReads`: the clients that ask for remote records and get none, for the page.
 
 A client asks again and again, each time for some seconds. So a read counts from the first request without records to
 the first one with records. It ends when the client has asked no more for `GONE_AFTER_MS`.
