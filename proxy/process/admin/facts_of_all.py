@@ -80,6 +80,8 @@ class FactsOfAll:
         self._wall_clock_ms = wall_clock_ms
         self._answered: dict[str, int | None] = {}
         """By name: the id of the process that answered."""
+        self._last: dict[str, ProcessReport] = {}
+        """By name: the last report."""
 
     def change(self, config: TidegateConfig) -> None:
         """Shows other settings, after a reload."""
@@ -90,14 +92,17 @@ class FactsOfAll:
         self.history.add(self._wall_clock_ms(), await self._reports())
 
     async def _reports(self) -> dict[str, ProcessReport]:
+        """Returns the reports by the names of the processes. A process that is late has its last report."""
         children = self._supervisor.children
         answers = await asyncio.gather(*(self._pages.ask(child, REPORT_PATH) for child in children))
         adapter = adapter_of(ProcessReport)
-        return {
+        self._last |= {
             child.name: adapter.validate_json(text)
             for child, (status, text) in zip(children, answers, strict=True)
             if status == 200
         }
+        pids = {child.name: child.process.pid for child in children if child.process is not None}
+        return {name: report for name, report in self._last.items() if report.pid == pids.get(name)}
 
     async def overview(self) -> Overview:
         reports = await self._reports()

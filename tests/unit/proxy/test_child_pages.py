@@ -90,6 +90,26 @@ async def test_a_dead_remote_log_process_leaves_the_rest_of_the_overview() -> No
     assert (CLUSTER_PATH, FACTS_TIMEOUT_S) in asked
 
 
+async def test_a_process_that_is_late_keeps_its_alarms() -> None:
+    """Another process of the same name has none of them."""
+    failing = RaisedAlarm("proxy-rejected", THIS_PROCESS, "the password is wrong")
+    is_late = False
+
+    async def ask(one: Any, path: str, parameters: object = None, timeout_s: float = 2.0) -> tuple[int, str]:
+        if is_late or path != REPORT_PATH:
+            return 503, "the process does not answer"
+        return 200, adapter(ProcessReport).dump_json(ProcessReport(one.process.pid, alarms=(failing,))).decode()
+
+    supervisor = cast(Any, SimpleNamespace(children=[child("worker-1", 5)]))
+    asked = cast(Any, SimpleNamespace(ask=ask))
+    facts = FactsOfAll(parse_config(UNTIERED), supervisor, asked, (), own(), lambda: 1)
+    answered = await facts.overview()
+    is_late = True
+    assert (await facts.overview()).alarms == answered.alarms != ()
+    supervisor.children = [child("worker-1", 6)]
+    assert (await facts.overview()).alarms == ()
+
+
 async def test_an_alarm_of_several_processes_is_one_alarm() -> None:
     rejected = RaisedAlarm("proxy-rejected", THIS_PROCESS, "the password is wrong")
     events = {"worker-1": 3, "worker-2": 5}
@@ -98,7 +118,7 @@ async def test_an_alarm_of_several_processes_is_one_alarm() -> None:
         if path != REPORT_PATH:
             return 503, "the process does not answer"
         event = EventLine(events[one.name], "gap", "the broker removed records before they were copied")
-        report = ProcessReport(7, alarms=(rejected,), events=(event,))
+        report = ProcessReport(one.process.pid, alarms=(rejected,), events=(event,))
         return 200, adapter(ProcessReport).dump_json(report).decode()
 
     supervisor = cast(Any, SimpleNamespace(children=[child("worker-1", 5), child("worker-2", 6)]))
