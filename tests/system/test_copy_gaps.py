@@ -80,6 +80,7 @@ class Tasks:
             if not self.facts.is_proved:
                 await self.facts.require_proved()
             bounds, log_start, remote_end = await self.bounds(), await self.log_start(), self.remote_end
+            assert await self.gaps.make_known(bounds, log_start)
             has_announced = await self.attempts.announce_kept(log_start)
             await self.attempts.run(bounds, log_start)
             needless = await self.attempts.give_up(bounds, log_start)

@@ -57,8 +57,12 @@ class Operator:
         return said
 
     async def alarms(self) -> set[str]:
+        """Returns the alarms that are raised, also those that follow from an outage."""
         async with self._session.get(f"{self._url}/api/v1/overview") as answer:
-            return {each["name"] for each in (await answer.json())["alarms"]}
+            overview = await answer.json()
+        roots = overview["outages"]
+        following = [each for outage in roots for each in outage["consequences"]]
+        return {each["name"] for each in [*overview["alarms"], *following]} | {each["alarm"] for each in roots}
 
 
 def says(*parts: str) -> Callable[[str], bool]:

@@ -255,6 +255,8 @@ class PartitionTasks:
         """Finds where copying continues. Records gaps and ends them, also while the partition is not copied.
 
         No client gets past removed records that no gap explains, and copying may be disabled for good."""
+        if not await self._gaps.make_known(surveyed.bounds, surveyed.log_start):
+            return replace(surveyed, copy_start=None)
         has_announced = await self.attempts.announce_kept(surveyed.log_start)
         start = await self._gaps.copy_start(surveyed.bounds, surveyed.log_start)
         self._gap_doubt = self._gaps.doubt

@@ -120,6 +120,8 @@ class Workbench:
         if await self.cut_task.run(bounds):
             self.copy_task.start_over()
         bounds, log_start = await self.log.bounds(PARTITION, 1000), await self.log_start()
+        if not await self.gap_task.make_known(bounds, log_start):
+            return False
         has_announced = await self.attempts.announce_kept(log_start)
         start = await self.gap_task.copy_start(bounds, log_start)
         remote_end = self.metadata.state.remote_end_offset(PARTITION)

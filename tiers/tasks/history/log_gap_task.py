@@ -63,14 +63,30 @@ class LogGapTask:
         self._looks: dict[int, Look] = {}
         """The next looks at the holes, by their first offsets."""
 
+    async def make_known(self, bounds: LocalLogBounds, log_start: int) -> bool:
+        """Writes the first record of a partition. Returns False while the store cannot be listed.
+
+        The first record makes clients begin at the local log. Without one, a proxy cannot know whether the metadata was
+        lost, so clients wait. So the owner writes nothing else about the partition before that."""
+        services, partition, local_start = self._services, self._partition, bounds.log_start_offset
+        if not services.state.is_known(partition) and local_start > log_start:
+            await self._check_head(log_start, bounds)  # records lost segments
+        if not services.state.is_known(partition):
+            if local_start > max(log_start, self._listed_to):
+                return False
+            self._check_ownership()
+            seen = LogStart(local_start, bounds.leader_epoch, LogStartReason.SEEN)
+            await services.metadata.put_log_start(partition, seen)
+        return True
+
     async def copy_start(self, bounds: LocalLogBounds, log_start: int) -> int | None:
         """Returns the offset at which the next segment begins. Records and ends gaps, and sets `doubt`.
 
-        The caller has just checked the remote lineage. `log_start` is the recorded one.
+        The caller has just checked the remote lineage, and the metadata knows the partition (`make_known`). `log_start`
+        is the recorded one.
         It is the first offset of the local log that neither a readable segment nor a recorded gap has. Returns None
         while the task has seen a gap behind the last segment for less than `gap_alarm_ms`: the broker executes a
-        DeleteRecords before the proxy records its log start. Returns None, too, for a partition without metadata while
-        the store cannot be listed: the first record makes clients begin at the local log."""
+        DeleteRecords before the proxy records its log start."""
         remote, local_start = self._remote, bounds.log_start_offset
         self._tell_of_effect()
         self.doubt = None
@@ -79,13 +95,6 @@ class LogGapTask:
         await self._end_gaps(bounds, log_start)
         if local_start > log_start:
             await self._check_head(log_start, bounds)
-        if not self._services.state.is_known(self._partition):
-            # Without a record, a proxy cannot know whether the metadata was lost, so clients wait.
-            if local_start > max(log_start, self._listed_to):
-                return None
-            self._check_ownership()
-            seen = LogStart(local_start, bounds.leader_epoch, LogStartReason.SEEN)
-            await self._services.metadata.put_log_start(self._partition, seen)
         found = await remote.holes(log_start, local_start)
         first_offsets = {hole.first_offset for hole in found}
         self._seen = {offset: since for offset, since in self._seen.items() if offset in first_offsets}

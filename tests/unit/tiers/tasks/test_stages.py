@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.attempts import batches
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
-from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import (
     LogDivergedError,
     MetadataLostError,
@@ -29,6 +30,7 @@ from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 from tiers.storage.outages import BEGINS_AFTER_MS, StoreOutage, StoreOutages
+from tiers.storage.remote_storage_manager import StoredObject
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.partition_watch import PartitionWatch
@@ -374,3 +376,28 @@ def restart_with_one_place(running: Running) -> None:
     remote_log = services.settings.remote_log.model_copy(update={"manager_threads": 1})
     settings = replace(services.settings, remote_log=remote_log)
     running.manager = RemoteLogManager(replace(services, settings=settings), running.topics)
+
+
+async def test_kept_records_are_announced_after_the_store_is_listed(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata of the partition is lost, and the spool is not. Its first record makes clients go on."""
+    bench.log.append(*batches(0, 100))
+    bench.log.log_start_offset = 30
+    bench.end_after = "segment-kept"
+    with pytest.raises(ProcessEnded):
+        await bench.copy()
+    bench.end_after = ""
+    bench.metadata.all_log_starts.clear()
+    tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0))
+
+    def refused(prefix: str) -> AsyncIterator[StoredObject]:
+        raise RetriableRemoteStorageError("503")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "list_objects", refused)
+        await tasks.round()
+    assert not bench.state.is_known(PARTITION)
+    bench.now_ms += 60_000
+    await tasks.round()
+    assert [each.start_offset for each in bench.segments] == [30]

@@ -43,7 +43,9 @@ async def with_removed_records(bench: Workbench, local_log_start: int = 120) -> 
 
 
 async def copy_start(bench: Workbench) -> int | None:
-    return await bench.gap_task.copy_start(await bench.log.bounds(PARTITION, 1000), await bench.log_start())
+    bounds, log_start = await bench.log.bounds(PARTITION, 1000), await bench.log_start()
+    is_known = await bench.gap_task.make_known(bounds, log_start)
+    return await bench.gap_task.copy_start(bounds, log_start) if is_known else None
 
 
 async def until_recorded(bench: Workbench) -> int | None:
