@@ -170,8 +170,10 @@ def reason_of(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno:
-            return os.strerror(cause.errno).lower()
-        cause = cause.__cause__
+            said = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror or str(cause)
+            return said.lower()
+        # botocore raises its errors without a cause.
+        cause = cause.__cause__ or (None if isinstance(cause, RemoteLogError) else cause.__context__)
     return short_reason(str(error) or repr(error))
 
 

@@ -99,7 +99,7 @@ async def _outages(operator: Operator, kafka: KafkaCluster, store: VersityGatewa
 
     store.kill()
     await asyncio.to_thread(produce, proxy.bootstrap_servers, TOPIC, random_values(RECORDS))
-    root_cause = ("connection refused since", "Runbook: store-failing", "follow from it")
+    root_cause = ("connection refused since", "Runbook: store-failing", "from it, and end")
     await operator.until("/", says(*root_cause, "DOWN"))
     await operator.until(f"/topics/{TOPIC}/0", says(" failures: "))
     assert "unfit" in await operator.alarms()

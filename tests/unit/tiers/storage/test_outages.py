@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 
 import pytest
 
@@ -91,4 +92,10 @@ def test_the_reason_is_short() -> None:
     refused = RetriableRemoteStorageError(URL)
     refused.__cause__ = ConnectionRefusedError(111, "Connect call failed")
     assert reason_of(refused) == "connection refused"
+    of_a_library = ValueError("no connection")
+    of_a_library.__context__ = refused.__cause__
+    refused.__cause__ = of_a_library
+    assert reason_of(refused) == "connection refused"
+    refused.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert reason_of(refused) == "name or service not known"
     assert len(reason_of(RemoteStorageError("x" * 1000))) == 160
