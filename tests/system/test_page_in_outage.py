@@ -106,7 +106,7 @@ async def _outages(operator: Operator, kafka: KafkaCluster, store: VersityGatewa
     assert set((await operator.looks_at_every_page()).values()) == {200}
 
     await asyncio.to_thread(kafka.kill_broker, 1)
-    await operator.until("/", says("clients reach no broker", "UNKNOWN", *root_cause))
+    await operator.until("/", says("clients reach no broker", "Broker 1 at", "Store s3 at", *root_cause))
     await operator.until(f"/topics/{TOPIC}", says("the cluster's metadata was not read in time"))
     assert set((await operator.looks_at_every_page()).values()) == {200}
 
