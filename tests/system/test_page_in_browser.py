@@ -11,7 +11,7 @@ import pytest
 from proxy.admin.facts import ErrorLine, EventLine, Overview, ReaderLine
 from proxy.admin.source import FactsUnavailableError
 from proxy.process.admin.http import admin_pages
-from tests.support.proxy.page_facts import MIB, NOW_MS, ScriptedFacts, many_topics
+from tests.support.proxy.page_facts import MIB, NOW_MS, NoPages, ScriptedFacts, many_topics
 from tests.support.servers.chromium import BrowserPage, browser_page
 
 WIDTHS = (360, 414, 600, 768, 860, 1024, 1280, 1920)
@@ -59,19 +59,6 @@ TOO_FAINT = """
   return [...new Set(found)];
 })()
 """
-
-
-class NoPages:
-    """Implements `AdminPages`."""
-
-    async def metrics(self) -> bytes:
-        return b""
-
-    async def not_serving(self) -> list[str]:
-        return []
-
-    async def not_ready(self) -> list[str]:
-        return []
 
 
 def facts(topics: int = 1000, *, in_trouble: bool = False) -> ScriptedFacts:
