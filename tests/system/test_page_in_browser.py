@@ -223,7 +223,9 @@ async def test_a_dead_store_and_a_dead_broker_can_be_seen() -> None:
         assert "No alarm is raised" in await page.run("document.body.textContent")
         source.dead_store = source.gone_broker = True
         await page.run("load(location.href, ['main'])")
-        await page.until("document.querySelectorAll('.alarm-card').length === 2")
+        await page.until("document.querySelectorAll('.outage').length === 1")
         said = await page.run("document.body.innerText")
-        assert "calls fail at once: home (writes)" in said
+        assert "Store s3 at https://s3.example.org: connection refused since" in said
+        assert "2 alarms follow from it" in said
+        assert "DOWN" in said
         assert "GONE" in said
