@@ -124,8 +124,8 @@ def check_manifests(manifests: Manifests, config: TidegateConfig) -> None:
         assert constraint["labelSelector"]["matchLabels"].items() <= labels
         assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
     assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"]
-    assert container["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "admin"}
-    assert container["readinessProbe"]["httpGet"] == {"path": "/servez", "port": "admin"}
+    for name, path in (("livenessProbe", "/livez"), ("readinessProbe", "/servez")):
+        assert {"scheme": "HTTP", **container[name]["httpGet"]} == {"scheme": "HTTP", "path": path, "port": "admin"}
 
     mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
     volumes = {each["name"] for each in (*pod["volumes"], *(one["metadata"] for one in spec["volumeClaimTemplates"]))}
@@ -242,6 +242,24 @@ def test_a_monitor_reads_all_pods_as_the_alerts_want_it() -> None:
     assert {"targetLabel": "cluster", "replacement": "orders"} in endpoint["relabelings"]
     assert monitor["metadata"]["labels"]["release"] == "p"
     assert {"name": "TIDEGATE__WORKERS", "value": "3"} in container["env"]
+    assert endpoint["scheme"] == "http"
+
+
+@pytest.mark.full
+def test_what_reads_the_admin_port_speaks_tls_if_the_port_does(tmp_path: Path) -> None:
+    """Kubernetes does not verify the certificate. Prometheus does, as the values say."""
+    authority = {"ca": {"configMap": {"name": "authorities", "key": "ca.pem"}}, "serverName": "tidegate"}
+    settings = '[admin.tls]\ncertificate = "/etc/tidegate/secrets/admin.pem"\n'
+    file = tmp_path / "values.yaml"
+    monitor = {"enabled": True, "tlsConfig": authority}
+    file.write_text(yaml.safe_dump({"settings": settings, "podMonitor": monitor}))
+    manifests = rendered("-f", str(file))
+    (container,) = one_of(manifests, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    probes = [container[f"{each}Probe"]["httpGet"]["scheme"] for each in ("startup", "liveness", "readiness")]
+    assert probes == ["HTTPS"] * 3
+    (endpoint,) = one_of(manifests, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", authority)
+    assert one_of(manifests, "Pod")["spec"]["containers"][0]["command"][3] == "https"
 
 
 @pytest.mark.full
@@ -274,7 +292,7 @@ def test_the_pod_of_helm_test_is_no_proxy_to_a_service() -> None:
     headless = one_of(manifests, "StatefulSet")["spec"]["serviceName"]
     assert container["command"][:2] == ["python", "-c"]
     assert container["command"][2].strip() == TEST_OF_PODS.read_text().strip()
-    assert container["command"][3:] == [headless, "9190", "2"]
+    assert container["command"][3:] == ["http", headless, "9190", "2"]
 
 
 @pytest.mark.full
@@ -335,7 +353,7 @@ def pod_that_answers(*answers: tuple[int, bytes]) -> Iterator[int]:
 
 def helm_test(port: int, pods: int, within_s: int) -> subprocess.CompletedProcess[str]:
     script = TEST_OF_PODS.read_text().replace("WITHIN_S = 60", f"WITHIN_S = {within_s}")
-    command = [sys.executable, "-c", script, "127.0.0.1", str(port), str(pods)]
+    command = [sys.executable, "-c", script, "http", "127.0.0.1", str(port), str(pods)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

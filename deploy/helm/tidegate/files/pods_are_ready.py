@@ -1,8 +1,10 @@
 """`helm test` runs this: it reads /readyz of each pod until all are ready, and fails after a minute with their answers.
 
-The arguments are the name of the headless Service, the admin port, and the number of pods."""
+The arguments are `http` or `https`, the name of the headless Service, the admin port, and the number of pods. As in the
+probes of the node, the certificates are not verified."""
 
 import socket
+import ssl
 import sys
 import time
 import urllib.error
@@ -12,9 +14,9 @@ from collections.abc import Iterator
 WITHIN_S = 60
 
 
-def main(service: str, port: int, pods: int) -> int:
+def main(scheme: str, service: str, port: int, pods: int) -> int:
     until_s = time.monotonic() + WITHIN_S
-    while reasons := list(not_ready(service, port, pods)):
+    while reasons := list(not_ready(scheme, service, port, pods)):
         if time.monotonic() >= until_s:
             sys.stderr.write("\n".join(reasons) + "\n")
             return 1
@@ -23,7 +25,9 @@ def main(service: str, port: int, pods: int) -> int:
     return 0
 
 
-def not_ready(service: str, port: int, pods: int) -> Iterator[str]:
+def not_ready(scheme: str, service: str, port: int, pods: int) -> Iterator[str]:
+    unverified = ssl.create_default_context()
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     try:
         found = socket.getaddrinfo(service, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -35,11 +39,11 @@ def not_ready(service: str, port: int, pods: int) -> Iterator[str]:
     for address in addresses:
         host = f"[{address}]" if ":" in address else address
         try:
-            urllib.request.urlopen(f"http://{host}:{port}/readyz", timeout=5).close()
+            urllib.request.urlopen(f"{scheme}://{host}:{port}/readyz", timeout=5, context=unverified).close()
         except urllib.error.HTTPError as error:
             yield f"{address}: {error.read().decode().strip()}"
         except OSError as error:
             yield f"{address}: {error}"
 
 
-sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

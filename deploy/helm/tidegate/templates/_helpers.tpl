@@ -18,6 +18,11 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- .Values.listener.advertisedHost | default (printf "%s.%s.svc.cluster.local" (include "tidegate.name" .) .Release.Namespace) }}
 {{- end }}
 
+{{/* The scheme of the admin port: `settings` with the section [admin.tls] serve it by TLS. */}}
+{{- define "tidegate.adminScheme" -}}
+{{- if regexMatch "(?m)^\\s*\\[admin\\.tls\\]" .Values.settings }}https{{ else }}http{{ end }}
+{{- end }}
+
 {{- define "tidegate.testSelector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}-test
 app.kubernetes.io/instance: {{ .Release.Name }}
