@@ -1,8 +1,9 @@
 """`ChunkFetcher` returns the chunks and the index of a remote segment, from the caches or by few ranged GETs.
 
-One GET reads adjacent missing chunks, at most `max_get_bytes`. It reads a larger chunk alone. The GET that a read waits
-for has at most `first_get_bytes`, so that it ends soon. The other chunks that the read asks for come by another GET at
-the same time. A GET that reads ahead has a quarter of the window, and at least `min_get_bytes`.
+One GET reads adjacent missing chunks, at most `max_get_bytes`. It reads a larger chunk alone. The GET that the first
+read of a stream waits for has at most `first_get_bytes`, so that it ends soon. The other chunks that the read asks for
+come by another GET at the same time. When a stream goes on, all its GETs are long: those that read ahead, and the one
+that a read waits for because no slot was idle to read ahead. So the slots bring much, however many streams share them.
 
 A read of an index or of chunks is repeated until the deadline of its caller.
 """
@@ -49,8 +50,6 @@ BACKOFF_BASE_MS = 50
 BACKOFF_CAP_MS = 1000
 _INDEX_SIZE_ESTIMATE_BYTES = 256 * 1024
 _METADATA_RELOAD_TIMEOUT_MS = 1000
-_GETS_PER_WINDOW = 4
-"""The GETs of a window are in flight together, so that a short window arrives soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,6 @@ class RemoteLogReaderSettings:
 
     remote_log: RemoteLogConfig = field(default_factory=RemoteLogConfig)
     first_get_bytes: int = MIB
-    min_get_bytes: int = 4 * MIB
     max_get_bytes: int = 8 * MIB
     read_ahead_max_window_bytes: int = 64 * MIB
 
@@ -212,14 +210,19 @@ class ChunkFetcher:
         return self.breakers.of(decode_location(segment.custom_metadata)[0])
 
     async def chunks(
-        self, segment: IndexedSegment, first_number: int, wanted_log_bytes: int, caller: Caller
+        self, segment: IndexedSegment, first_number: int, wanted_log_bytes: int, caller: Caller, window_bytes: int = 0
     ) -> list[memoryview]:
         """Returns chunks from `first_number` on, at least one, until they hold `wanted_log_bytes` or the segment ends.
+
+        `window_bytes` is the stream's window; 0 if this read begins a stream. Otherwise the GETs may reach beyond what
+        is wanted, because the stream will ask for that next.
 
         It waits only for the first chunk. It returns the following chunks if they have arrived by then; the others
         arrive for the next read. So an error in a later chunk never delays the first one.
         """
         connection_id = caller.connection_id
+        first_get_bytes = max(self._settings.first_get_bytes, window_bytes)
+        max_get_bytes = self._settings.max_get_bytes
         all_chunks = segment.chunks
         end_number = first_number + 1
         planned_bytes = all_chunks[first_number].log_bytes
@@ -229,11 +232,11 @@ class ChunkFetcher:
 
         async def attempt() -> list[memoryview]:
             # All GETs start before the first await, so they run concurrently.
-            first_get_bytes, max_get_bytes = self._settings.first_get_bytes, self._settings.max_get_bytes
-            for number, end in self._missing(segment, first_number, first_number + 1, end_number, first_get_bytes):
+            last_end = len(all_chunks) if window_bytes else end_number
+            for number, end in self._missing(segment, first_number, first_number + 1, last_end, first_get_bytes):
                 self._start_get(segment, number, end, connection_id)
             with suppress(ReaderQueueFullError):  # the read needs only the first chunk
-                for number, end in self._missing(segment, first_number, end_number, end_number, max_get_bytes):
+                for number, end in self._missing(segment, first_number, end_number, last_end, max_get_bytes):
                     self._start_get(segment, number, end, connection_id)
             first = self.chunk_cache.get(segment.key(first_number))
             if first is None:
@@ -283,7 +286,7 @@ class ChunkFetcher:
         if first_number < len(chunks):
             begin = chunks[first_number].stored_position
         window_end = bisect_left(chunks, begin + window_bytes, key=lambda chunk: chunk.stored_position)
-        get_bytes = max(window_bytes // _GETS_PER_WINDOW, self._settings.min_get_bytes)
+        get_bytes = self._settings.max_get_bytes
         for number, end in self._missing(segment, first_number, window_end, len(chunks), get_bytes):
             if not self.chunk_pool.has_idle_slot:
                 return 0

@@ -202,6 +202,11 @@ class ReadAhead:
         """The streams that have a window: few of all, since the budget bounds them."""
         self.reserved_bytes = 0
 
+    def held_bytes(self, key: StreamKey, offset: int) -> int:
+        """Returns the window of a stream that goes on at `offset`; 0 if the read at this offset begins a stream."""
+        stream = self._streams.get(key)
+        return stream.window_bytes if stream is not None and stream.next_offset == offset else 0
+
     def window_bytes(self, key: StreamKey, offset: int, next_offset: int, *, had_to_wait: bool) -> int:
         """Returns the number of bytes to read ahead after a read of `[offset, next_offset)`.
 
@@ -273,8 +278,8 @@ class RemoteLogReader(RemoteLogOffsetReader):
         self.accounts = ReadAccounts(clock_ms)
         self.read_ahead = ReadAhead(
             clock_ms,
-            budget_bytes=min(settings.remote_log.read_ahead_bytes, settings.remote_log.chunk_cache_bytes // 2),
-            first_window_bytes=settings.min_get_bytes,
+            budget_bytes=min(settings.remote_log.read_ahead_bytes, settings.remote_log.chunk_cache_bytes * 2 // 3),
+            first_window_bytes=settings.max_get_bytes,
             max_window_bytes=settings.read_ahead_max_window_bytes,
         )
 
@@ -347,7 +352,9 @@ class RemoteLogReader(RemoteLogOffsetReader):
         has_first = segment.key(number) in self.fetcher.chunk_cache
         # The first chunk may lie partly before the offset. So this asks for as many bytes more as that chunk has.
         wanted_bytes = request.max_bytes + segment.chunks[number].log_bytes
-        views = await self.fetcher.chunks(segment, number, wanted_bytes, caller)
+        stream = (request.connection_id, metadata.topic_id_partition)
+        window_bytes = 0 if metadata.cut_at is not None else self.read_ahead.held_bytes(stream, request.offset)
+        views = await self.fetcher.chunks(segment, number, wanted_bytes, caller, window_bytes)
         end_number = segment.end_number
         while True:
             for view in views:
@@ -373,7 +380,6 @@ class RemoteLogReader(RemoteLogOffsetReader):
             end_number = segment.end_number
             views = self.fetcher.cached_chunks(segment, 0, collected.remaining_bytes)
         had_to_wait = not (has_first and collected.is_full)
-        stream = (request.connection_id, metadata.topic_id_partition)
         next_offset = collected.next_offset
         window_bytes = self.read_ahead.window_bytes(stream, request.offset, next_offset, had_to_wait=had_to_wait)
         self._prefetch(segment, number, window_bytes)

@@ -125,7 +125,7 @@ async def bench_of(
             LOCAL_0: LocalLog([batch_of(0, BATCH)]),
         },
     )
-    reader_settings = RemoteLogReaderSettings(min_get_bytes=3000, max_get_bytes=6000)
+    reader_settings = RemoteLogReaderSettings(max_get_bytes=6000)
     store = tier.storage if tracer is None else TracedStore(tier.storage, tracer)
     settings = settings or FetchSettings(local_poll_ms=20, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
     async with (

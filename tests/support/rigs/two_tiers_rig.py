@@ -142,7 +142,7 @@ base.port = {port}
     storage = FaultyStorage(LocalRemoteStorageManager({"path": str(folder / "remote"), "cluster.id": "cluster"}))
     rlmm = InMemoryRemoteLogMetadataManager()
     reader_settings = RemoteLogReaderSettings(
-        min_get_bytes=60_000, max_get_bytes=120_000, remote_log=RemoteLogConfig(chunk_cache_bytes=500_000)
+        max_get_bytes=120_000, remote_log=RemoteLogConfig(chunk_cache_bytes=500_000)
     )
     async with AsyncExitStack() as stack:
         await storage.open()

@@ -26,9 +26,7 @@ from tiers.segment.indexes.segment_index import Chunk
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import HOME
 
-SETTINGS = RemoteLogReaderSettings(
-    min_get_bytes=3000, max_get_bytes=6000, remote_log=RemoteLogConfig(chunk_cache_bytes=1 << 20)
-)
+SETTINGS = RemoteLogReaderSettings(max_get_bytes=6000, remote_log=RemoteLogConfig(chunk_cache_bytes=1 << 20))
 RING = KeyRing({"k1": b"1" * 32}, current="k1")
 
 

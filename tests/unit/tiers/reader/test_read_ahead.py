@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -23,6 +24,7 @@ from tests.support.fakes.remote_requests import P0, asked, next_offset
 from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.simulation.loop import VirtualLoop
 from tiers.config.settings import RemoteLogConfig
+from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader import remote_log_reader
 from tiers.reader.chunk_fetcher import RemoteLogReaderSettings
@@ -32,11 +34,10 @@ from tiers.storage.remote_storage_manager import SegmentReads
 CHUNK = 1_000
 SETTINGS = RemoteLogReaderSettings(
     first_get_bytes=CHUNK,
-    min_get_bytes=4 * CHUNK,
     max_get_bytes=8 * CHUNK,
     read_ahead_max_window_bytes=64 * CHUNK,
     remote_log=RemoteLogConfig(
-        chunk_cache_bytes=256 * CHUNK, read_ahead_bytes=128 * CHUNK, reader_max_bytes_in_flight=128 * CHUNK
+        chunk_cache_bytes=768 * CHUNK, read_ahead_bytes=512 * CHUNK, reader_max_bytes_in_flight=128 * CHUNK
     ),
 )
 
@@ -156,13 +157,17 @@ class DistantStore:
         await asyncio.sleep(0.06)
         return self.indexes[metadata.segment_id.id]
 
-    async def filled(self, folder: Path) -> InMemoryRemoteLogMetadataManager:
+    async def filled(
+        self, folder: Path, partitions: Sequence[TopicIdPartition], segments: int
+    ) -> InMemoryRemoteLogMetadataManager:
+        """Fills the partitions with segments of 200 chunks each."""
         tier = RemoteTier(folder, chunk_bytes=CHUNK)
-        await tier.fill(P0, segments=4, batches=200, records=1, value_bytes=CHUNK - 100)
-        for segment in tier.state.list_remote_log_segments(P0):
-            uuid = segment.segment_id.id
-            self.logs[uuid] = await tier.storage.fetch_log_segment(segment, 0)
-            self.indexes[uuid] = await tier.storage.fetch_indexes(segment)
+        for partition in partitions:
+            await tier.fill(partition, segments=segments, batches=200, records=1, value_bytes=CHUNK - 100)
+            for segment in tier.state.list_remote_log_segments(partition):
+                uuid = segment.segment_id.id
+                self.logs[uuid] = await tier.storage.fetch_log_segment(segment, 0)
+                self.indexes[uuid] = await tier.storage.fetch_indexes(segment)
         await tier.storage.close()
         return tier.rlmm
 
@@ -171,8 +176,8 @@ class DistantStore:
     ("readers", "client_s", "most_s", "window_bytes"),
     [
         (1, 0.004, 1.2 * 800 * 0.004, 64 * CHUNK),
-        (4, 0.004, 1.4 * 800 * 0.004, 128 * CHUNK),
-        (1, 0.1, 1.01 * 800 * 0.1, 8 * CHUNK),
+        (4, 0.004, 1.4 * 800 * 0.004, 256 * CHUNK),
+        (1, 0.1, 1.01 * 800 * 0.1, 16 * CHUNK),
     ],
     ids=["fast", "four", "slow"],
 )
@@ -183,7 +188,7 @@ def test_clients_of_a_far_store_wait_only_in_the_beginning(
 
     Large GETs bring most of what a fast one reads, and no byte twice."""
     store = DistantStore()
-    rlmm = asyncio.run(store.filled(tmp_path))
+    rlmm = asyncio.run(store.filled(tmp_path, [P0], segments=4))
     loop = VirtualLoop()
     firsts_s, windows = list[float](), list[int]()
 
@@ -212,3 +217,31 @@ def test_clients_of_a_far_store_wait_only_in_the_beginning(
     assert window_bytes / 2 <= max(windows) <= window_bytes
     assert sum(store.gets) == sum(map(len, store.logs.values()))
     assert client_s > 0.01 or len(store.gets) < 800 / 5
+
+
+@pytest.mark.parametrize("streams", [8, 64])
+def test_the_gets_of_many_streams_are_long(tmp_path: Path, streams: int) -> None:
+    """Ten slots serve them all. They take at most 150 GETs per 1024 chunks, and read no chunk twice."""
+    store, loop = DistantStore(), VirtualLoop()
+    partitions = [TopicIdPartition(P0.topic_id, number, P0.topic) for number in range(streams)]
+    rlmm = asyncio.run(store.filled(tmp_path, partitions, segments=1))
+
+    async def client(reader: RemoteLogReader, partition: TopicIdPartition) -> None:
+        offset = 0
+        while offset < 200:
+            deadline_ms = int(loop.time() * 1000) + 60_000
+            request = asked(offset, 4 * CHUNK, deadline_ms=deadline_ms, connection_id=partition.partition)
+            offset = next_offset(await reader.read(replace(request, partition=partition)))
+            await asyncio.sleep(0.001)
+
+    async def run() -> None:
+        clock_ms: Callable[[], int] = lambda: int(loop.time() * 1000)  # noqa: E731
+        async with RemoteLogReader(rlmm.log, cast(SegmentReads, store), SETTINGS, clock_ms=clock_ms) as reader:
+            await asyncio.gather(*(client(reader, each) for each in partitions))
+
+    try:
+        loop.run_until_complete(run())
+    finally:
+        loop.close()
+    assert sum(store.gets) == sum(map(len, store.logs.values()))
+    assert len(store.gets) <= 150 * streams * 200 / 1024

@@ -33,9 +33,7 @@ from tiers.reader.chunk_fetcher import Caller, RemoteLogReaderSettings, backoff_
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.locations import HOME
 
-SETTINGS = RemoteLogReaderSettings(
-    min_get_bytes=3000, max_get_bytes=6000, remote_log=RemoteLogConfig(chunk_cache_bytes=1 << 20)
-)
+SETTINGS = RemoteLogReaderSettings(max_get_bytes=6000, remote_log=RemoteLogConfig(chunk_cache_bytes=1 << 20))
 
 
 @pytest.fixture
@@ -202,7 +200,7 @@ async def test_sequential_reads_are_read_ahead_across_the_border(tier: RemoteTie
 async def test_a_full_queue_does_not_fail_a_read_that_has_its_first_chunk(tier: RemoteTier) -> None:
     batches = await tier.fill(P0, segments=1, batches=20)
     remote_log = RemoteLogConfig(reader_threads=1, reader_max_pending_tasks=1)
-    settings = RemoteLogReaderSettings(first_get_bytes=1, min_get_bytes=1, max_get_bytes=1, remote_log=remote_log)
+    settings = RemoteLogReaderSettings(first_get_bytes=1, max_get_bytes=1, remote_log=remote_log)
     async with RemoteLogReader(tier.rlmm.log, tier.storage, settings) as reader:
         found = await reader.read(asked(0))
         assert joined(found) == b"".join(batches)[: found.size_bytes]

@@ -51,7 +51,7 @@ class Processes:
         self.reader = RemoteLogReader(
             self.tier.rlmm.log,
             TracedStore(self.tier.storage, self.tracer),
-            RemoteLogReaderSettings(remote_log=remote_log, min_get_bytes=1, max_get_bytes=LARGE * 2),
+            RemoteLogReaderSettings(remote_log=remote_log, max_get_bytes=LARGE * 2),
             share=self.buffers.share,
         )
         self.server: RemoteReadServer
