@@ -20,17 +20,17 @@ def size_text(size_bytes: float) -> str:
 
 
 def duration_text(ms: int) -> str:
-    """Returns a duration with its largest two units, such as `2 d 3 h`."""
+    """Returns a duration with its largest unit and the next one, such as `2 d 3 h`."""
     if ms < 0:
         return f"-{duration_text(-ms)}"
     if ms < 1000:
         return f"{ms} ms"
-    parts, rest_s = [], ms // 1000
+    rest_s, parts = ms // 1000, list[tuple[int, str]]()
     for unit, length_s in _DURATION_UNITS_S:
         count, rest_s = divmod(rest_s, length_s)
-        if count:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2])
+        if count or parts:
+            parts.append((count, unit))
+    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count)
 
 
 def moment_text(time_ms: int) -> str:

@@ -7,12 +7,12 @@ reader finds a moved leader again. It repeats fetches without progress until `ti
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator
 
 from pipeline.source.remote_read import RawBatches
 from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.records.record_batch import RecordBatch, iterate_batches
+from tiers.backoff import Backoff
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.fetch import READ_COMMITTED, READ_UNCOMMITTED, FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError
@@ -24,8 +24,7 @@ FETCH_BYTES = 8 << 20
 TIMEOUT_MS = 120_000
 _MAX_WAIT_MS = 500
 _REQUEST_TIMEOUT_MS = 30_000
-_BACKOFF_BASE_MS = 50
-_BACKOFF_CAP_MS = 1_000
+_BACKOFF = Backoff(base_ms=50, cap_ms=1_000)
 _LANE = "read"
 _FOR_GOOD = frozenset(
     {
@@ -74,9 +73,8 @@ async def read_local_range(
         if fetched is None or last is None:
             if monotonic_ms() - progress_ms >= timeout_ms:
                 raise BrokerError(f"{partition}: no records arrived from offset {offset} on for {timeout_ms} ms")
-            pause_ms = random.random() * min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
-            await asyncio.sleep(pause_ms / 1000)
             failures, is_stale = failures + 1, True
+            await asyncio.sleep(_BACKOFF.pause_ms(failures) / 1000)
             continue
         offset, failures, is_stale = last.next_offset, 0, False
         yield RawBatches(fetched.records[: last.end], _aborted(fetched), offset)

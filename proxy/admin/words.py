@@ -8,10 +8,9 @@ from typing import Final
 from proxy.admin.facts import Outage, SettingLine, TopicSetting
 from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
-from tiers.texts import size_text, three_digits
+from tiers.texts import duration_text, size_text, three_digits
 
 NOTHING: Final = "\N{EN DASH}"
-_UNITS_MS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
 _NARROW_SPACE: Final = "\N{NARROW NO-BREAK SPACE}"
 
 
@@ -40,20 +39,12 @@ def milliseconds(value: float | None) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """Returns the two largest units, for example `3 d 4 h`."""
+    """Returns the largest unit and the next one, for example `3 d 4 h`."""
     if ms is None:
         return NOTHING
     if ms < 1000:
         return "0 s" if ms <= 0 else "< 1 s"
-    left = int(ms)
-    parts: list[str] = []
-    for unit, unit_ms in _UNITS_MS:
-        count, left = divmod(left, unit_ms)
-        if count or parts:
-            parts.append(f"{count} {unit}")
-        if len(parts) == 2:
-            break
-    return " ".join(part for part in parts if not part.startswith("0 "))
+    return duration_text(int(ms))
 
 
 def age(at_ms: int | None, now_ms: int) -> str:

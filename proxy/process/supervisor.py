@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from proxy.process.fork_server import ForkedProcess, ForkServer, ForkServerLostError
+from tiers.backoff import Backoff
 from tiers.broker.client import monotonic_ms
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,7 @@ UNUSABLE = os.EX_CONFIG
 """The exit code of a child that cannot start until an operator changes something. It writes why to the supervisor."""
 
 _MAX_REASON_BYTES = 64 << 10
-_BACKOFF_BASE_MS = 100
-_BACKOFF_CAP_MS = 10_000
+_BACKOFF = Backoff(base_ms=200, cap_ms=10_000)
 _STEADY_MS = 60_000
 """A child that lives this long has started well. Its next death counts as the first, and not as a failed start."""
 
@@ -96,7 +96,7 @@ class Child:
                     on_unusable()
                     return
                 deaths = 1 if lived_ms >= _STEADY_MS else deaths + 1
-                delay_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(deaths, 10)) * (1 + self._jitter()) / 2
+                delay_ms = _BACKOFF.pause_ms(deaths, self._jitter)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(delay_ms / 1000):
                         await self._ending.wait()

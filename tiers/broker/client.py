@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Unpack
 from kafka.protocol.api_header import ResponseClassRegistry
 
 from protocol.errors import ErrorCode, ProtocolError
+from tiers.backoff import Backoff
 from tiers.broker.connection import BrokerConnection, unchecked
 from tiers.broker.metadata_reads import (
     DEFAULT_METADATA_MAX_AGE_MS,
@@ -35,8 +36,7 @@ from tiers.model.ids import TopicIdPartition
 
 DEFAULT_LANE = ""
 DEFAULT_REQUEST_TIMEOUT_MS = 30_000
-_BACKOFF_BASE_MS = 50
-_BACKOFF_CAP_MS = 1000
+_BACKOFF = Backoff(base_ms=100, cap_ms=1000)
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -270,8 +270,7 @@ class BrokerClient(MetadataClient):
             )
         except BrokerError:
             link.failures += 1
-            cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(link.failures, 10))
-            link.not_before_ms = self._clock_ms() + int(cap_ms * self._jitter())
+            link.not_before_ms = self._clock_ms() + int(_BACKOFF.pause_ms(link.failures, self._jitter))
             raise
         if self._is_closed:
             await connection.close()

@@ -23,6 +23,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.primitives import Buffer
 from protocol.records.record_batch import verify_batches
+from tiers.backoff import Backoff
 from tiers.broker.client import BrokerClient, Leader, monotonic_ms
 from tiers.broker.fetch import READ_COMMITTED, READ_UNCOMMITTED, FetchedPartition, FetchPosition, fetch_raw
 from tiers.broker.metadata_reads import DEFAULT_METADATA_MAX_AGE_MS, RequestOptions
@@ -33,8 +34,7 @@ from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
 
 _LATEST_TIMESTAMP = -1
 _CONSUMER_REPLICA_ID = -1
-_BACKOFF_BASE_MS = 50
-_BACKOFF_CAP_MS = 1000
+_BACKOFF = Backoff(base_ms=50, cap_ms=1000)
 _LANE = "log"
 _OFFSETS_LANE = "offsets"
 _OFFSETS_PAUSE_MS = 200
@@ -260,7 +260,7 @@ class BrokerLogSource:
         self, partition: TopicIdPartition, timeout_ms: int, ask: Callable[[Leader, int], Awaitable[Answer]]
     ) -> Answer:
         deadline_ms = self._clock_ms() + timeout_ms
-        max_age_ms, backoff_ms = DEFAULT_METADATA_MAX_AGE_MS, _BACKOFF_BASE_MS
+        max_age_ms, failures = DEFAULT_METADATA_MAX_AGE_MS, 0
         while True:
             remaining_ms = max(1, deadline_ms - self._clock_ms())
             try:
@@ -272,11 +272,12 @@ class BrokerLogSource:
                 if not error.retriable:
                     raise
                 trouble = error
-            pause_ms = int(backoff_ms * self._jitter())
+            failures += 1
+            pause_ms = _BACKOFF.pause_ms(failures, self._jitter)
             if self._clock_ms() + pause_ms >= deadline_ms:
                 raise trouble
             await asyncio.sleep(pause_ms / 1000)
-            max_age_ms, backoff_ms = 0, min(_BACKOFF_CAP_MS, backoff_ms * 2)
+            max_age_ms = 0
 
 
 class BoundsBatch:

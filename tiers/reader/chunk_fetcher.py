@@ -11,7 +11,6 @@ A read of an index or of chunks is repeated until the deadline of its caller.
 from __future__ import annotations
 
 import asyncio
-import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -23,6 +22,7 @@ from uuid import UUID
 from cachetools import LRUCache
 
 from protocol.records.record_batch import crc32c
+from tiers.backoff import Backoff
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import (
     CorruptSegmentError,
@@ -46,8 +46,8 @@ T = TypeVar("T")
 
 MIB = 1024 * 1024
 
-BACKOFF_BASE_MS = 50
-BACKOFF_CAP_MS = 1000
+READ_BACKOFF = Backoff(base_ms=50, cap_ms=1000)
+"""The pause of a read. It is also at most half of the time that is left."""
 _INDEX_SIZE_ESTIMATE_BYTES = 256 * 1024
 _METADATA_RELOAD_TIMEOUT_MS = 1000
 
@@ -106,15 +106,6 @@ class IndexedSegment:
         return {(one.producer_id, one.first_offset) for one in before if one.last_offset > end} == {
             (one.producer_id, one.first_offset) for one in behind if one.first_offset < start
         }
-
-
-def backoff_ms(failures: int, remaining_ms: int) -> float:
-    """Returns the pause after the `failures`-th failure in a row, with factor 2 and full jitter.
-
-    The pause is at most half of `remaining_ms`.
-    """
-    ceiling = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(max(failures - 1, 0), 10))
-    return min(ceiling * random.random(), remaining_ms / 2)
 
 
 class ChunkFetcher:
@@ -399,7 +390,7 @@ class ChunkFetcher:
             failures += 1
             if isinstance(cause, RemoteResourceNotFoundError):
                 await self._raise_if_deleted(segment, caller.deadline_ms)
-            pause_ms = backoff_ms(failures, caller.deadline_ms - self._clock_ms())
+            pause_ms = min(READ_BACKOFF.pause_ms(failures), (caller.deadline_ms - self._clock_ms()) / 2)
             await asyncio.sleep(max(pause_ms, 1) / 1000)
         raise RemoteReadTimeoutError(f"the deadline of a read of {segment.topic_id_partition} passed", cause) from cause
 

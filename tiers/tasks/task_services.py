@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from tiers.backoff import Backoff
 from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, monotonic_ms, wall_clock_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import LogDivergedError, OwnershipLostError, Peer, RemoteLogError, silent_peer
@@ -164,7 +165,8 @@ class TaskServices:
     def retry_at_ms(self, failures: int) -> int:
         """Returns when work is tried again that has failed once more. The backoff doubles, up to the interval."""
         remote_log = self.settings.remote_log
-        return self.clock_ms() + min(remote_log.task_interval_ms, remote_log.task_retry_backoff_ms << min(failures, 16))
+        backoff = Backoff(remote_log.task_retry_backoff_ms, remote_log.task_interval_ms)
+        return self.clock_ms() + backoff.most_ms(failures + 1)
 
     def require_ownership(self, partition: TopicIdPartition) -> None:
         """Raises `OwnershipLostError` unless this process owns the partition."""

@@ -25,6 +25,7 @@ from tiers.texts import did_you_mean, duration_text, moment_text, size_text
         (duration_text, 90_061_000, "1 d 1 h"),
         (duration_text, -5, "-5 ms"),
         (duration_text, 7_200_000, "2 h"),
+        (duration_text, 86_460_000, "1 d"),
         (moment_text, 1_700_000_000_000, "2023-11-14T22:13:20+00:00"),
         (moment_text, 1 << 62, f"{1 << 62} ms"),
     ],

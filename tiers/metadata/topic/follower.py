@@ -18,12 +18,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable
 
 import lmdb
 
 from protocol.errors import ErrorCode, ProtocolError
+from tiers.backoff import Backoff
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError, RemoteLogMetadataNotReadyError
@@ -50,8 +50,7 @@ _FETCH_MAX_BYTES = 8 * 1024 * 1024
 _FETCH_TIMEOUT_MS = 10_000
 _BROKERS_MAX_AGE_MS = 5_000
 _LEADERS_TIMEOUT_MS = 2_000
-_BACKOFF_BASE_MS = 50
-_BACKOFF_CAP_MS = 1_000
+_BACKOFF = Backoff(base_ms=50, cap_ms=1_000)
 
 
 def interval_ms(max_age_ms: int) -> int:
@@ -170,8 +169,8 @@ class MetadataFollower:
                         return
                     except BrokerError:
                         self._leaders_changed.set()
-                        await self._back_off(failures)
                         failures += 1
+                        await asyncio.sleep(_BACKOFF.pause_ms(failures) / 1000)
         except TimeoutError as error:
             stopped = self._followed.stopped(partition) or self._followed.unfinished_rebuild
             raise RemoteLogMetadataNotReadyError(
@@ -258,7 +257,7 @@ class MetadataFollower:
                         await self._leaders_changed.wait()
                 except TimeoutError:
                     continue
-                await self._back_off(0)
+                await asyncio.sleep(_BACKOFF.pause_ms(1) / 1000)
 
     async def _read_from(self, node_id: int) -> None:
         failures = 0
@@ -284,8 +283,8 @@ class MetadataFollower:
                     failures = 0
                 else:
                     self._leaders_changed.set()
-                    await self._back_off(failures)
                     failures += 1
+                    await asyncio.sleep(_BACKOFF.pause_ms(failures) / 1000)
         finally:
             self._followed.end_trouble(node_id)  # it leads nothing now: those that do will tell
             self._readers.discard(node_id)
@@ -432,7 +431,3 @@ class MetadataFollower:
         if offset is None:
             raise BrokerError(f"the leader of metadata partition {number} reports no offset", retriable=True)
         return offset
-
-    async def _back_off(self, failures: int) -> None:
-        cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
-        await asyncio.sleep(cap_ms * random.random() / 1000)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -33,6 +32,7 @@ from kafka.protocol.producer import (
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from protocol.errors import ErrorCode
+from tiers.backoff import Backoff
 from tiers.broker.client import BrokerClient, Moment, monotonic_ms, wall_clock_ms
 from tiers.broker.metadata_reads import DEFAULT_METADATA_MAX_AGE_MS
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError
@@ -45,8 +45,7 @@ GROUP_COORDINATOR = 0
 TRANSACTION_COORDINATOR = 1
 _LANE = "remote-log-metadata-transactions"
 _REQUEST_TIMEOUT_MS = 5_000
-_BACKOFF_BASE_MS = 20
-_BACKOFF_CAP_MS = 500
+_BACKOFF = Backoff(base_ms=20, cap_ms=500)
 _ALL_IN_SYNC = -1
 _MAGIC = 2
 
@@ -191,12 +190,11 @@ class MetadataProducer:
                     trouble = f"error code {code}"
                     if code not in _RETRIABLE:
                         raise RemoteLogMetadataError(f"{what}: {trouble}")
-            cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
-            wait_ms = int(cap_ms * (0.5 + random.random() / 2))
             failures += 1
-            if monotonic_ms() + wait_ms >= deadline_ms:
+            pause_ms = _BACKOFF.pause_ms(failures)
+            if monotonic_ms() + pause_ms >= deadline_ms:
                 raise RemoteLogMetadataError(f"{what} did not succeed in time: {trouble}")
-            await asyncio.sleep(wait_ms / 1000)
+            await asyncio.sleep(pause_ms / 1000)
 
 
 class TransactionalProducer(MetadataProducer):

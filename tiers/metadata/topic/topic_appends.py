@@ -9,11 +9,11 @@ checks and writes. So no other change came between. A fenced writer checks its c
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tiers.backoff import Backoff
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_log import Append, MakeRecords
@@ -21,8 +21,7 @@ from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.metadata_producer import ClockSkew, MetadataProducer, TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 
-_BACKOFF_BASE_MS = 50
-_BACKOFF_CAP_MS = 500
+_BACKOFF = Backoff(base_ms=50, cap_ms=500)
 
 
 def in_turn_transactional_id(group_id: str, metadata_partition: int) -> str:
@@ -60,7 +59,7 @@ class TopicAppends:
                 await self._send(number, records, deadline_ms)
 
     async def _append_in_turn(self, number: int, records: MakeRecords, deadline_ms: int) -> None:
-        cap_ms = _BACKOFF_BASE_MS
+        failures = 0
         while True:
             name = in_turn_transactional_id(self._group_id, number)
             producer = TransactionalProducer(self._client, self._topic, number, name)
@@ -73,10 +72,11 @@ class TopicAppends:
                     await self._follower.read_past(number, written, before, deadline_ms - monotonic_ms())
                 return
             except OwnershipLostError:
-                if monotonic_ms() + cap_ms >= deadline_ms:
+                failures += 1
+                pause_ms = _BACKOFF.pause_ms(failures)
+                if monotonic_ms() + pause_ms >= deadline_ms:
                     raise
-                await asyncio.sleep(cap_ms * random.random() / 1000)
-                cap_ms = min(_BACKOFF_CAP_MS, 2 * cap_ms)
+                await asyncio.sleep(pause_ms / 1000)
 
     async def _send(self, number: int, records: MakeRecords, deadline_ms: int) -> None:
         made, before = records(), self._follower.known(number)

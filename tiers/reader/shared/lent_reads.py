@@ -22,7 +22,7 @@ from functools import partialmethod
 from typing import Any, NamedTuple, Self
 
 from tiers.errors import RemoteLogError, RemoteReadTimeoutError, RetriableRemoteStorageError
-from tiers.reader.chunk_fetcher import Caller, backoff_ms
+from tiers.reader.chunk_fetcher import READ_BACKOFF, Caller
 from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
 from tiers.reader.remote_reads import RemoteReads
 from tiers.reader.shared.channel import (
@@ -351,7 +351,7 @@ class RemoteReadClient:
             except OSError as error:
                 cause = error
             failures += 1
-            pause_ms = backoff_ms(failures, caller.deadline_ms - self._clock_ms())
+            pause_ms = min(READ_BACKOFF.pause_ms(failures), (caller.deadline_ms - self._clock_ms()) / 2)
             await asyncio.sleep(max(1.0, pause_ms) / 1000)
         raise RemoteReadTimeoutError("the process that reads the remote tier did not answer in time", cause)
 

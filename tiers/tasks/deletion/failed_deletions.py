@@ -21,6 +21,7 @@ from uuid import UUID
 
 from protocol.records.record_batch import verify_batches
 from protocol.records.record_reader import read_records
+from tiers.backoff import Backoff
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import RemoteLogError, RemoteLogMetadataError, RemoteStorageError
@@ -34,7 +35,7 @@ FAILED_DELETIONS_TOPIC = "__delete_failed_remote_log_segments"
 _READ_BYTES = 1 << 20
 _LOOK_AGAIN_MS = 5_000
 _PUBLISH_AFTER = RemoteLogConfig().delete_attempts
-_BACKOFF_MS, _MAX_BACKOFF_MS = 30_000, 3_600_000
+_BACKOFF = Backoff(base_ms=30_000, cap_ms=3_600_000)
 _KEPT = 100_000
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class FailedDeletions:
         """Notes a failed attempt, and publishes it if it is due. Does not raise when the topic cannot be written."""
         known = self._failures.pop(segment.segment_id, _Failure(0, 0, wall_clock_ms))
         attempts = known.attempts + 1
-        pause_ms = min(_MAX_BACKOFF_MS, _BACKOFF_MS << min(known.attempts, 20))
+        pause_ms = _BACKOFF.most_ms(attempts)
         self._failures[segment.segment_id] = _Failure(attempts, clock_ms + pause_ms, known.first_failed_at_ms)
         if len(self._failures) > _KEPT:
             del self._failures[next(iter(self._failures))]

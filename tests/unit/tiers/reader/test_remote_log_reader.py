@@ -29,7 +29,7 @@ from tiers.errors import (
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
-from tiers.reader.chunk_fetcher import Caller, RemoteLogReaderSettings, backoff_ms
+from tiers.reader.chunk_fetcher import Caller, RemoteLogReaderSettings
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.locations import HOME
 
@@ -286,11 +286,3 @@ async def test_gets_of_chunks_that_fail_open_the_circuit(tier: RemoteTier, reade
         while not reader.fetcher.breakers.of(HOME).is_open:
             await tier.storage.refusals.acquire()
         reading.cancel()
-
-
-@given(st.integers(1, 100), st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
-def test_backoff_doubles_up_to_the_cap_with_jitter(failures: int, remaining_ms: int, jitter: float) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("random.random", lambda: jitter)
-        ceiling_ms = [50, 100, 200, 400, 800, 1000][min(failures, 6) - 1]
-        assert backoff_ms(failures, remaining_ms) == min(ceiling_ms * jitter, remaining_ms / 2)

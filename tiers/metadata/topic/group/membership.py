@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 from protocol.errors import ErrorCode
+from tiers.backoff import Backoff
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.lasting_trouble import LastingTrouble
@@ -50,7 +50,7 @@ _HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 1_500
 _REQUEST_TIMEOUT_MS = 5_000
 _LEAVE_TIMEOUT_MS = 3_000
-_BACKOFF_CAP_MS = 1_000
+_BACKOFF = Backoff(base_ms=50, cap_ms=1_000)
 _LONGEST_SESSION_TIMEOUT_MS = 384_000
 """Six doublings of the default. If the brokers demand longer sessions, the member reports an error."""
 
@@ -123,9 +123,8 @@ class GroupMembership:
                 except (BrokerError, RemoteLogMetadataError) as error:
                     self._coordinator = None
                     self._no_group.found(error=str(error))
-                    cap_ms = min(_BACKOFF_CAP_MS, 50 << min(failures, 10))
-                    await asyncio.sleep(cap_ms * random.random() / 1000)
                     failures += 1
+                    await asyncio.sleep(_BACKOFF.pause_ms(failures) / 1000)
         finally:
             await self._leave()
 

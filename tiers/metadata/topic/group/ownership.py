@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from tiers.backoff import Backoff
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_log import Tenure, begun_in
@@ -40,7 +40,7 @@ _HELD_BACK_AFTER_MS = 2_000
 """The time in which the follower reads all committed records. A longer wait means that an open transaction is ahead."""
 _TAKEOVERS_AT_ONCE = 8
 _CONFIRMED_AGAIN_MS = 20
-_BACKOFF_CAP_MS = 2_000
+_BACKOFF = Backoff(base_ms=100, cap_ms=2_000)
 
 
 @dataclass(slots=True)
@@ -277,9 +277,8 @@ class MetadataPartitionOwnership:
                     self._owned[metadata_partition] = _OwnedPartition(producer, assignment)
                     self._tenures.owned(metadata_partition, assignment.member)
                 return
-            cap_ms = min(_BACKOFF_CAP_MS, 100 << min(failures, 10))
-            await asyncio.sleep(cap_ms * (0.5 + random.random() / 2) / 1000)
             failures += 1
+            await asyncio.sleep(_BACKOFF.pause_ms(failures) / 1000)
 
     async def _caught_up_producer(self, metadata_partition: int) -> TransactionalProducer:
         # Checked when the takeover's turn has come, since the membership may have ended during a long wait.
