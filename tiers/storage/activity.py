@@ -13,9 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 
 PIECE_BYTES = 512 << 10
-"""The bytes of a body that count as progress, and of an upload that are sent at once. The last ones may be fewer.
-
-Uploads in pieces of 256 KiB take half as much CPU time more (`python -m bench.micro_copying`)."""
+"""The bytes of a body that count as progress, and of an upload that are sent at once. The last ones may be fewer."""
 
 _enclosing: ContextVar[Activity | None] = ContextVar("enclosing_activity", default=None)
 
