@@ -45,10 +45,10 @@ GIB: Final = 1 << 30
 BUCKET: Final = "micro-streams"
 BATCH_BYTES: Final = 64_000
 DEADLINE_MS: Final = 60_000
-PARTITION_BYTES: Final = 32 * MIB
-MIN_PARTITIONS: Final = 32
+PARTITION_BYTES: Final = 96 * MIB
+MIN_PARTITIONS: Final = 16
 DEFAULT_THREADS: Final = RemoteLogConfig().reader_threads
-THREADS: Final = (DEFAULT_THREADS, 2 * DEFAULT_THREADS, 4 * DEFAULT_THREADS)
+THREADS: Final = (DEFAULT_THREADS // 2, DEFAULT_THREADS, 2 * DEFAULT_THREADS)
 
 
 Figures = tuple[float, float, float]

@@ -238,9 +238,12 @@ class RemoteLogConfig(Section):
         ),
     )
     reader_threads: PositiveInt = Field(
-        default=10,
+        default=20,
         validation_alias="remote.log.reader.threads",
-        description="The number of concurrent downloads from the remote tier.",
+        description=(
+            "The number of concurrent downloads from the remote tier. `remote.log.reader.max.bytes.in.flight` bounds "
+            "them too."
+        ),
     )
     reader_max_pending_tasks: PositiveInt = Field(
         default=100,

@@ -221,7 +221,7 @@ def test_clients_of_a_far_store_wait_only_in_the_beginning(
 
 @pytest.mark.parametrize("streams", [8, 64])
 def test_the_gets_of_many_streams_are_long(tmp_path: Path, streams: int) -> None:
-    """Ten slots serve them all. They take at most 150 GETs per 1024 chunks, and read no chunk twice."""
+    """They take at most 150 GETs per 1024 chunks, and read less than a hundredth of the chunks twice."""
     store, loop = DistantStore(), VirtualLoop()
     partitions = [TopicIdPartition(P0.topic_id, number, P0.topic) for number in range(streams)]
     rlmm = asyncio.run(store.filled(tmp_path, partitions, segments=1))
@@ -243,5 +243,5 @@ def test_the_gets_of_many_streams_are_long(tmp_path: Path, streams: int) -> None
         loop.run_until_complete(run())
     finally:
         loop.close()
-    assert sum(store.gets) == sum(map(len, store.logs.values()))
+    assert sum(store.gets) <= 1.01 * sum(map(len, store.logs.values()))
     assert len(store.gets) <= 150 * streams * 200 / 1024
