@@ -212,8 +212,8 @@ class ChunkFetcher:
         arrive for the next read. So an error in a later chunk never delays the first one.
         """
         connection_id = caller.connection_id
-        first_get_bytes = max(self._settings.first_get_bytes, window_bytes)
         max_get_bytes = self._settings.max_get_bytes
+        first_get_bytes = max_get_bytes if window_bytes else self._settings.first_get_bytes
         all_chunks = segment.chunks
         end_number = first_number + 1
         planned_bytes = all_chunks[first_number].log_bytes

@@ -186,7 +186,7 @@ class ReadAhead:
 
     The windows of all streams together never exceed the budget, so that the streams do not evict each other's
     chunks before they are read. If the budget is exhausted, a stream takes the windows of idle streams, and then
-    half of the largest window, as long as that leaves the other stream more than it has itself.
+    up to half of the largest window. The other stream keeps as much as this one has, and at least the first window.
     """
 
     def __init__(
@@ -242,11 +242,12 @@ class ReadAhead:
                 self._drop_oldest()
                 continue
             largest = max(self._holders.values(), key=lambda each: each.window_bytes, default=stream)
-            half = largest.window_bytes // 2
-            if half < max(stream.window_bytes, self._first_window_bytes):
+            more_bytes = largest.window_bytes - max(stream.window_bytes, self._first_window_bytes)
+            taken_bytes = min(more_bytes, largest.window_bytes // 2)
+            if taken_bytes <= 0:
                 break
-            largest.window_bytes -= half
-            self.reserved_bytes -= half
+            largest.window_bytes -= taken_bytes
+            self.reserved_bytes -= taken_bytes
         return self._budget_bytes - self.reserved_bytes
 
     def _drop_oldest(self) -> None:
