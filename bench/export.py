@@ -22,7 +22,7 @@ from pipeline.decode.arrow_records import warm
 from pipeline.export.job import ExportRequest, ExportTask, export_tile, read_options
 from pipeline.export.plan import PlannedTile, Tile
 from pipeline.export.target import target_settings
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.fakes.stored_segments import remote_range
 from tiers.model.ids import TopicIdPartition

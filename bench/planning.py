@@ -45,8 +45,7 @@ from pipeline.maintenance.scrub import ScrubOptions, scrub_tier
 from pipeline.maintenance.scrub_report import ScrubLevel
 from pipeline.maintenance.segment_purge import PurgeTask
 from pipeline.maintenance.store_listing import ListedPart
-from pipeline.maintenance.usage import usage_of_tier
-from pipeline.maintenance.usage_line import UsageBy
+from pipeline.maintenance.usage import UsageBy, usage_of
 from pipeline.source.columns import spark_schema
 from pipeline.source.options import parse_options
 from pipeline.source.read_plan import MissingOffsets, ReadRange
@@ -98,7 +97,7 @@ class Measurement(NamedTuple):
 
 
 class Pickled:
-    """A `TaskRunner` that pickles the tasks as Spark's driver does, but does not run them."""
+    """A `Runner` that pickles the tasks as Spark's driver does, but does not run them."""
 
     parallelism = 2
 
@@ -106,12 +105,12 @@ class Pickled:
         self._answer = answer
         self.tasks = self.task_bytes = 0
 
-    def run(self, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
+    async def run(self, what: str, plan: Sequence[P], task: Callable[[P], Any]) -> list[Any]:
         dumps(task)
         for each in plan:
             self.tasks += 1
             self.task_bytes += len(dumps([each]))
-        return [cast("R", self._answer(each)) for each in plan]
+        return [self._answer(each) for each in plan]
 
 
 class NoUploads:
@@ -190,7 +189,7 @@ async def export(tier: OpenTier) -> Planned:
             partial(_ranges, log, bounds, known),
             512 << 20,
         )
-        runner.run("export", plan.tiles, repr)
+        await runner.run("export", plan.tiles, repr)
     return Planned(runner.tasks, runner.task_bytes)
 
 
@@ -201,9 +200,8 @@ async def scrub(tier: OpenTier) -> Planned:
 
 
 async def usage(tier: OpenTier) -> Planned:
-    runner = Pickled(lambda task: ListedPart())
-    await usage_of_tier(tier, _config(), runner, UsageBy.PARTITION)
-    return Planned(runner.tasks, runner.task_bytes)
+    usage_of(tier.state, UsageBy.PARTITION)
+    return Planned(0, 0)
 
 
 async def merge(tier: OpenTier) -> Planned:
@@ -228,7 +226,7 @@ async def retain(tier: OpenTier) -> Planned:
     runner = Pickled(lambda task: None)
     segments = [each for found in expired for each in found]
     parts = [tuple(segments[first : first + 1000]) for first in range(0, len(segments), 1000)]
-    runner.run("deleting", [PurgeTask(_config(), tier.cluster_id, part) for part in parts], repr)
+    await runner.run("deleting", [PurgeTask(_config(), tier.cluster_id, part) for part in parts], repr)
     return Planned(runner.tasks, runner.task_bytes)
 
 
@@ -279,7 +277,7 @@ PLANS: dict[str, Callable[[OpenTier], Awaitable[Planned]]] = {
     "read, 512 MiB splits": partial(read, split_mib=512),
     "export": export,
     "scrub, level meta": scrub,
-    "usage, by listing": usage,
+    "usage": usage,
     "merge": merge,
     "retain": retain,
     "offload, metadata": offload,

@@ -3,38 +3,37 @@
 The table shows MB (10^6 bytes) per CPU second of one core, of the stored log and of its uncompressed size. It also
 shows MB of the stored log per second of wall time, with one worker and with two. The lines are the levels batch and
 deep, for batches of about 64 KB with 512-byte records and of about 16 KB with 100-byte records, uncompressed and with
-zstd. The level deep decompresses zstd batches to several times their stored size. The tasks are those that Spark runs.
-They run in processes of their own, or with `--spark` in Spark.
+zstd. The level deep decompresses zstd batches to several times their stored size. The tasks are those of the job.
+They run in processes of this machine, or with `--spark` in Spark.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import asyncio
 import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from bench.decode import SHAPES, runs_of_batches
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.decode.arrow_records import warm
-from pipeline.maintenance.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
+from pipeline.maintenance.segment_scrub import ScrubbedSegment, ScrubSetup, scrub_segments
+from pipeline.process_runner import ProcessRunner
+from pipeline.spark.runner import SparkRunner
 from pipeline.spark.session import open_session
-from pipeline.spark.task_runner import SparkRunner
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from protocol.records.record_batch import CODEC_NONE, CODEC_ZSTD
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.segment_builder import SegmentBuilder
 from tiers.storage.local import LocalRemoteStorageManager
-
-P = TypeVar("P")
-R = TypeVar("R")
+from tiers.upkeep.runner import Runner
 
 SEGMENTS = 8
 CODECS = {"none": CODEC_NONE, "zstd": CODEC_ZSTD}
@@ -107,11 +106,11 @@ def _store(
     return config, segments, size * SEGMENTS
 
 
-def timed(setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[float, list[SegmentVerdict]]:
+async def timed(setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[float, list[ScrubbedSegment]]:
     """Scrubs the segments. Also returns the CPU seconds of all threads of the process."""
     began = time.process_time()
-    verdicts = scrub_segments(setup, segments)
-    return time.process_time() - began, verdicts
+    scrubbed = await scrub_segments(setup, segments)
+    return time.process_time() - began, scrubbed
 
 
 def _measured(
@@ -122,38 +121,32 @@ def _measured(
     wall: dict[int, float] = {}
     cpu = float("inf")
     for workers in (1, 2):
-        with _Workers(workers, is_spark) as run:
-            run(halves, partial(timed, setup))  # not timed: opens files, imports modules, compiles kernels
+        with _runner(workers, is_spark) as runner:
+
+            def run(runner: Runner = runner) -> list[tuple[float, list[ScrubbedSegment]]]:
+                return asyncio.run(runner.run("scrub", halves, partial(timed, setup)))
+
+            run()  # not timed: opens files, imports modules, compiles kernels
             for _ in range(rounds):
                 began = time.monotonic()
-                results = run(halves, partial(timed, setup))
+                results = run()
                 wall[workers] = min(wall.get(workers, float("inf")), time.monotonic() - began)
                 if workers == 1:
                     cpu = min(cpu, sum(seconds for seconds, _ in results))
-                for _, verdicts in results:
-                    assert not any(each.damages or each.trouble for each in verdicts)
+                for _, scrubbed in results:
+                    assert not any(each.verdict.damages or each.trouble for each in scrubbed)
     return wall[1], wall[2], cpu
 
 
-class _Workers:
-    def __init__(self, count: int, is_spark: bool) -> None:
-        self._count = count
-        self._is_spark = is_spark
-
-    def __enter__(self) -> Callable[[Sequence[P], Callable[[P], R]], list[R]]:
-        if self._is_spark:
-            self._session = open_session(f"local[{self._count}]")
-            runner = SparkRunner(self._session.__enter__())
-            return lambda plan, task: runner.run("scrub", plan, task)
-        self._pool = multiprocessing.get_context("spawn").Pool(self._count)
-        return lambda plan, task: self._pool.map(task, plan, 1)
-
-    def __exit__(self, *raised: object) -> None:
-        if self._is_spark:
-            self._session.__exit__(None, None, None)
-        else:
-            self._pool.terminate()
-            self._pool.join()
+@contextmanager
+def _runner(workers: int, is_spark: bool) -> Iterator[Runner]:
+    if is_spark:
+        with open_session(f"local[{workers}]") as session:
+            yield SparkRunner(session)
+        return
+    with ProcessRunner() as processes:
+        processes.parallelism = workers
+        yield processes
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from pipeline.export.target import TargetSettings
 from pipeline.source import range_read
 from pipeline.source.range_read import AHEAD_BYTES, RangeReader
 from pipeline.source.read_plan import ReadRange
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from pipeline.spark.job import JobError
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.texts import did_you_mean
+from tiers.upkeep.runner import JobError
 
 
 class NothingChosenError(JobError):

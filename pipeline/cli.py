@@ -23,7 +23,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "offload": "Copies log data from the brokers to the remote tier.",
     "export": "Exports a topic to Parquet or Iceberg, each record exactly once.",
     "scrub": "Checks every object in the store and finds orphans.",
-    "usage": "Adds up the bytes that the tier takes in the store.",
+    "usage": "Adds up the bytes of the logs in the tier.",
     "rebuild": "Rebuilds metadata or indexes from the objects in the store.",
     "merge": "Merges many small segments into few large ones.",
     "retain": "Deletes the segments that retention has expired.",
@@ -60,7 +60,7 @@ def _not_loaded() -> None:
 app = Program(
     cls=_Commands,
     name="tidegate-pipeline",
-    help="Jobs on Spark over the remote tier of a Kafka cluster.",
+    help="Jobs over the remote tier of a Kafka cluster.",
     no_args_is_help=False,
     **_STYLE,
 )
@@ -70,7 +70,7 @@ for _name, _about in COMMANDS.items():
 
 @app.callback()
 def _pipeline() -> None:
-    """Jobs on Spark over the remote tier of a Kafka cluster."""
+    """Jobs over the remote tier of a Kafka cluster."""
 
 
 def run(arguments: list[str]) -> int:

@@ -1,21 +1,20 @@
-"""`job_services`: the services that the tier's tasks need, for a driver that runs them while executors do the work.
+"""`job_services`: the services that the tier's tasks need, for a driver that runs them while a runner does the work.
 
 The driver is a member of the consumer group that owns the metadata partitions. Its event loop must not block while
-Spark works, because the group removes a member that sends no heartbeat.
+the tasks of the job run, because the group removes a member that sends no heartbeat.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from pipeline.spark.task_runner import Cancellable, TaskRunner
 from tiers.access.open_tier import OpenTier
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import TopicPolicy
@@ -28,7 +27,6 @@ from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
 
-P = TypeVar("P")
 R = TypeVar("R")
 
 OWNED_AGAIN_MS: Final = 60_000
@@ -36,26 +34,8 @@ PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)
 """Pauses between attempts to write a partition's metadata."""
 _SAID_AFTER: Final = 3
 _LOOK_AGAIN_MS: Final = 100
-_CANCEL_AGAIN_S: Final = 1.0
 
 Sleep = Callable[[float], Awaitable[object]]
-
-
-async def run_beside(runner: TaskRunner, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
-    """Runs `runner.run` on a thread, so that this event loop continues.
-
-    If the caller is cancelled, ends the tasks before it returns. The thread would otherwise continue with them, and the
-    caller must not give up ownership while they still write."""
-    running = asyncio.get_running_loop().run_in_executor(None, runner.run, what, plan, task)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        while not running.done():
-            if isinstance(runner, Cancellable):  # repeated: a job that had not started was not cancelled yet
-                runner.cancel()
-            await asyncio.wait({running}, timeout=_CANCEL_AGAIN_S)
-        running.exception()  # marks the exception as retrieved: the caller raises CancelledError instead
-        raise
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sized
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sized
 from typing import TypeVar
 
 S = TypeVar("S")
@@ -57,3 +58,29 @@ async def in_turns(items: Iterable[S], per_turn: int) -> AsyncIterator[S]:
         yield item
         if number % per_turn == 0:
             await asyncio.sleep(0)
+
+
+async def in_order(calls: Iterable[tuple[int, Callable[[], Awaitable[T]]]], at_once: int) -> AsyncGenerator[T]:
+    """Yields the results of `calls` in order. Each call has a weight.
+
+    The weights of the calls in progress, and of the results that wait for their turn, add up to `at_once` at most. A
+    call that is heavier runs alone. A failure is raised in its place, and ends the iteration."""
+    running: deque[tuple[int, asyncio.Future[T]]] = deque()
+    waiting = iter(calls)
+    following = next(waiting, None)
+    try:
+        while running or following is not None:
+            while following is not None and (not running or sum(one for one, _ in running) + following[0] <= at_once):
+                weight, call = following
+                future = asyncio.ensure_future(call())  # noqa: TID251  # a TaskGroup must not span a yield
+                running.append((weight, future))
+                following = next(waiting, None)
+            yield await running.popleft()[1]
+    finally:
+        for _, each in running:
+            each.cancel()
+        if running:
+            await asyncio.wait([each for _, each in running])
+        for _, each in running:
+            if not each.cancelled():
+                each.exception()  # marks the exception as retrieved: the caller has stopped reading

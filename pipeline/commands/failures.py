@@ -12,9 +12,10 @@ from pipeline.chosen_partitions import NothingChosenError
 from pipeline.export.schema_error import ValueSchemaError
 from pipeline.export.target import TargetError
 from pipeline.source.options import OptionError
-from pipeline.spark.job import JobError, spark_cause
+from pipeline.spark.job import spark_cause
 from pipeline.spark.session import SparkMasterError, SparkSettingError
 from tiers.commands.console import FAILED, MISUSED, explained
+from tiers.upkeep.runner import JobError
 
 _USERS_OWN: Final = ("OptionError: ", "ConfigError: ")
 _SAYS_ALL: Final = re.compile(

@@ -11,10 +11,10 @@ from pipeline.commands.common import (
     AsJson,
     Conf,
     ConfigFile,
-    Master,
+    OptionalMaster,
     duration_ms,
     findings,
-    job_session,
+    job_runner,
     regular_expression,
     size_bytes,
 )
@@ -22,7 +22,6 @@ from pipeline.config import load_pipeline_config
 from pipeline.maintenance.merge import DEFAULT_GRACE_MS, Merge, plan_merge
 from pipeline.maintenance.merge import merge as merge_job
 from pipeline.maintenance.merge_plan import MergeGroup, MergeLimits
-from pipeline.spark.task_runner import SparkRunner
 from tiers.commands.console import TERMINAL, say, show_json, show_table
 
 _DEFAULTS = MergeLimits()
@@ -57,14 +56,14 @@ def merge(
     ] = DEFAULT_GRACE_MS,
     apply: Annotated[bool, typer.Option("--apply", help="Without it the command changes nothing.")] = False,
     as_json: AsJson = False,
-    master: Master = None,
+    master: OptionalMaster = None,
     conf: Conf = None,
 ) -> None:
     """Merges small adjacent segments. Without --apply it only shows what it would merge."""
     settings, limits = load_pipeline_config(config), MergeLimits(below, target)
     if apply:
-        with job_session(master, conf, "merge") as session:
-            done = asyncio.run(merge_job(settings, SparkRunner(session, TERMINAL), topics, limits, grace, TERMINAL))
+        with job_runner(master, conf, "merge") as runner:
+            done = asyncio.run(merge_job(settings, runner, topics, limits, grace, TERMINAL))
     else:
         done = asyncio.run(plan_merge(settings, topics, limits, TERMINAL))
     if as_json:

@@ -16,7 +16,7 @@ import typer
 
 PACKAGES = ("pipeline", "protocol", "tidegate", "tiers")
 METADATA = ("METADATA", "entry_points.txt")
-PROGRAM = "from tidegate.__main__ import tidegate_pipeline\n\ntidegate_pipeline()\n"
+PROGRAM = "from tidegate.__main__ import tidegate_pipeline\n\nif __name__ == '__main__':\n    tidegate_pipeline()\n"
 
 
 def package(folder: Annotated[Path, typer.Argument(help="Created if it is missing.")]) -> None:

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
+from pipeline.commands.common import AsJson, Conf, ConfigFile, OptionalMaster, findings, job_runner, regular_expression
 from pipeline.config import load_pipeline_config
 from pipeline.maintenance.indexes_task import IndexesResult, Verdict
 from pipeline.maintenance.rebuild import rebuild as rebuild_job
 from pipeline.maintenance.rebuild import rebuild_indexes
-from pipeline.spark.task_runner import SparkRunner
 from tiers.commands.console import TERMINAL, say, show_json, show_table
 from tiers.commands.rebuild_report import show_rebuild
 from tiers.upkeep.rebuild import RebuildOptions
@@ -45,7 +44,7 @@ def rebuild(
     ] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Without it the command writes nothing.")] = False,
     as_json: AsJson = False,
-    master: Master = None,
+    master: OptionalMaster = None,
     conf: Conf = None,
 ) -> None:
     """Rebuilds metadata or indexes from the objects in the store. Without --apply it only shows the plan."""
@@ -56,8 +55,7 @@ def rebuild(
             "--indexes-only excludes --into, --cluster, --skip-undecided and --with-unknown-topics"
         )
     settings = load_pipeline_config(config)
-    with job_session(master, conf, "rebuild") as session:
-        runner = SparkRunner(session, TERMINAL)
+    with job_runner(master, conf, "rebuild") as runner:
         if not indexes_only:
             options = RebuildOptions(into, cluster, apply, skip_undecided, with_unknown_topics)
             done = asyncio.run(rebuild_job(settings, runner, options, TERMINAL))

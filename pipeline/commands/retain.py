@@ -12,16 +12,15 @@ from pipeline.commands.common import (
     AsJson,
     Conf,
     ConfigFile,
-    Master,
+    OptionalMaster,
     duration_ms,
     findings,
-    job_session,
+    job_runner,
     regular_expression,
 )
 from pipeline.config import load_pipeline_config
 from pipeline.maintenance.retain import PartitionRetention, Retention, plan_retention
 from pipeline.maintenance.retain import retain as retain_job
-from pipeline.spark.task_runner import SparkRunner
 from tiers.commands.console import TERMINAL, say, show_json, show_table
 from tiers.model.ids import TopicIdPartition
 
@@ -46,21 +45,21 @@ def retain(
     ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Without it the command deletes nothing.")] = False,
     as_json: AsJson = False,
-    master: Master = None,
+    master: OptionalMaster = None,
     conf: Conf = None,
 ) -> None:
-    """Deletes what the proxies would expire, on a whole cluster of executors. Without --apply it only shows it."""
+    """Deletes what the proxies would expire, with many cores. Without --apply it only shows it."""
     if (topics is None) != deleted_topics:
         raise typer.BadParameter("give either --topics or --deleted-topics")
     if delay is not None and not deleted_topics:
         raise typer.BadParameter("--delay goes with --deleted-topics")
     settings = load_pipeline_config(config)
     if apply:
-        with job_session(master, conf, "retain") as session:
+        with job_runner(master, conf, "retain") as runner:
             done = asyncio.run(
                 retain_job(
                     settings,
-                    SparkRunner(session, TERMINAL),
+                    runner,
                     topics or "",
                     deleted_topics=deleted_topics,
                     delay_ms=delay,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,17 +13,17 @@ from pipeline.commands.common import (
     AsJson,
     Conf,
     ConfigFile,
-    Master,
+    OptionalMaster,
     duration_ms,
     findings,
-    job_session,
+    job_runner,
     regular_expression,
 )
 from pipeline.config import load_pipeline_config
 from pipeline.maintenance.scrub import ScrubOptions
 from pipeline.maintenance.scrub import scrub as scrub_job
 from pipeline.maintenance.scrub_report import ScrubLevel, ScrubReport
-from pipeline.maintenance.usage_line import DAY_MS
+from pipeline.maintenance.usage import DAY_MS
 from tiers.commands.console import TERMINAL, say, show_json, show_table
 
 
@@ -56,7 +57,7 @@ def scrub(
     ] = False,
     apply: Annotated[bool, typer.Option("--apply", help="With --delete-orphans: deletes them.")] = False,
     as_json: AsJson = False,
-    master: Master = None,
+    master: OptionalMaster = None,
     conf: Conf = None,
 ) -> None:
     """Compares the store with the metadata and reads it back. Exit code 1 means that something is wrong."""
@@ -66,8 +67,8 @@ def scrub(
         raise typer.BadParameter("--resume needs --level batch or deep: meta reads no segment")
     settings = load_pipeline_config(config)
     options = ScrubOptions(level, topics, grace, delete_orphans and apply, resume)
-    with job_session(master, conf, "scrub") as session:
-        report = scrub_job(session, settings, options, TERMINAL)
+    with job_runner(master, conf, "scrub") as runner:
+        report = asyncio.run(scrub_job(settings, runner, options, TERMINAL))
     if as_json:
         show_json(asdict(report))
     else:

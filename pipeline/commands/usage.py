@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, job_session, regular_expression
+from pipeline.commands.common import AsJson, ConfigFile, regular_expression
 from pipeline.config import load_pipeline_config
-from pipeline.maintenance.usage import Prices, UsageReport, day_text, written_objects
+from pipeline.maintenance.usage import DAY_MS, Prices, UsageBy, UsageLine, UsageReport, day_text, written_objects
 from pipeline.maintenance.usage import usage as usage_job
-from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine
 from tiers.commands.console import TERMINAL, show_json, show_table, size_cell
 
 
@@ -26,9 +25,6 @@ def usage(
             "--topics", parser=regular_expression, metavar="REGEX", help="Matches whole names. Default: everything."
         ),
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Counts on Spark all that the store lists, with orphans and indexes.")
-    ] = False,
     price_per_gib_month: Annotated[
         float | None, typer.Option("--price-per-gib-month", min=0, help="The price of a stored GiB.")
     ] = None,
@@ -36,29 +32,16 @@ def usage(
         float | None, typer.Option("--price-per-1000-requests", min=0, help="The price of the requests that wrote it.")
     ] = None,
     as_json: AsJson = False,
-    master: Master = None,
-    conf: Conf = None,
 ) -> None:
-    """Adds up the bytes of the logs in the store, by the metadata alone, or of all objects by a listing (--verify)."""
+    """Adds up the bytes of the logs in the store, by the metadata alone."""
     settings = load_pipeline_config(config)
     prices = Prices(price_per_gib_month, price_per_1000_requests)
-    with job_session(master, conf, "usage") if verify else nullcontext() as session:
-        report = usage_job(session, settings, by, topics, TERMINAL)
+    report = asyncio.run(usage_job(settings, by, topics, TERMINAL))
     ages = report.ages(time.time_ns() // 1_000_000 // DAY_MS)
     if as_json:
-        show_json(
-            {
-                "counted_by": _source(report),
-                "lines": [_json(each, prices) for each in report.lines],
-                "ages": ages,
-            }
-        )
+        show_json({"lines": [_json(each, prices) for each in report.lines], "ages": ages})
     else:
         _print(report, prices, ages)
-
-
-def _source(report: UsageReport) -> str:
-    return "listing" if report.is_verified else "metadata"
 
 
 def _json(line: UsageLine, prices: Prices) -> dict[str, object]:
@@ -72,15 +55,11 @@ def _json(line: UsageLine, prices: Prices) -> dict[str, object]:
 
 
 def _print(report: UsageReport, prices: Prices, ages: dict[str, int]) -> None:
-    headings = (
-        *("topic", "partition", "day", "segments", "log", "of it encryption", "indexes", "facts"),
-        *("unfinished", "orphans", "total", "per month", "to write"),
-    )
+    headings = ("topic", "partition", "day", "segments", "log", "unfinished", "total", "per month", "to write")
     rows = [
         (
             *(each.topic, each.partition, day_text(each.day), each.segments),
-            *map(size_cell, (each.log_bytes, each.overhead_bytes, each.index_bytes, each.facts_bytes)),
-            *map(size_cell, (each.unfinished_bytes, each.orphan_bytes, each.total_bytes)),
+            *map(size_cell, (each.log_bytes, each.unfinished_bytes, each.total_bytes)),
             *(_money(prices.of_month(each.total_bytes)), _money(prices.of_requests(written_objects(each)))),
         )
         for each in report.lines
@@ -94,7 +73,6 @@ def _print(report: UsageReport, prices: Prices, ages: dict[str, int]) -> None:
         [headings[number] for number in shown], ([row[number] for number in shown] for row in rows), headings[3:]
     )
     show_table(("latest record", "size"), ((age, size_cell(size)) for age, size in ages.items()), ("size",))
-    typer.echo(f"counted by {_source(report)}")
 
 
 def _money(cost: float | None) -> str | None:

@@ -36,7 +36,7 @@ from pipeline.export.parquet_writer import write_parquet
 from pipeline.export.plan import Exported, Tile
 from pipeline.export.table_format import TableFormat
 from pipeline.export.target import ExportTarget, StagedFile, TargetSettings
-from pipeline.spark.job import JobError
+from tiers.upkeep.runner import JobError
 
 OFFSETS = "tidegate.offsets"
 PLAN_ID = "tidegate.plan-id"

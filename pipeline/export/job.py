@@ -44,15 +44,16 @@ from pipeline.source.options import (
 )
 from pipeline.source.range_read import RangeReader
 from pipeline.source.tiered_log import AccessDeniedError, open_log
-from pipeline.spark.job import JobError, run_tasks
+from pipeline.spark.job import run_tasks
 from pipeline.spark.scratch import scratch_folder
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from protocol.errors import CorruptBatchError, ErrorCode
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import BrokerError, CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
+from tiers.upkeep.runner import JobError
 
 if TYPE_CHECKING:
     from pipeline.export.table_format import TableFormat

@@ -28,8 +28,8 @@ from uuid import UUID
 
 from pipeline.export.plan import Exported, Tile, tile_of_name
 from pipeline.export.target import ExportTarget, StagedFile
-from pipeline.spark.job import JobError
 from tiers.errors import RemoteStorageError
+from tiers.upkeep.runner import JobError
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile

@@ -18,8 +18,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from pipeline.config import PipelineConfig
-from pipeline.spark.job import JobError
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from tiers.durable_folders import create_folder
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.storage.file_system import PIECE_BYTES, TEMPORARY, BlockingFileSystem
@@ -27,6 +26,7 @@ from tiers.storage.local import LocalFiles
 from tiers.storage.remote_storage_manager import UnfinishedUpload
 from tiers.storage.s3.storage import S3RemoteStorageManager
 from tiers.storage.s3.upload import StagedUpload
+from tiers.upkeep.runner import JobError
 
 _S3_SETTINGS = ("endpoint.url", "region", "access.key.id", "secret.access.key", "path.style", "timeout.ms", "part.size")
 _HDFS_SETTINGS = (

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from pipeline.config import PipelineConfig
 from pipeline.spark.scratch import scratch_folder
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import verify_batches
 from tiers.errors import CorruptSegmentError, LaterFormatError, RemoteLogError, RemoteResourceNotFoundError
@@ -57,12 +57,8 @@ class IndexesResult:
     what: str = ""
 
 
-def make_indexes(task: IndexesTask) -> list[IndexesResult]:
+async def make_indexes(task: IndexesTask) -> list[IndexesResult]:
     """Returns the results in order. A rebuilt `.indexes` object tells how the next segment begins."""
-    return worker().run(_run(task))
-
-
-async def _run(task: IndexesTask) -> list[IndexesResult]:
     storage = await worker().storage(task.config, task.cluster_id)
     around = [task.before, *task.segments, task.after]
     found: list[IndexesResult] = []

@@ -25,12 +25,11 @@ from uuid import uuid4
 
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.job_services import job_services, run_beside, until_owned, written
+from pipeline.job_services import job_services, until_owned, written
 from pipeline.maintenance.merge_plan import MergeGroup, MergeLimits, merged_segment, plan_merges, still_stand
 from pipeline.maintenance.merge_task import MergeTask, MergeTaskResult, run_merge_task
 from pipeline.maintenance.segment_purge import Purge, purge
-from pipeline.spark.job import LOST_GRACE_S, JobError
-from pipeline.spark.task_runner import TaskRunner
+from pipeline.spark.job import LOST_GRACE_S
 from tiers.access.open_tier import OpenTier, open_tier, owned_tier
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
@@ -43,6 +42,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegm
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.segment_deletion import delete_segment
 from tiers.tasks.task_services import TaskServices
+from tiers.upkeep.runner import JobError, Runner
 from tiers.verify.read_back import check_stored
 
 DEFAULT_GRACE_MS = 60_000
@@ -81,7 +81,7 @@ async def plan_merge(config: PipelineConfig, topics: str, limits: MergeLimits, p
 
 async def merge(
     config: PipelineConfig,
-    runner: TaskRunner,
+    runner: Runner,
     topics: str,
     limits: MergeLimits,
     grace_ms: int = DEFAULT_GRACE_MS,
@@ -106,7 +106,7 @@ async def merge(
 async def merge_groups(
     services: TaskServices,
     config: PipelineConfig,
-    runner: TaskRunner,
+    runner: Runner,
     groups: Sequence[MergeGroup],
     grace_ms: int,
     sleep: Sleep = asyncio.sleep,
@@ -155,7 +155,7 @@ def _has_offsets_of(merged: RemoteLogSegmentMetadata, part: RemoteLogSegmentMeta
 async def _merge_wave(
     services: TaskServices,
     config: PipelineConfig,
-    runner: TaskRunner,
+    runner: Runner,
     groups: Sequence[MergeGroup],
     done: Merge,
     replaced: list[RemoteLogSegmentMetadata],
@@ -180,9 +180,9 @@ async def _merge_wave(
     await bounded_gather(groups, announce, _WRITES_AT_ONCE)
     services.checkpoint("merge-started-written")
     try:
-        results = await run_beside(runner, "merging segments", plan, run_merge_task)
+        results = await runner.run("merging segments", plan, run_merge_task)
     except (JobError, asyncio.CancelledError):
-        # Tasks that Spark gave up may still write. The next owner of the partitions deletes their objects.
+        # What the tasks sent to the store may still arrive there. The next owner deletes their objects.
         await sleep(LOST_GRACE_S)
         raise
     services.checkpoint("merged-objects-written")

@@ -18,7 +18,7 @@ from pipeline.maintenance.merge_plan import MergeGroup
 from pipeline.source.remote_read import read_remote_range
 from pipeline.spark.job import attempt
 from pipeline.spark.scratch import scratch_folder
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from protocol.errors import CorruptBatchError
 from tiers.access.open_tier import open_key_ring
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteLogError
@@ -55,15 +55,11 @@ class MergeTaskResult:
     is_lost: bool = False
 
 
-def run_merge_task(task: MergeTask) -> MergeTaskResult:
+async def run_merge_task(task: MergeTask) -> MergeTaskResult:
     """Runs only the first attempt: an earlier executor may still write the objects of this name. For a later attempt
     the driver tries again under another name."""
     if attempt() > 0:
         return MergeTaskResult(error="its executor was lost", is_lost=True)
-    return worker().run(_run(task))
-
-
-async def _run(task: MergeTask) -> MergeTaskResult:
     storage = await worker().storage(task.config, task.cluster_id)
     max_custom_bytes = task.config.remote_log.custom_metadata_max_bytes
     with scratch_folder("merge") as folder:

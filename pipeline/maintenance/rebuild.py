@@ -13,10 +13,8 @@ from itertools import groupby
 
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.job_services import run_beside
 from pipeline.maintenance.indexes_task import IndexesResult, IndexesTask, make_indexes
-from pipeline.maintenance.store_scan import parts_of, planned_rebuild
-from pipeline.spark.task_runner import TaskRunner
+from pipeline.worker import TierStore
 from tiers.access.open_tier import (
     OpenTier,
     RemoteTierError,
@@ -29,25 +27,26 @@ from tiers.access.open_tier import (
 from tiers.access.progress import SILENCE, Progress
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.upkeep.rebuild import Rebuild, RebuildOptions
+from tiers.upkeep.rebuild import Rebuild, RebuildOptions, parts_of, plan_rebuild
 from tiers.upkeep.rebuild import rebuild as rebuild_metadata
+from tiers.upkeep.runner import Runner
 
 SEGMENTS_PER_TASK = 100
 
 
 async def rebuild(
-    config: PipelineConfig, runner: TaskRunner, options: RebuildOptions, progress: Progress = SILENCE
+    config: PipelineConfig, runner: Runner, options: RebuildOptions, progress: Progress = SILENCE
 ) -> Rebuild:
     """Rebuilds the metadata. Raises `RemoteTierError`, `JobError`."""
 
     def plan(cluster_id: str) -> Awaitable[Rebuild]:
-        return planned_rebuild(config, runner, cluster_id)
+        return plan_rebuild(TierStore(config, cluster_id), runner)
 
     return await rebuild_metadata(config, options, plan, progress)
 
 
 async def rebuild_indexes(
-    config: PipelineConfig, runner: TaskRunner, topics: str, *, is_applied: bool, progress: Progress = SILENCE
+    config: PipelineConfig, runner: Runner, topics: str, *, is_applied: bool, progress: Progress = SILENCE
 ) -> list[IndexesResult]:
     """Rebuilds missing or damaged indexes and returns the results of all segments, by topic, partition and offset.
 
@@ -69,13 +68,13 @@ async def rebuild_indexes(
 
 async def _indexes_of(
     config: PipelineConfig,
-    runner: TaskRunner,
+    runner: Runner,
     cluster_id: str,
     segments: Iterable[RemoteLogSegmentMetadata],
     is_applied: bool,
 ) -> list[IndexesResult]:
     plan = plan_indexes(config, cluster_id, segments, is_applied=is_applied)
-    return [one for results in await run_beside(runner, "indexes", plan, make_indexes) for one in results]
+    return [one for results in await runner.run("indexes", plan, make_indexes) for one in results]
 
 
 def plan_indexes(

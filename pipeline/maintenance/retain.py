@@ -24,7 +24,6 @@ from pipeline.chosen_partitions import NothingChosenError, chosen_partitions
 from pipeline.config import PipelineConfig
 from pipeline.job_services import job_services, tiered_policies, written
 from pipeline.maintenance.segment_purge import Purge, purge
-from pipeline.spark.task_runner import TaskRunner
 from tiers.access.open_tier import OpenTier, open_tier, owned_tier
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
@@ -45,6 +44,7 @@ from tiers.tasks.history.align import require_aligned, require_no_open_cut
 from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.task_services import TaskServices
+from tiers.upkeep.runner import Runner
 
 Sleep = Callable[[float], Awaitable[object]]
 _AT_ONCE = 16
@@ -110,7 +110,7 @@ async def plan_retention(
 
 async def retain(
     config: PipelineConfig,
-    runner: TaskRunner,
+    runner: Runner,
     topics: str,
     *,
     deleted_topics: bool,
@@ -156,7 +156,7 @@ async def retain(
 async def expire_partitions(
     services: TaskServices,
     config: PipelineConfig,
-    runner: TaskRunner,
+    runner: Runner,
     policies: Mapping[TopicIdPartition, TopicPolicy],
 ) -> list[PartitionRetention]:
     """Expires segments of partitions that this process owns. All log starts move first, then one purge deletes the
@@ -190,7 +190,7 @@ async def expire_partitions(
 
 
 async def delete_partitions(
-    services: TaskServices, config: PipelineConfig, runner: TaskRunner, partitions: Sequence[TopicIdPartition]
+    services: TaskServices, config: PipelineConfig, runner: Runner, partitions: Sequence[TopicIdPartition]
 ) -> list[PartitionRetention]:
     """Deletes partitions that this process owns and whose topics are deleted."""
 
@@ -206,7 +206,7 @@ async def delete_partitions(
 async def _purged(
     services: TaskServices,
     config: PipelineConfig,
-    runner: TaskRunner,
+    runner: Runner,
     partitions: Sequence[TopicIdPartition],
     begin: Callable[[TopicIdPartition], Awaitable[list[RemoteLogSegmentMetadata]]],
     end: Callable[[TopicIdPartition], Awaitable[None]],

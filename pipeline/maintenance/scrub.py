@@ -19,11 +19,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from pyspark.sql import SparkSession
-
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.job_services import run_beside
 from pipeline.maintenance.scrub_report import (
     Finding,
     FindingKind,
@@ -37,11 +34,10 @@ from pipeline.maintenance.scrub_report import (
     of_overlap,
     of_segment,
 )
-from pipeline.maintenance.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
-from pipeline.maintenance.store_listing import Misfit, TierStore, expected_partition, list_part, listing_plan
-from pipeline.maintenance.usage_line import DAY_MS
-from pipeline.spark.task_runner import SparkRunner, TaskRunner
-from pipeline.spark.worker import worker
+from pipeline.maintenance.segment_scrub import ScrubbedSegment, ScrubSetup, scrub_segments
+from pipeline.maintenance.store_listing import Misfit, expected_partition, list_part, listing_plan
+from pipeline.maintenance.usage import DAY_MS
+from pipeline.worker import TierStore
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
@@ -55,6 +51,7 @@ from tiers.storage.object_key import INDEXES_SUFFIX, parse_facts_key, parse_segm
 from tiers.storage.retries import with_retries
 from tiers.upkeep.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
 from tiers.upkeep.resume_notes import note_segment, noted_segments
+from tiers.upkeep.runner import Runner
 
 _DEPTHS = {ScrubLevel.META: 0, ScrubLevel.BATCH: 1, ScrubLevel.DEEP: 2}
 _MIN_TASK_BYTES = {ScrubLevel.BATCH: 512 << 20, ScrubLevel.DEEP: 256 << 20}
@@ -78,37 +75,30 @@ class ScrubOptions:
     resume: Path | None = None
 
 
-def scrub(
-    session: SparkSession,
-    config: PipelineConfig,
-    options: ScrubOptions | None = None,
-    progress: Progress = SILENCE,
+async def scrub(
+    config: PipelineConfig, runner: Runner, options: ScrubOptions, progress: Progress = SILENCE
 ) -> ScrubReport:
-    """Runs the scrub on Spark. Raises `JobError`, `RemoteTierError`."""
-
-    async def work() -> ScrubReport:
-        async with open_tier(config, progress) as tier:
-            return await scrub_tier(tier, config, SparkRunner(session, progress), options or ScrubOptions())
-
-    return worker().run(work())
+    """Raises `JobError`, `RemoteTierError`."""
+    async with open_tier(config, progress) as tier:
+        return await scrub_tier(tier, config, runner, options)
 
 
-async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: TaskRunner, options: ScrubOptions) -> ScrubReport:
+async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: Runner, options: ScrubOptions) -> ScrubReport:
     partitions = chosen_partitions(tier.state, options.topics)
     report = ScrubReport(options.level, partitions=len(partitions))
     overlapping = {_both(one): one.one.topic_id_partition for one in _overlaps(tier, partitions)}
     expected = [expected_partition(each, tier.state.stored_segments(each)) for each in partitions]
     segments = [] if options.level is ScrubLevel.META else _finished_segments(tier, partitions)
     plan = listing_plan(expected, tier.cluster_id, options.topics is None)
-    listed = await run_beside(runner, "listing", plan, partial(list_part, TierStore(config, tier.cluster_id)))
+    listed = await runner.run("listing", plan, partial(list_part, TierStore(config, tier.cluster_id)))
     uploads = [] if options.topics is not None else [upload async for upload in tier.storage.list_uploads()]
-    read: list[SegmentVerdict] = []
+    read: list[ScrubbedSegment] = []
     if options.level is not ScrubLevel.META:
         read = await _read_back(tier, config, runner, options, segments, report)
 
     await tier.refresh()
     findings = _of_verdicts(tier, read, report)
-    judged = {verdict.segment_id for verdict in read if verdict.trouble is None}
+    judged = {each.segment_id for each in read if each.trouble is None}
     findings += await _of_listing(
         tier, [misfit for part in listed for misfit in part.misfits if misfit.segment_id not in judged], report
     )
@@ -148,11 +138,11 @@ def packed(
 async def _read_back(
     tier: OpenTier,
     config: PipelineConfig,
-    runner: TaskRunner,
+    runner: Runner,
     options: ScrubOptions,
     segments: Sequence[RemoteLogSegmentMetadata],
     report: ScrubReport,
-) -> list[SegmentVerdict]:
+) -> list[ScrubbedSegment]:
     """Reads the segments back. With a `resume` file the work is split into parts, and each finished part is noted."""
     depth = _DEPTHS[options.level]
     whole = noted_segments(options.resume, depth)
@@ -162,38 +152,39 @@ async def _read_back(
     size = max(1, len(plan) if options.resume is None else _TASKS_PER_CORE * runner.parallelism)
     parts = [plan[start : start + size] for start in range(0, len(plan), size)]
     task = partial(scrub_segments, ScrubSetup(config, tier.cluster_id, options.level is ScrubLevel.DEEP))
-    verdicts: list[SegmentVerdict] = []
+    scrubbed: list[ScrubbedSegment] = []
     with ExitStack() as stack:
         notes = None if options.resume is None else stack.enter_context(options.resume.open("a"))
         for number, part in enumerate(parts, 1):
             what = "reading back" if len(parts) == 1 else f"reading back, part {number} of {len(parts)}"
-            for found in await run_beside(runner, what, part, task):
-                verdicts += found
-                for verdict in found:
-                    if notes is not None and not verdict.damages and verdict.trouble is None:
-                        note_segment(notes, verdict.segment_id, depth)
-    return verdicts
+            for found in await runner.run(what, part, task):
+                scrubbed += found
+                for each in found:
+                    if notes is not None and not each.verdict.damages and each.trouble is None:
+                        note_segment(notes, each.segment_id, depth)
+    return scrubbed
 
 
-def _of_verdicts(tier: OpenTier, verdicts: Sequence[SegmentVerdict], report: ScrubReport) -> list[Finding]:
+def _of_verdicts(tier: OpenTier, scrubbed: Sequence[ScrubbedSegment], report: ScrubReport) -> list[Finding]:
     findings: list[Finding] = []
-    for verdict in verdicts:
+    for each in scrubbed:
+        verdict = each.verdict
         report.segments += 1
         report.log_bytes += verdict.log_bytes
         report.batches += verdict.batches
         report.records += verdict.records
         if verdict.missing_offsets:
-            partition, name = verdict.segment_id.topic_id_partition, str(verdict.segment_id.id)
+            partition, name = each.segment_id.topic_id_partition, str(each.segment_id.id)
             report.inner_gaps.append(InnerGap(partition.topic, partition.partition, name, verdict.missing_offsets))
-        if not verdict.damages and verdict.trouble is None:
+        if not verdict.damages and each.trouble is None:
             continue
-        segment = _finished(tier, verdict.segment_id)
+        segment = _finished(tier, each.segment_id)
         if segment is None:
             report.outdated += 1
             continue
         findings += [of_damage(segment, damage) for damage in verdict.damages]
-        if verdict.trouble is not None:
-            what = f"it could not be read to its end: {verdict.trouble}"
+        if each.trouble is not None:
+            what = f"it could not be read to its end: {each.trouble}"
             findings.append(of_segment(FindingKind.UNREAD, segment, what))
     return findings
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-
-from pyspark.sql import DataFrame, SparkSession
 
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
@@ -54,12 +52,6 @@ class Finding:
     what: str
 
 
-FINDING_SCHEMA = (
-    "kind STRING, topic STRING, partition INT, segment STRING, first_offset BIGINT, last_offset BIGINT, "
-    "position BIGINT, object STRING, size_bytes BIGINT, what STRING"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class InnerGap:
     """A segment whose log lacks offsets. Compaction and transactions leave such gaps, so it is not a finding."""
@@ -94,10 +86,6 @@ class ScrubReport:
     deletable_uploads: int = 0
     deleted_segments: int = 0
     aborted_uploads: int = 0
-
-    def dataframe(self, session: SparkSession) -> DataFrame:
-        """Returns a DataFrame with a row for each finding."""
-        return session.createDataFrame([astuple(each) for each in self.findings], FINDING_SCHEMA)
 
 
 def of_damage(segment: RemoteLogSegmentMetadata, damage: Damage) -> Finding:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from pipeline.config import PipelineConfig
-from pipeline.job_services import NotWrittenError, run_beside, until_owned, written
-from pipeline.spark.task_runner import TaskRunner
-from pipeline.spark.worker import worker
+from pipeline.job_services import NotWrittenError, until_owned, written
+from pipeline.worker import worker
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import (
     InvalidTransitionError,
@@ -30,6 +29,7 @@ from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.segment_deletion import finish_deletion
 from tiers.tasks.history.stored_facts import FactsTask
 from tiers.tasks.task_services import TaskServices
+from tiers.upkeep.runner import Runner
 
 SEGMENTS_PER_TASK = 250
 DELETES_AT_ONCE = 16
@@ -71,11 +71,7 @@ class Purge:
         return dict(found)
 
 
-def run_purge_task(task: PurgeTask) -> list[Undeleted]:
-    return worker().run(_run(task))
-
-
-async def _run(task: PurgeTask) -> list[Undeleted]:
+async def run_purge_task(task: PurgeTask) -> list[Undeleted]:
     storage = await worker().storage(task.config, task.cluster_id)
 
     async def delete(segment: RemoteLogSegmentMetadata) -> Undeleted | None:
@@ -95,7 +91,7 @@ async def _run(task: PurgeTask) -> list[Undeleted]:
 async def purge(
     services: TaskServices,
     config: PipelineConfig,
-    runner: TaskRunner,
+    runner: Runner,
     segments: Sequence[RemoteLogSegmentMetadata],
     *,
     segments_per_task: int = SEGMENTS_PER_TASK,
@@ -126,7 +122,7 @@ async def purge(
     named = [each for begun in await bounded_gather(partitions, begin, _WRITES_AT_ONCE) for each in begun]
     parts = [named[first : first + segments_per_task] for first in range(0, len(named), segments_per_task)]
     plan = [PurgeTask(config, services.cluster_id, tuple(part)) for part in parts]
-    answers = await run_beside(runner, "deleting segments", plan, run_purge_task)
+    answers = await runner.run("deleting segments", plan, run_purge_task)
     refused = {one.id: one for answer in answers for one in answer}
 
     over: dict[TopicIdPartition, RemoteLogError] = {}

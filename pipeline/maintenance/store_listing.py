@@ -15,12 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from pipeline.config import PipelineConfig
-from pipeline.maintenance.usage_line import DAY_MS, UsageLine
-from pipeline.spark.worker import worker
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.stored_segment import StoredSegment
-from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import (
     INDEXES_SUFFIX,
     LOG_SUFFIX,
@@ -28,27 +24,15 @@ from tiers.storage.object_key import (
     parse_segment_key,
     partition_prefix,
 )
-from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
+from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.retries import with_retries
-
-
-@dataclass(frozen=True, slots=True)
-class TierStore:
-    """`cluster_id` is the one in object keys."""
-
-    config: PipelineConfig = field(repr=False)
-    cluster_id: str
-
-    async def opened(self) -> LocatedRemoteStorageManager:
-        """Returns this process's open store. Raises `RemoteTierError`, `RemoteLogError`."""
-        return await worker().storage(self.config, self.cluster_id)
-
+from tiers.upkeep.runner import JobStore
 
 _HEX = "0123456789abcdef"
 _ONE_LISTING = 10_000
 _SIXTEEN_LISTINGS = 500_000
 _TASK_SEGMENTS = 5_000
-_EXPECTED = struct.Struct(">16s?qq")
+_EXPECTED = struct.Struct(">16s?q")
 """The layout of an `ExpectedSegment`."""
 
 
@@ -56,7 +40,6 @@ class ExpectedSegment(NamedTuple):
     uuid: bytes
     is_finished: bool
     log_bytes: int
-    time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +85,12 @@ class ListedPart:
     stored_bytes: int = 0
     misfits: list[Misfit] = field(default_factory=list)
     unknown: list[StoredObject] = field(default_factory=list)
-    usage: list[UsageLine] = field(default_factory=list)
 
 
 def expected_partition(partition: TopicIdPartition, segments: Iterable[StoredSegment]) -> ExpectedPartition:
     """Packs `segments`, which are all that the metadata has of the partition, in any state."""
-    found = (ExpectedSegment(each.id, each.is_finished, each.segment_size_bytes, time_of(each)) for each in segments)
+    found = (ExpectedSegment(each.id, each.is_finished, each.segment_size_bytes) for each in segments)
     return ExpectedPartition.of(partition, found)
-
-
-def time_of(segment: StoredSegment) -> int:
-    """Returns the time of the latest record, or of the copy if its records have no time."""
-    return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.event_timestamp_ms
 
 
 def listing_plan(expected: Sequence[ExpectedPartition], cluster_id: str, is_all: bool) -> list[ListTask]:
@@ -144,17 +121,10 @@ def _partition_listings(expected: Sequence[ExpectedPartition], cluster_id: str) 
             some, count = [], 0
 
 
-def list_part(store: TierStore, task: ListTask) -> ListedPart:
+async def list_part(store: JobStore, task: ListTask) -> ListedPart:
     """Lists one part. Raises `RemoteStorageError` if the store cannot be listed."""
-
-    async def work() -> ListedPart:
-        return await _list(await store.opened(), store.cluster_id, task)
-
-    return worker().run(work())
-
-
-async def _list(storage: RemoteStorageManager, cluster_id: str, task: ListTask) -> ListedPart:
-    part = _Part(cluster_id, task)
+    storage = await store.opened()
+    part = _Part(store.cluster_id, task)
     for prefix in task.prefixes:
 
         async def listed(prefix: str = prefix) -> list[StoredObject]:
@@ -171,7 +141,6 @@ class _Part:
         self._result = ListedPart()
         self._partitions = {(one.partition.topic_id, one.partition.partition): one for one in task.expected}
         self._segments = {segment.uuid: (one.partition, segment) for one in task.expected for segment in one.segments}
-        self._lines: dict[tuple[UUID, int, int | None], UsageLine] = {}
         self._seen: set[tuple[bytes, str]] = set()
 
     def add(self, stored: StoredObject) -> None:
@@ -183,50 +152,26 @@ class _Part:
         self._result.objects += 1
         self._result.stored_bytes += stored.size_bytes
         if key is None:
-            line = self._line(named.topic_id, named.partition, None)
-            if (named.topic_id, named.partition) in self._partitions:
-                line.facts_bytes += stored.size_bytes
-            else:
-                self._as_orphan(line, stored)
+            if (named.topic_id, named.partition) not in self._partitions:
+                self._result.unknown.append(stored)
             return
         _, segment = self._segments.get(key.segment_uuid.bytes, (None, None))
         if segment is None:
-            self._as_orphan(self._line(key.topic_id, key.partition, None), stored)
+            self._result.unknown.append(stored)
             return
         self._seen.add((segment.uuid, key.suffix))
-        line = self._line(key.topic_id, key.partition, segment.time_ms // DAY_MS)
-        if not segment.is_finished:
-            line.unfinished_bytes = (line.unfinished_bytes or 0) + stored.size_bytes
-        elif key.suffix == LOG_SUFFIX:
-            line.segments += 1
-            line.log_bytes += stored.size_bytes
-            line.overhead_bytes += stored.size_bytes - segment.log_bytes
-            if stored.size_bytes < segment.log_bytes:
-                self._misfit(segment, key.suffix, stored.size_bytes)
-        else:
-            line.index_bytes += stored.size_bytes
+        is_short = key.suffix == LOG_SUFFIX and stored.size_bytes < segment.log_bytes
+        if segment.is_finished and is_short:
+            self._misfit(segment, key.suffix, stored.size_bytes)
 
     def finish(self) -> ListedPart:
         for uuid, (_, segment) in self._segments.items():
             for suffix in (LOG_SUFFIX, INDEXES_SUFFIX):
                 if segment.is_finished and (uuid, suffix) not in self._seen:
                     self._misfit(segment, suffix, None)
-        self._result.usage = list(self._lines.values())
         return self._result
-
-    def _as_orphan(self, line: UsageLine, stored: StoredObject) -> None:
-        self._result.unknown.append(stored)
-        line.orphan_bytes = (line.orphan_bytes or 0) + stored.size_bytes
 
     def _misfit(self, segment: ExpectedSegment, suffix: str, size_bytes: int | None) -> None:
         partition, _ = self._segments[segment.uuid]
         segment_id = RemoteLogSegmentId(partition, UUID(bytes=segment.uuid))
         self._result.misfits.append(Misfit(segment_id, suffix, size_bytes))
-
-    def _line(self, topic_id: UUID, partition: int, day: int | None) -> UsageLine:
-        key = topic_id, partition, day
-        if key not in self._lines:
-            known = self._partitions.get((topic_id, partition))
-            name = str(topic_id) if known is None else known.partition.topic
-            self._lines[key] = UsageLine(name, str(topic_id), partition, day)
-        return self._lines[key]

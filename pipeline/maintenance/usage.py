@@ -1,38 +1,58 @@
-"""`usage`: the bytes that topics, partitions or days take in the store, the age of their data, and its cost.
+"""`usage`: the bytes of the logs that topics, partitions or days have in the store, the age of their data, its cost.
 
-If `is_verified` is false, the job adds up what the metadata knows: the logs of the finished segments, without indexes,
-facts and the tags of encryption. If it is true, executors list the store. The listing has all objects, also
-orphans. If the store is a folder, the result equals that of `du` without temporary files; for a large tier it also
-lacks files that other programs put there.
+The job adds up what the metadata knows, and asks the store nothing. The metadata does not know the sizes of indexes and
+facts, nor the tags of encryption. `scrub --level meta` lists all objects.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
-
-from pyspark.sql import DataFrame, SparkSession
+from enum import StrEnum
 
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.job_services import run_beside
-from pipeline.maintenance.store_listing import TierStore, expected_partition, list_part, listing_plan, time_of
-from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine, grouped
-from pipeline.spark.task_runner import SparkRunner, TaskRunner
-from pipeline.spark.worker import worker
-from tiers.access.open_tier import OpenTier, open_tier
+from tiers.access.open_tier import open_metadata
 from tiers.access.progress import SILENCE, Progress
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.stored_segment import StoredSegment
 
+DAY_MS = 86_400_000
 AGES_DAYS = (1, 7, 30, 90, 365)
 """Upper bounds of the histogram's buckets in days, exclusive. One more bucket has no upper bound."""
 _GIB = 1 << 30
 
-LINE_SCHEMA = (
-    "topic STRING, topic_id STRING, partition INT, day DATE, segments BIGINT, log_bytes BIGINT, overhead_bytes BIGINT, "
-    "index_bytes BIGINT, facts_bytes BIGINT, unfinished_bytes BIGINT, orphan_bytes BIGINT, total_bytes BIGINT"
-)
+
+class UsageBy(StrEnum):
+    TOPIC = "topic"
+    PARTITION = "partition"
+    DAY = "day"
+
+
+@dataclass(slots=True)
+class UsageLine:
+    """What a part of the tier takes in the store. `day` counts from 1970 in UTC and is the day of a segment's latest
+    record. None: all days.
+
+    `unfinished_bytes` is the announced size of the logs that are being copied or deleted."""
+
+    topic: str
+    topic_id: str
+    partition: int | None
+    day: int | None = None
+    segments: int = 0
+    log_bytes: int = 0
+    unfinished_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.log_bytes + self.unfinished_bytes
+
+    def add(self, other: UsageLine) -> None:
+        self.segments += other.segments
+        self.log_bytes += other.log_bytes
+        self.unfinished_bytes += other.unfinished_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +74,6 @@ class UsageReport:
     """`details` has a line for each partition and day. `lines` groups them as the user asked."""
 
     by: UsageBy
-    is_verified: bool
     details: list[UsageLine]
 
     @property
@@ -62,19 +81,14 @@ class UsageReport:
         return grouped(self.details, self.by)
 
     def ages(self, today: int) -> dict[str, int]:
-        """Returns the bytes of logs and indexes by the age of their latest records. `today` is in days since 1970."""
+        """Returns the bytes of logs by the age of their latest records. `today` is in days since 1970."""
         found = dict.fromkeys((*(f"under {days} d" for days in AGES_DAYS), f"{AGES_DAYS[-1]} d and more"), 0)
         names = list(found)
         for line in self.details:
-            if line.day is not None:
-                age = max(0, today - line.day)
-                bucket = next((number for number, days in enumerate(AGES_DAYS) if age < days), len(AGES_DAYS))
-                found[names[bucket]] += line.log_bytes + line.index_bytes
+            age = max(0, today - (line.day or 0))
+            bucket = next((number for number, days in enumerate(AGES_DAYS) if age < days), len(AGES_DAYS))
+            found[names[bucket]] += line.log_bytes
         return found
-
-    def dataframe(self, session: SparkSession) -> DataFrame:
-        """Returns `lines` as a DataFrame."""
-        return session.createDataFrame([_row(each) for each in self.lines], LINE_SCHEMA)
 
 
 def day_text(day: int | None) -> str | None:
@@ -91,63 +105,39 @@ def written_objects(line: UsageLine) -> int:
     return 2 * line.segments
 
 
-def usage(
-    session: SparkSession | None,
-    config: PipelineConfig,
-    by: UsageBy = UsageBy.TOPIC,
-    topics: str | None = None,
-    progress: Progress = SILENCE,
+async def usage(
+    config: PipelineConfig, by: UsageBy = UsageBy.TOPIC, topics: str | None = None, progress: Progress = SILENCE
 ) -> UsageReport:
-    """Lists the store on Spark, or reads the metadata alone if `session` is None.
-
-    `topics` is a pattern for whole names. Raises `RemoteTierError`, and `JobError` if the listing fails."""
-
-    async def work() -> UsageReport:
-        async with open_tier(config, progress) as tier:
-            runner = None if session is None else SparkRunner(session, progress)
-            return await usage_of_tier(tier, config, runner, by, topics)
-
-    return worker().run(work())
+    """`topics` is a pattern for whole names. Raises `RemoteTierError`, `JobError`."""
+    async with open_metadata(config, progress) as tier:
+        return usage_of(tier.state, by, topics)
 
 
-async def usage_of_tier(
-    tier: OpenTier, config: PipelineConfig, runner: TaskRunner | None, by: UsageBy, topics: str | None = None
-) -> UsageReport:
-    """Does the same as `usage` with a tier that is open. `runner` None: from the metadata alone."""
-    partitions = chosen_partitions(tier.state, topics)
-    if runner is None:
-        known = (_known(one) for each in partitions for one in tier.state.stored_segments(each) if one.is_finished)
-        return UsageReport(by, False, grouped(known, None))
-    expected = [expected_partition(each, tier.state.stored_segments(each)) for each in partitions]
-    plan = listing_plan(expected, tier.cluster_id, topics is None)
-    listed = await run_beside(runner, "listing", plan, partial(list_part, TierStore(config, tier.cluster_id)))
-    names = {str(each.topic_id): each.topic for each in tier.state.partitions()}
-    for part in listed:
-        for line in part.usage:
-            line.topic = names.get(line.topic_id, line.topic)
-    return UsageReport(by, True, grouped((line for part in listed for line in part.usage), None))
+def usage_of(metadata: RemoteLogMetadataState, by: UsageBy, topics: str | None = None) -> UsageReport:
+    partitions = chosen_partitions(metadata, topics)
+    return UsageReport(by, grouped((_line(one) for each in partitions for one in metadata.stored_segments(each)), None))
 
 
-def _known(segment: StoredSegment) -> UsageLine:
-    partition = segment.metadata.topic_id_partition
-    return UsageLine(
-        partition.topic,
-        str(partition.topic_id),
-        partition.partition,
-        time_of(segment) // DAY_MS,
-        segments=1,
-        log_bytes=segment.metadata.segment_size_bytes,
-        unfinished_bytes=None,
-        orphan_bytes=None,
-    )
+def grouped(lines: Iterable[UsageLine], by: UsageBy | None) -> list[UsageLine]:
+    """Adds lines up and returns them by topic, partition and day. `by` None: one line per partition and day."""
+    found: dict[tuple[str, str, int, int], UsageLine] = {}
+    for line in lines:
+        partition = None if by in (UsageBy.TOPIC, UsageBy.DAY) else line.partition
+        day = None if by in (UsageBy.TOPIC, UsageBy.PARTITION) else line.day
+        key = line.topic, line.topic_id, -1 if partition is None else partition, -1 if day is None else day
+        if key not in found:
+            found[key] = UsageLine(line.topic, line.topic_id, partition, day)
+        found[key].add(line)
+    return [found[key] for key in sorted(found)]
 
 
-def _row(line: UsageLine) -> tuple[object, ...]:
-    try:
-        day = None if line.day is None else (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=line.day)).date()
-    except OverflowError:
-        day = None
-    return (
-        *(line.topic, line.topic_id, line.partition, day, line.segments, line.log_bytes, line.overhead_bytes),
-        *(line.index_bytes, line.facts_bytes, line.unfinished_bytes, line.orphan_bytes, line.total_bytes),
-    )
+def _line(segment: StoredSegment) -> UsageLine:
+    partition, size_bytes = segment.metadata.topic_id_partition, segment.segment_size_bytes
+    # Records may have no time: the time of the copy counts then.
+    time_ms = segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.event_timestamp_ms
+    line = UsageLine(partition.topic, str(partition.topic_id), partition.partition, time_ms // DAY_MS)
+    if segment.is_finished:
+        line.segments, line.log_bytes = 1, size_bytes
+    else:
+        line.unfinished_bytes = size_bytes
+    return line

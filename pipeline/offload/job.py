@@ -26,8 +26,8 @@ from pipeline.config import PipelineConfig
 from pipeline.job_services import job_services, tiered_policies
 from pipeline.offload.driver import NothingTieredYet, OffloadDriver, OffloadOptions, OffloadReport, PlannedPartition
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
-from pipeline.spark.job import LOST_GRACE_S, JobError, run_tasks
-from pipeline.spark.worker import worker
+from pipeline.spark.job import LOST_GRACE_S, run_tasks
+from pipeline.worker import worker
 from tiers.access.open_tier import (
     OpenTier,
     RemoteTierError,
@@ -47,6 +47,7 @@ from tiers.errors import RemoteLogError
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.copy.uncopied import copy_hold
+from tiers.upkeep.runner import JobError
 
 _NO_SPOOL = Path(tempfile.gettempdir())
 """The driver spools nothing, because the executors make the segments."""

@@ -24,7 +24,7 @@ from pipeline.config import PipelineConfig
 from pipeline.offload.plan import part_of_tile
 from pipeline.spark.job import attempt
 from pipeline.spark.scratch import scratch_folder
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from protocol.errors import CorruptBatchError, ErrorCode
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import monotonic_ms, wall_clock_ms

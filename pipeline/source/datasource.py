@@ -29,7 +29,7 @@ from pipeline.source.read_task import ReadTask, tasks_for
 from pipeline.source.segments_relation import SegmentsDataSource
 from pipeline.source.stream import TieredStreamReader
 from pipeline.source.tiered_log import open_log, report_data_loss
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from tiers.model.ids import TopicIdPartition
 
 if TYPE_CHECKING:

@@ -25,11 +25,12 @@ from pipeline.decode.record_columns import RecordColumns
 from pipeline.source.local_read import OffsetOutOfRangeError, read_local_range
 from pipeline.source.options import ReadOptions
 from pipeline.source.read_plan import LocalRange, MissingOffsets, ReadRange, RemoteRange
-from pipeline.source.remote_read import GET_BYTES, GETS_AT_ONCE, RawBatches, in_order, read_remote_range
+from pipeline.source.remote_read import GET_BYTES, GETS_AT_ONCE, RawBatches, read_remote_range
 from pipeline.source.tiered_log import client_config, open_log, report_data_loss
 from pipeline.spark.task_call import freeze_loaded_objects
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from tiers.access.open_tier import RemoteTierError, open_key_ring
+from tiers.bounded_gather import in_order
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 
 logger = logging.getLogger(__name__)

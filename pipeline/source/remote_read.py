@@ -7,13 +7,12 @@ failed GET is raised after all chunks before it were yielded.
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from protocol.records.record_batch import crc32c
+from tiers.bounded_gather import in_order
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
@@ -21,8 +20,6 @@ from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk, 
 from tiers.storage.remote_storage_manager import SegmentReads
 from tiers.storage.retries import with_retries
 from tiers.verify.read_back import chunk_runs
-
-T = TypeVar("T")
 
 GET_BYTES = 8 << 20
 GETS_AT_ONCE = 3
@@ -141,29 +138,3 @@ def _checked(chunk: Chunk, log_bytes: memoryview) -> memoryview:
 def _batches(index: SegmentIndex, log_bytes: memoryview, first: Chunk, last: Chunk) -> RawBatches:
     aborted = index.aborted_transactions(first.first_offset, last.last_offset)
     return RawBatches(log_bytes, tuple(aborted), last.last_offset + 1)
-
-
-async def in_order(calls: Iterable[tuple[int, Callable[[], Awaitable[T]]]], at_once: int) -> AsyncGenerator[T]:
-    """Yields the results of `calls` in order. Each call has a weight.
-
-    The weights of the calls in progress, and of the results that wait for their turn, add up to `at_once` at most. A
-    call that is heavier runs alone. A failure is raised in its place, and ends the iteration."""
-    running: deque[tuple[int, asyncio.Future[T]]] = deque()
-    waiting = iter(calls)
-    following = next(waiting, None)
-    try:
-        while running or following is not None:
-            while following is not None and (not running or sum(one for one, _ in running) + following[0] <= at_once):
-                weight, call = following
-                future = asyncio.ensure_future(call())  # noqa: TID251  # a TaskGroup must not span a yield
-                running.append((weight, future))
-                following = next(waiting, None)
-            yield await running.popleft()[1]
-    finally:
-        for _, each in running:
-            each.cancel()
-        if running:
-            await asyncio.wait([each for _, each in running])
-        for _, each in running:
-            if not each.cancelled():
-                each.exception()  # marks the exception as retrieved: the caller has stopped reading

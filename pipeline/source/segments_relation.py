@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.config import PipelineConfig, load_pipeline_config
 from pipeline.source.options import OptionError, Subscription, subscription_option
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from tiers.access.open_tier import OpenTier, location_of, open_tier
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

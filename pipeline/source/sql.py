@@ -15,7 +15,7 @@ from pipeline.source.datasource import register_data_sources
 from pipeline.source.options import ReadOptions, parse_options, subscription_option
 from pipeline.source.segments_relation import NAME as SEGMENTS
 from pipeline.source.tiered_log import open_log
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 
 VIEWS = {"tiered": RECORDS, "tiered_segments": SEGMENTS}
 _PUBLIC = "(?!__).*"

@@ -28,7 +28,7 @@ from pipeline.source.options import ReadOptions, TopicPartition, name_of
 from pipeline.source.range_read import RangeReader
 from pipeline.source.read_task import ReadTask, tasks_for
 from pipeline.source.tiered_log import LogBounds, TieredLog, open_log, report_data_loss
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import monotonic_ms
 from tiers.broker.tls import TlsError

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.config import PipelineConfig
 from pipeline.source.options import EARLIEST, LATEST, Access, OptionError, Position, ReadOptions, Tier
 from pipeline.source.read_plan import LogView, MissingOffsets, ReadRange, cover
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from protocol.errors import ErrorCode
 from tiers.access.open_tier import OpenTier, open_tier
 from tiers.bounded_gather import bounded_gather

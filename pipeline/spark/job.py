@@ -1,9 +1,7 @@
 """`run_tasks`: sends a plan's rows to the executors and collects one result row for each.
 
-Rows never contain record bytes. A task reports a failure that concerns only its own segment in its result. A task that
-raises ends the whole run, so it raises only for failures that would hit every other row as well, such as a missing
-permission or an unreachable store. When an executor dies, Spark gives its rows to another executor; `attempt` tells a
-task whether it may be a repetition.
+The rules of `tiers.upkeep.runner` hold. When an executor dies, Spark gives its rows to another executor. `attempt`
+tells a task whether it may be a repetition.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from pipeline.spark.progress import job_progress
 from pipeline.spark.task_call import TaskCall
 from tiers.access.progress import SILENCE, Progress
 from tiers.errors import TRY_AGAIN, RetriableRemoteStorageError
+from tiers.upkeep.runner import JobError
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -32,10 +31,6 @@ LOST_GRACE_S: Final = 3.0
 on a machine that was cut off may write even later. Its objects are orphans, and `tier orphans` finds them."""
 
 _MODULE = re.compile(r"^(?:\w+\.)+(?=\w+Error: )")
-
-
-class JobError(Exception):
-    """The run failed. The message is one line for the user."""
 
 
 def new_group() -> str:

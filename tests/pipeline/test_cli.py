@@ -16,9 +16,9 @@ from pipeline import cli, commands
 from pipeline.chosen_partitions import NothingChosenError
 from pipeline.export.job import ExportRequest, IcebergTable, open_ledger
 from pipeline.export.target import TargetError, TargetSettings
-from pipeline.spark.job import JobError
 from tiers.config.tier_config import ConfigError
 from tiers.errors import RetriableRemoteStorageError
+from tiers.upkeep.runner import JobError
 
 
 @pytest.mark.parametrize(
@@ -207,10 +207,10 @@ def test_without_the_extra_it_says_what_to_install() -> None:
 @pytest.mark.parametrize(
     ("modules", "said"),
     [
-        ({"__init__": "__version__ = '4.1.0'"}, "pyspark 4.1.0 cannot be used (No module named 'pyspark.logger'): "),
+        ({"__init__": "__version__ = '4.1.0'"}, "pyspark 4.1.0 cannot be used (No module named 'pyspark.sql'): "),
         (
-            {"__init__": "__version__ = '3.5.8'", "logger": ""},
-            "pyspark 3.5.8 cannot be used (cannot import name 'PySparkLogger' from 'pyspark.logger' ",
+            {"__init__": "__version__ = '3.5.8'", "sql": ""},
+            "pyspark 3.5.8 cannot be used (cannot import name 'DataFrame' from 'pyspark.sql' ",
         ),
     ],
     ids=["lacks a module", "lacks a name"],
@@ -221,9 +221,7 @@ def test_another_release_of_spark_is_named_with_those_that_are_supported(
     (tmp_path / "pyspark").mkdir()
     for name, text in modules.items():
         (tmp_path / "pyspark" / f"{name}.py").write_text(text)
-    program = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pipeline import cli; sys.exit(cli.run(['usage']))"
-    )
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pipeline import cli; sys.exit(cli.run(['sql']))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 3
     assert ended.stderr.startswith(f"tidegate-pipeline: {said}")

@@ -23,12 +23,12 @@ from pipeline.export.iceberg import OFFSETS, PLAN_ID, offsets_of
 from pipeline.export.job import ExportRequest, ExportResult, RunTasks, export_by
 from pipeline.export.ledger import PLANS, TileResult
 from pipeline.export.plan import PlannedTile
-from pipeline.spark.job import JobError
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from tests.support.pipeline.export_requests import TABLE, config_of, to_files, to_table
 from tests.support.pipeline.read_stage import ReadStage, Row, without_headers
 from tests.support.servers.producing import create_topic, produce, topic_id_partition
 from tiers.model.ids import TopicIdPartition
+from tiers.upkeep.runner import JobError
 
 pytestmark = pytest.mark.integration
 

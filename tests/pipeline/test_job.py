@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
+import threading
 from pathlib import Path
-from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.spark.job import JobError, attempt, run_tasks
-from pipeline.spark.task_runner import SparkRunner
+from pipeline.spark.job import attempt, run_tasks
+from pipeline.spark.runner import SparkRunner
 from tests.support.rigs.waiting import until
+from tiers.upkeep.runner import JobError
 
 
 def squared(number: int) -> tuple[int, int]:
@@ -22,9 +25,9 @@ def refused(number: int) -> int:
     raise PermissionError(f"no right to read segment {number}")
 
 
-def endless(began: str) -> None:
-    Path(began).touch()
-    time.sleep(1200)
+async def endless_task(began: str) -> None:
+    await asyncio.to_thread(Path(began).touch)
+    await asyncio.sleep(1200)
 
 
 def test_results_come_in_the_order_of_the_plan(spark: SparkSession) -> None:
@@ -38,21 +41,39 @@ def test_an_error_of_a_task_is_one_line(spark: SparkSession) -> None:
     assert str(failed.value) == "reading: PermissionError: no right to read segment 7"
 
 
-def test_another_thread_ends_the_running_job(spark: SparkSession, tmp_path: Path) -> None:
-    runner, began = SparkRunner(spark), tmp_path / "began"
-    said: list[str] = []
+async def test_an_interrupted_run_returns_when_its_tasks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark does not cancel a job that has not begun."""
+    began, ended, cancels = threading.Event(), threading.Event(), list[str]()
 
-    def run() -> None:
-        with pytest.raises(JobError) as failed:
-            runner.run("waiting", [str(began)], endless)
-        said.append(str(failed.value))
+    def endless(*_: object) -> None:
+        began.set()
+        assert ended.wait(300)
+        raise JobError("cancelled")
 
-    running = Thread(target=run)
-    running.start()
-    until(began.exists)
-    runner.cancel()
-    running.join(300)
-    assert "cancelled" in said[0]
+    def cancel(group: str) -> None:
+        cancels.append(group)
+        if len(cancels) > 1:
+            ended.set()
+
+    monkeypatch.setattr("pipeline.spark.runner._CANCEL_AGAIN_S", 0)
+    monkeypatch.setattr("pipeline.spark.runner.run_tasks", endless)
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobGroup=cancel))
+    running = asyncio.create_task(SparkRunner(session).run("merging", ["began"], endless_task))
+    await asyncio.to_thread(began.wait)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended.is_set()
+    assert len(set(cancels)) == 1
+
+
+async def test_an_interrupt_ends_the_job_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    running = asyncio.create_task(SparkRunner(spark).run("waiting", [str(began)], endless_task))
+    await asyncio.to_thread(until, began.exists)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 def test_outside_spark_it_is_the_first_attempt() -> None:

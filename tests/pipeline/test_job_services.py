@@ -1,17 +1,15 @@
-"""A job waits and reports it while the metadata cannot be written. An interrupt ends it."""
+"""A job waits and reports it while the metadata cannot be written."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.job_services import PAUSES_S, NotWrittenError, run_beside, written
-from pipeline.spark.job import JobError
+from pipeline.job_services import PAUSES_S, NotWrittenError, written
 from tests.support.tiers.recorded_progress import RecordedProgress
 from tests.support.tiers.workbench import PARTITION, Workbench, workbench
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataError
@@ -78,43 +76,3 @@ async def test_an_ownership_lost_by_a_failed_write_names_the_failure(bench: Work
     with pytest.raises(OwnershipLostError):
         await written(bench.services, PARTITION, write, 0, sleep=write.sleep)
     assert write.attempts == 1
-
-
-class Endless:
-    """Runs until it is cancelled, which it does not hear before it has begun."""
-
-    parallelism = 1
-
-    def __init__(self) -> None:
-        self.began, self.ended = threading.Event(), threading.Event()
-        self.cancels = 0
-
-    def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as a runner's
-        self.began.set()
-        assert self.ended.wait(300)
-        raise JobError("cancelled")
-
-    def cancel(self) -> None:
-        self.cancels += 1
-        if self.cancels > 1:
-            self.ended.set()
-
-
-async def test_an_interrupted_job_keeps_its_ownership_until_its_tasks_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pipeline.job_services._CANCEL_AGAIN_S", 0, raising=False)
-    runner, after = Endless(), list[bool]()
-
-    async def job() -> None:
-        try:
-            await run_beside(runner, "merging", [1], str)
-        finally:
-            after.append(runner.ended.is_set())
-
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(job())
-        await asyncio.to_thread(runner.began.wait)
-        running.cancel()
-    runner.ended.set()
-    assert (after, running.cancelled()) == ([True], True)

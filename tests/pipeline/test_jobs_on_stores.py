@@ -27,11 +27,10 @@ from pipeline.maintenance.rebuild import rebuild, rebuild_indexes
 from pipeline.maintenance.retain import retain
 from pipeline.maintenance.scrub import ScrubOptions, scrub_tier
 from pipeline.maintenance.scrub_report import ScrubLevel, ScrubReport
-from pipeline.maintenance.usage import usage_of_tier
-from pipeline.maintenance.usage_line import UsageBy
+from pipeline.maintenance.usage import UsageBy, usage
 from pipeline.offload.task import OffloadResult, OffloadTask
-from pipeline.spark.worker import worker
-from tests.support.pipeline.job_bench import InlineRunner
+from pipeline.worker import worker
+from tests.support.pipeline.inline_runner import InlineRunner
 from tests.support.pipeline.offload_rig import OffloadRig, in_process, offload_rig
 from tests.support.pipeline.read_stage import CODECS, ReadStage, Row, rows_of, without_headers
 from tests.support.rigs.waiting import until
@@ -171,9 +170,10 @@ def test_all_jobs_over_a_topic(site: Site, store: str, tmp_path: Path) -> None:
     assert (whole.segments, whole.records) == (len(merged), len(stage.rows))
 
     objects = site.objects()
-    usage = site.with_tier(lambda tier: usage_of_tier(tier, site.config, RUNNER, UsageBy.TOPIC))
-    assert [line.total_bytes for line in usage.lines] == [sum(objects.values())]
-    assert usage.lines[0].orphan_bytes == usage.lines[0].unfinished_bytes == 0
+    assert whole.stored_bytes == sum(objects.values())
+    [line] = asyncio.run(usage(site.config, UsageBy.TOPIC)).lines
+    logs = sum(size_bytes for key, size_bytes in objects.items() if key.endswith(".log"))
+    assert (line.log_bytes, line.unfinished_bytes) == (logs, 0)
 
     into = f"{site.config.remote_log.metadata_topic}-again"
     rebuilt = asyncio.run(rebuild(site.config, RUNNER, RebuildOptions(into=into, is_applied=True)))

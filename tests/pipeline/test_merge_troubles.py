@@ -10,16 +10,15 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from pipeline.job_services import PAUSES_S, run_beside
+from pipeline.job_services import PAUSES_S
 from pipeline.maintenance.merge import Merge, merge, merge_groups
 from pipeline.maintenance.merge_plan import plan_merges
 from pipeline.maintenance.merge_task import MergeTask, MergeTaskResult
-from pipeline.spark.job import JobError
-from tests.support.pipeline.job_bench import FINISHED, InlineRunner, JobBench
+from tests.support.pipeline.inline_runner import InlineRunner
+from tests.support.pipeline.job_bench import FINISHED, JobBench
 from tests.support.pipeline.merge_bench import DATA, LIMITS, STARTED, bench_of, log_bytes, merged
 from tests.support.tiers.transactional_log import copied, log_of
 from tests.support.tiers.workbench import POLICY
@@ -34,6 +33,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentState,
 )
 from tiers.storage.object_key import partition_prefix
+from tiers.upkeep.runner import JobError
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +74,14 @@ async def test_the_parts_stay_while_the_store_lacks_the_merged_segment(
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         before = sorted(bench.partition_folder.iterdir())
 
-        async def written(*arguments: Any) -> list[MergeTaskResult]:
-            results = await run_beside(*arguments)
-            for path in {*bench.partition_folder.iterdir()} - {*before}:
-                path.unlink()
-            return results
+        class WritesElsewhere(InlineRunner):
+            async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+                results = await super().run(what, plan, task)
+                for path in {*bench.partition_folder.iterdir()} - {*before}:
+                    path.unlink()
+                return results
 
-        monkeypatch.setattr("pipeline.maintenance.merge.run_beside", written)
-        done = await merged(bench)
+        done = await merged(bench, runner=WritesElsewhere())
         assert len(done.purge.failed) == len(done.planned[0].parts)
         assert "the store does not have the merged segment" in done.purge.failed[0][1]
         assert done.purge.deleted == []
@@ -97,14 +97,12 @@ async def test_a_late_merge_of_a_deleted_leftover_is_deleted_by_its_name(
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         before, files = bench.segments, sorted(bench.partition_folder.iterdir())
 
-        async def owned_in_between(
-            runner: InlineRunner, what: str, plan: Sequence[MergeTask], task: Callable[[MergeTask], MergeTaskResult]
-        ) -> list[MergeTaskResult]:
-            await bench.owners_round(POLICY)
-            return await run_beside(runner, what, plan, task)
+        class OwnedInBetween(InlineRunner):
+            async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+                await bench.owners_round(POLICY)
+                return await super().run(what, plan, task)
 
-        monkeypatch.setattr("pipeline.maintenance.merge.run_beside", owned_in_between)
-        [(_, error)] = (await merged(bench)).failed
+        [(_, error)] = (await merged(bench, runner=OwnedInBetween())).failed
         assert "from an unknown segment" in error
         assert bench.segments == before
         assert sorted(bench.partition_folder.iterdir()) == files
@@ -246,8 +244,8 @@ class FailedAtLast(InlineRunner):
 
     is_over = False
 
-    def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
-        results = super().run(what, plan, task)
+    async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+        results = await super().run(what, plan, task)
         if not plan or not isinstance(plan[0], MergeTask):
             return results
         self.is_over = True
@@ -276,11 +274,11 @@ async def test_a_merge_that_is_seen_after_a_lost_ownership_is_not_deleted(
 
 
 class LosingRunner(InlineRunner):
-    def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+    async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
         if plan and isinstance(plan[0], MergeTask) and not hasattr(self, "tasks"):
             self.tasks = list(plan)
             return [MergeTaskResult(error="its executor was lost", is_lost=True) for _ in plan]
-        return super().run(what, plan, task)
+        return await super().run(what, plan, task)
 
 
 async def test_the_work_of_a_lost_executor_is_deleted_and_done_under_a_new_name(root: Path, log: WrittenLog) -> None:
@@ -297,7 +295,7 @@ async def test_a_run_that_spark_gave_up_is_owned_until_its_tasks_write_no_more(
     root: Path, log: WrittenLog, end: BaseException
 ) -> None:
     class GivenUp(InlineRunner):
-        def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+        async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
             raise end
 
     async with bench_of(root, log, [3, 6, 9, 12]) as bench:

@@ -16,7 +16,8 @@ from pipeline.maintenance.retain import delete_partitions, expire_partitions
 from pipeline.maintenance.segment_purge import purge
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
-from tests.support.pipeline.job_bench import CLUSTER_ID, InlineRunner, JobBench
+from tests.support.pipeline.inline_runner import InlineRunner
+from tests.support.pipeline.job_bench import CLUSTER_ID, JobBench
 from tests.support.tiers.workbench import POLICY
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.metadata_log import MetadataPosition
@@ -68,13 +69,14 @@ class StuckRunner(InlineRunner):
     """One object cannot be deleted while the tasks run: a folder took its name."""
 
     def __init__(self, bench: JobBench, stuck: Path) -> None:
+        super().__init__()
         self.bench, self.stuck = bench, stuck
 
-    def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+    async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
         self.stuck.unlink()
         (self.stuck / "full").mkdir(parents=True)
         try:
-            return super().run(what, plan, task)
+            return await super().run(what, plan, task)
         finally:
             (self.stuck / "full").rmdir()
             self.stuck.rmdir()

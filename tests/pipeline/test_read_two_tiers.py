@@ -14,7 +14,7 @@ from pipeline.source.options import OptionError, parse_options
 from pipeline.source.read_plan import LocalRange, RemoteRange
 from pipeline.source.stream import TieredStreamReader
 from pipeline.source.tiered_log import DataLossError
-from pipeline.spark.worker import CLIENT_ID
+from pipeline.worker import CLIENT_ID
 from tests.support.pipeline.read_stage import (
     ReadStage,
     Row,

@@ -16,15 +16,16 @@ import pytest
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.maintenance.indexes_task import Verdict, make_indexes
 from pipeline.maintenance.rebuild import plan_indexes, rebuild_indexes
-from pipeline.maintenance.store_scan import planned_rebuild
+from pipeline.worker import TierStore, worker
 from tests.support.fakes.segments import PARTITION
-from tests.support.pipeline.job_bench import InlineRunner
+from tests.support.pipeline.inline_runner import InlineRunner
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench, command_bench
 from tiers.access.open_tier import RemoteTierError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import MAGIC, VERSION, encode_sections
 from tiers.segment.segment_encryption import KeyRing
 from tiers.upkeep.rebuild import plan_rebuild
+from tiers.upkeep.runner import HereRunner, OpenedStore
 
 
 @pytest.fixture
@@ -48,8 +49,8 @@ async def test_executors_find_what_one_process_finds(bench: CommandBench) -> Non
     await bench.stored(50)
     damaged = next(file for file in bench.files() if str(unnamed.segment_id.id) in file.name and file.suffix == ".log")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    one = await plan_rebuild(bench.storage, CLUSTER_ID, bench.ring, 1)
-    many = await planned_rebuild(config_of(bench), InlineRunner(), CLUSTER_ID)
+    one = await plan_rebuild(OpenedStore(bench.storage, CLUSTER_ID, bench.ring), HereRunner())
+    many = await plan_rebuild(TierStore(config_of(bench), CLUSTER_ID), InlineRunner())
     assert many.plans == one.plans
     [plan] = many.plans
     assert [each.start_offset for each in plan.segments] == [0, 10, 20, 30, 50]
@@ -60,7 +61,7 @@ def made(
     bench: CommandBench, segments: list[RemoteLogSegmentMetadata], *, is_applied: bool = True
 ) -> list[tuple[Verdict, str]]:
     plan = plan_indexes(config_of(bench), CLUSTER_ID, segments, is_applied=is_applied, segments_per_task=2)
-    return [(each.verdict, each.what) for task in plan for each in make_indexes(task)]
+    return [(each.verdict, each.what) for task in plan for each in worker().run(make_indexes(task))]
 
 
 def lose(bench: CommandBench, segment: RemoteLogSegmentMetadata) -> Path:

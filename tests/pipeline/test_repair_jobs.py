@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from pipeline.maintenance.merge import merge, plan_merge
 from pipeline.maintenance.merge_plan import MergeLimits
 from pipeline.maintenance.rebuild import rebuild, rebuild_indexes
 from pipeline.maintenance.retain import plan_retention, retain
-from tests.support.pipeline.job_bench import InlineRunner
+from tests.support.pipeline.inline_runner import InlineRunner
 from tests.support.rigs.strict_consumer import (
     RECORD,
     consumer_at,
@@ -46,6 +46,7 @@ from tiers.access.open_tier import open_tier
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import Section, decode_sections
 from tiers.upkeep.rebuild import RebuildOptions
+from tiers.upkeep.runner import Task
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_claims")]
 
@@ -116,12 +117,13 @@ class ReadMeanwhile(InlineRunner):
     """Tasks have not ended before all was read once more, from then on."""
 
     def __init__(self, rounds: list[list[RECORD]]) -> None:
+        super().__init__()
         self.rounds = rounds
 
-    def run(self, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
-        results = super().run(what, plan, task)
+    async def run(self, what: str, plan: Sequence[P], task: Task[P, R]) -> list[R]:
+        results = await super().run(what, plan, task)
         begun = len(self.rounds)
-        until(lambda: len(self.rounds) > begun + 1)  # the first of them may have begun before
+        await asyncio.to_thread(until, lambda: len(self.rounds) > begun + 1)  # the first of them may have begun before
         return results
 
 

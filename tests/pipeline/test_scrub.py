@@ -12,7 +12,6 @@ import pytest
 
 from pipeline.maintenance.scrub import ScrubOptions, packed, scrub_tier
 from pipeline.maintenance.scrub_report import FindingKind, ScrubLevel, ScrubReport
-from pipeline.spark.job import JobError
 from protocol.records.record_batch import crc32c
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
@@ -23,6 +22,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegm
 from tiers.segment.indexes.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import SegmentObjectKey, facts_key, indexes_key, log_key, segment_of_key
+from tiers.upkeep.runner import JobError
 
 META, BATCH, DEEP = ScrubLevel
 Found = tuple[FindingKind, str | None, int | None, int | None]

@@ -22,9 +22,8 @@ PROGRAM = textwrap.dedent(
     from pipeline import cli
     from pipeline.spark import progress
     from pipeline.spark.job import run_tasks
-    from pipeline.job_services import run_beside
     from pipeline.spark.session import open_session, spark_session
-    from pipeline.spark.task_runner import SparkRunner
+    from pipeline.spark.runner import SparkRunner
 
     def listening():
         "The addresses on which this program and its children listen, in /proc's own writing."
@@ -48,6 +47,9 @@ PROGRAM = textwrap.dedent(
         Path(began).touch()
         time.sleep(1200)
 
+    async def waits(began):
+        waiting(began)
+
     def interrupt(began):
         while not Path(began).exists():
             time.sleep(0.01)
@@ -61,7 +63,7 @@ PROGRAM = textwrap.dedent(
     @cli.app.command()
     def wait_beside(began: str) -> None:
         threading.Thread(target=interrupt, args=(began,), daemon=True).start()
-        asyncio.run(run_beside(SparkRunner(session), "waiting", [began], waiting))
+        asyncio.run(SparkRunner(session).run("waiting", [began], waits))
 
     with open_session(conf={"spark.driver.extraJavaOptions": sys.argv[2]}) as session:
         print(session.sparkContext.parallelize(range(4), 4).map(squared).collect())

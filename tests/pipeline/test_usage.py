@@ -1,4 +1,4 @@
-"""The sums of `usage` agree: by metadata, by listing and by `du`."""
+"""`usage` adds up what the metadata knows, and asks the store nothing."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from pyspark.sql import SparkSession
 
 from pipeline import cli
 from pipeline.maintenance.store_listing import ExpectedPartition, ExpectedSegment, listing_plan
-from pipeline.maintenance.usage import Prices, UsageReport, day_text, usage_of_tier
-from pipeline.maintenance.usage_line import DAY_MS, UsageBy
+from pipeline.maintenance.usage import DAY_MS, Prices, UsageBy, UsageReport, day_text, usage_of
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION
 from tests.support.pipeline.scrub_bench import ScrubBench, scrub_bench
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentState
-from tiers.storage.object_key import facts_key, partition_prefix
+from tiers.storage.object_key import partition_prefix
+from tiers.upkeep.runner import JobError
 
 TODAY = 20_000
 
@@ -40,80 +39,58 @@ async def two_days(bench: ScrubBench) -> None:
     await bench.put_facts()
 
 
-async def counted(bench: ScrubBench, by: UsageBy, is_verified: bool, topics: str | None = None) -> UsageReport:
-    return await usage_of_tier(bench.tier(), bench.config, bench.runner if is_verified else None, by, topics)
+def counted(bench: ScrubBench, by: UsageBy, topics: str | None = None) -> UsageReport:
+    return usage_of(bench.tier().state, by, topics)
 
 
-def du(bench: ScrubBench, suffix: str = "") -> int:
-    return sum(path.stat().st_size for path in bench.files() if path.name.endswith(suffix))
+def log_bytes(bench: ScrubBench, encrypted: int = 1) -> int:
+    """The metadata does not know the tags of the encrypted logs."""
+    return sum(path.stat().st_size for path in bench.files() if path.name.endswith(".log")) - 16 * encrypted
 
 
-@pytest.mark.parametrize("is_verified", [False, True])
 @pytest.mark.parametrize("by", UsageBy)
-async def test_it_is_what_the_files_take(bench: ScrubBench, by: UsageBy, is_verified: bool) -> None:
+async def test_it_is_what_the_logs_take(bench: ScrubBench, by: UsageBy) -> None:
     await two_days(bench)
-    report = await counted(bench, by, is_verified)
-    # The metadata knows neither the tags of encryption nor the other objects.
-    tags, total = (16, du(bench)) if is_verified else (0, du(bench, ".log") - 16)
-    assert sum(each.total_bytes for each in report.lines) == total
-    assert sum(each.log_bytes for each in report.lines) == du(bench, ".log") - 16 + tags
-    assert sum(each.index_bytes for each in report.lines) == is_verified * du(bench, ".indexes")
+    report = counted(bench, by)
+    assert sum(each.total_bytes for each in report.lines) == log_bytes(bench)
     if by is UsageBy.DAY:
         days = [(day_text(each.day), each.segments) for each in report.lines if each.segments]
         assert days == [("2024-08-25", 1), ("2024-10-04", 2)]
     else:
         [line] = report.lines
-        assert (line.segments, line.overhead_bytes) == (3, tags)
+        assert line.segments == 3
         assert line.partition == (PARTITION.partition if by is UsageBy.PARTITION else None)
 
 
 async def test_ages_are_of_the_latest_record(bench: ScrubBench) -> None:
     await two_days(bench)
-    report = await counted(bench, UsageBy.TOPIC, True)
+    report = counted(bench, UsageBy.TOPIC)
     ages = report.ages(TODAY)
     assert [name for name, size in ages.items() if size] == ["under 1 d", "under 90 d"]
-    assert sum(ages.values()) == du(bench) - du(bench, ".facts")
+    assert sum(ages.values()) == log_bytes(bench)
     assert report.ages(TODAY + 1000)["365 d and more"] == sum(ages.values())
 
 
-async def test_a_listing_counts_orphans_and_copies_in_progress(bench: ScrubBench) -> None:
+async def test_copies_and_deletions_in_progress_are_counted_apart(bench: ScrubBench) -> None:
     await two_days(bench)
-    before = du(bench)
-    await bench.stored(100)
-    orphans = du(bench) - before
     under_way = await bench.stored(200)
     await bench.rlmm.add_remote_log_segment_metadata(under_way)
     deleting = await bench.tiered(300)
     await bench.move(deleting, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
-    other = TopicIdPartition(UUID(int=7), 9)
-    await bench.storage.put_object(facts_key("cluster", other, 0, 5, UUID(int=1)), b"{}")
-    await bench.storage.put_object(facts_key("another", other, 0, 5, UUID(int=1)), b"not ours")
-    lines = (await counted(bench, UsageBy.PARTITION, True)).lines
-    assert [(each.topic, each.partition, each.orphan_bytes) for each in lines] == [
-        (str(other.topic_id), 9, 2),
-        ("orders", 3, orphans),
-    ]
-    assert sum(each.total_bytes for each in lines) == du(bench) - len(b"not ours")
-    assert lines[1].unfinished_bytes == du(bench) - before - orphans - len(b"{}not ours")
-    [line] = (await counted(bench, UsageBy.PARTITION, False)).lines
-    assert (line.unfinished_bytes, line.orphan_bytes, line.segments) == (None, None, 3)
+    unfinished = under_way.segment_size_bytes + deleting.segment_size_bytes
+    [line] = counted(bench, UsageBy.PARTITION).lines
+    assert (line.segments, line.unfinished_bytes) == (3, unfinished)
+    assert line.total_bytes == log_bytes(bench, encrypted=3)
 
 
 async def test_only_the_topics_that_were_asked_for(bench: ScrubBench) -> None:
     await two_days(bench)
-    await bench.storage.put_object(facts_key("cluster", TopicIdPartition(UUID(int=7), 9), 0, 5, UUID(int=1)), b"{}")
-    assert len((await counted(bench, UsageBy.TOPIC, True)).lines) == 2
-    [line] = (await counted(bench, UsageBy.TOPIC, True, "orders")).lines
-    assert line.total_bytes == du(bench) - 2
+    assert len(counted(bench, UsageBy.TOPIC, "ord.*").lines) == 1
+    with pytest.raises(JobError, match="no topic in the remote tier matches 'ord'"):
+        counted(bench, UsageBy.TOPIC, "ord")
 
 
-async def test_a_cluster_without_tiers_is_reported_before_spark_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def too_late(*_: object) -> SparkSession:
-        raise AssertionError("Spark is started")
-
-    monkeypatch.setattr("pipeline.commands.usage.job_session", too_late)
+async def test_a_cluster_without_tiers_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "tidegate.toml"
     async with ScriptedBroker() as broker:
         config.write_text(f'[upstream]\nbootstrap.servers = "127.0.0.1:{broker.port}"\n')
@@ -131,7 +108,7 @@ def test_costs_are_of_bytes_and_of_requests() -> None:
 @pytest.mark.parametrize(("segments", "listings"), [(1, 1), (200, 16), (10_000, 256)])
 def test_a_large_tier_is_listed_in_parts_that_together_are_all(segments: int, listings: int) -> None:
     partitions = [TopicIdPartition(UUID(int=7), number, "orders") for number in range(60)]
-    some = tuple(ExpectedSegment(number.to_bytes(16, "big"), True, 1, 1) for number in range(segments))
+    some = tuple(ExpectedSegment(number.to_bytes(16, "big"), True, 1) for number in range(segments))
     expected = [ExpectedPartition.of(each, some) for each in partitions]
     plan = listing_plan(expected, "c", True)
     assert len({prefix for task in plan for prefix in task.prefixes}) == listings

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
-from pipeline.spark.worker import Worker
+from pipeline.worker import Worker
 from tests.support.rigs.waiting import until
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
@@ -111,7 +111,7 @@ def test_a_resource_that_cannot_be_closed_keeps_nothing_else_open(
 
 def test_open_resources_are_closed_when_the_process_ends() -> None:
     program = """
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 class Store:
     async def open(self): print("open")
     async def close(self): print("closed")

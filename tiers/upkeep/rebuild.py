@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, TypeVar
 from uuid import UUID
 
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, storage_cluster_id, tiered_cluster
@@ -22,9 +24,8 @@ from tiers.metadata.partition_facts import PartitionFacts, decode_partition_fact
 from tiers.metadata.records.serde import KeyAndValue, key_and_value
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
-from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.object_key import (
     LOG_SUFFIX,
     FactsKey,
@@ -47,7 +48,16 @@ from tiers.upkeep.rebuild_plan import (
     records_of,
     tier_configs_of,
 )
+from tiers.upkeep.runner import JobStore, Runner
 from tiers.verify.segment_verification import verify_segment
+
+T = TypeVar("T")
+
+HEX_DIGITS: Final = tuple("0123456789abcdef")
+"""The first characters of the keys of segments and facts. They spread the partitions evenly."""
+OBJECTS_PER_TASK: Final = 500
+READS_AT_ONCE: Final = 32
+SEGMENTS_PER_TASK: Final = 4
 
 Found = FoundIndexes | PartitionFacts | str
 """What an object holds. A text says why it cannot be read."""
@@ -145,9 +155,8 @@ def topics_replaced(configured: str, options: RebuildOptions) -> list[str]:
 class BucketScan:
     """Collects the objects that a store holds of one cluster's tier, by partition.
 
-    The scan lists the store once. Then it reads every `.indexes` and every `.facts` object, but no `.log` object. A
-    caller may also list and read by itself: it passes each listed object to `take`, and what `read_object` returns to
-    `put`."""
+    The caller passes each listed object to `take`. Then it passes to `put` what `read_object` returns for each of
+    `to_read`: every `.indexes` and every `.facts` object, but no `.log` object."""
 
     def __init__(self, cluster_id: str) -> None:
         self.cluster_id = cluster_id
@@ -186,23 +195,6 @@ class BucketScan:
             assert not isinstance(found, PartitionFacts)
             partition.segments[segment.segment_uuid].indexes = found
 
-    async def list(self, storage: RemoteStorageManager, on_object: Callable[[int], None] = lambda count: None) -> int:
-        """Lists the store, and returns how many objects have to be read."""
-        async for stored in storage.list_objects(""):
-            on_object(1)
-            self.take(stored)
-        return len(self.to_read)
-
-    async def read(
-        self, storage: RemoteStorageManager, at_once: int, on_object: Callable[[int], None] = lambda count: None
-    ) -> None:
-        """Reads the objects that `list` found, `at_once` at a time, by `read_object`."""
-
-        async def one(stored: StoredObject) -> None:
-            self.put(stored, await read_object(storage, stored))
-
-        await bounded_gather(self.to_read, one, at_once, lambda: on_object(1))
-
 
 async def read_object(storage: RemoteStorageManager, stored: StoredObject) -> Found:
     """Reads an `.indexes` or a `.facts` object. Raises `RemoteStorageError` when the store does not answer."""
@@ -232,28 +224,62 @@ async def read_object(storage: RemoteStorageManager, stored: StoredObject) -> Fo
     )
 
 
-async def plan_rebuild(
-    storage: RemoteStorageManager, cluster_id: str, ring: KeyRing, at_once: int, progress: Progress = SILENCE
-) -> Rebuild:
+async def list_prefix(store: JobStore, prefix: str) -> list[StoredObject]:
+    storage = await store.opened()
+
+    async def listed() -> list[StoredObject]:
+        return [stored async for stored in storage.list_objects(prefix)]
+
+    return await with_retries(listed)
+
+
+async def read_objects(store: JobStore, at_once: int, objects: Sequence[StoredObject]) -> list[Found]:
+    storage = await store.opened()
+    return await bounded_gather(objects, lambda each: read_object(storage, each), at_once)
+
+
+async def verify_segments(store: JobStore, segments: Sequence[RemoteLogSegmentMetadata]) -> list[list[str]]:
+    """Returns, for each segment, what is wrong with it."""
+    storage, ring = await store.opened(), store.key_ring()
+
+    async def verify(segment: RemoteLogSegmentMetadata) -> list[str]:
+        verdict = await verify_segment(storage, segment, ring if ring.keys else None)
+        return [damage.what for damage in verdict.damages]
+
+    return await bounded_gather(segments, verify, len(segments))
+
+
+async def scan_store(store: JobStore, runner: Runner, reads_at_once: int = READS_AT_ONCE) -> BucketScan:
+    """Lists the store and reads its objects. `reads_at_once` is the number of reads of each task. Raises `JobError`."""
+    scan = BucketScan(store.cluster_id)
+    prefixes = HEX_DIGITS if runner.parallelism > 1 else ("",)
+    for listed in await runner.run("listing", prefixes, partial(list_prefix, store)):
+        for stored in listed:
+            scan.take(stored)
+    objects = parts_of(scan.to_read, OBJECTS_PER_TASK)
+    read = partial(read_objects, store, reads_at_once)
+    for part, results in zip(objects, await runner.run("reading", objects, read), strict=True):
+        for stored, found in zip(part, results, strict=True):
+            scan.put(stored, found)
+    return scan
+
+
+async def plan_rebuild(store: JobStore, runner: Runner, reads_at_once: int = READS_AT_ONCE) -> Rebuild:
     """Makes a plan from the objects of the store.
 
-    Reads the segments back whose copies may never have been verified.
-    """
-    scan = BucketScan(cluster_id)
-    with progress.bar("objects listed", None) as advance:
-        count = await scan.list(storage, advance)
-    with progress.bar("objects read", count) as advance:
-        await scan.read(storage, at_once, advance)
-    done = judge_scan(scan)
-    for plan in done.plans:
-
-        async def check(number: int, plan: PartitionPlan = plan) -> None:
-            segment = plan.unsure[number]
-            damages = await verify_segment(storage, segment, ring if ring.keys else None)
-            plan.refused += [f"segment {segment.segment_id.id}: {each.what}" for each in damages]
-
-        await bounded_gather(range(len(plan.unsure)), check, at_once)
+    Reads the segments back whose copies may never have been verified. Raises `JobError`."""
+    done = judge_scan(await scan_store(store, runner, reads_at_once))
+    unsure = parts_of([(plan, segment) for plan in done.plans for segment in plan.unsure], SEGMENTS_PER_TASK)
+    segments = [[segment for _, segment in part] for part in unsure]
+    answers = await runner.run("reading back", segments, partial(verify_segments, store))
+    for part_of_it, answer in zip(unsure, answers, strict=True):
+        for (plan, segment), damages in zip(part_of_it, answer, strict=True):
+            plan.refused += [f"segment {segment.segment_id.id}: {what}" for what in damages]
     return done
+
+
+def parts_of(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 def judge_scan(scan: BucketScan) -> Rebuild:

@@ -14,13 +14,16 @@ In the same pass it makes the indexes from the log again and compares them, unle
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import RecordBatch, verify_batches
+from tiers.bounded_gather import in_order
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, LogDivergedError, RemoteResourceNotFoundError
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -194,34 +197,58 @@ def missing_object(segment: RemoteLogSegmentMetadata, suffix: str, position: int
     return whole_segment(segment, f"the {suffix} object is missing", DamageKind.MISSING, position)
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentVerdict:
+    """The result of one segment. `missing_offsets` is the number of offsets that its log lacks; compaction and
+    transactions leave such gaps."""
+
+    damages: tuple[Damage, ...]
+    batches: int = 0
+    records: int = 0
+    log_bytes: int = 0
+    missing_offsets: int = 0
+
+
 async def verify_segment(
     storage: RemoteStorageManager,
     segment: RemoteLogSegmentMetadata,
     ciphers: SegmentCiphers | None,
+    check_records: RecordCheck | None = None,
     *,
     run_bytes: int = DEFAULT_RUN_BYTES,
+    gets_at_once: int = 1,
     pause_ms: int = FIRST_PAUSE_MS,
     on_read: Callable[[int], None] = lambda count: None,
-) -> list[Damage]:
-    """Verifies a stored segment. Holds about `run_bytes`, at least one chunk.
+) -> SegmentVerdict:
+    """Verifies a stored segment. Holds up to `gets_at_once` times `run_bytes`, or that number of larger chunks.
 
     `on_read` is called with the number of log bytes after each read. Raises `RemoteStorageError` when the store does
     not answer."""
     try:
         indexes = await with_retries(lambda: storage.fetch_indexes(segment), pause_ms)
     except RemoteResourceNotFoundError:
-        return [missing_object(segment, ".indexes")]
-    verification = SegmentVerification(segment, indexes, ciphers)
-    for run in verification.runs(run_bytes):
-        try:
-            fetch = partial(storage.fetch_log_segment, segment, run.start_position, run.end_position)
-            view = await with_retries(fetch, pause_ms)
-        except RemoteResourceNotFoundError:
-            verification.miss_log()
-            break
-        verification.add(run, view)
-        on_read(sum(chunk.log_bytes for chunk in run.chunks))
-    return verification.finish()
+        return SegmentVerdict((missing_object(segment, ".indexes"),))
+    verification = SegmentVerification(segment, indexes, ciphers, check_records)
+
+    async def read(run: ChunkRun) -> tuple[ChunkRun, memoryview]:
+        fetch = partial(storage.fetch_log_segment, segment, run.start_position, run.end_position)
+        return run, await with_retries(fetch, pause_ms)
+
+    log_bytes = 0
+    try:
+        calls = ((1, partial(read, run)) for run in verification.runs(run_bytes))
+        async with aclosing(in_order(calls, gets_at_once)) as fetched:
+            async for run, view in fetched:
+                await asyncio.to_thread(verification.add, run, view)
+                read_bytes = sum(chunk.log_bytes for chunk in run.chunks)
+                log_bytes += read_bytes
+                on_read(read_bytes)
+    except RemoteResourceNotFoundError:
+        verification.miss_log()
+    damages = await asyncio.to_thread(verification.finish)
+    return SegmentVerdict(
+        tuple(damages), verification.batches, verification.records, log_bytes, verification.missing_offsets
+    )
 
 
 def _differences(stored: IndexesObject, segment: RemoteLogSegmentMetadata) -> Iterator[Damage]:

@@ -16,6 +16,7 @@ from tiers.commands.console import TERMINAL, AsJson, ConfigFile
 from tiers.commands.rebuild_report import show_rebuild
 from tiers.upkeep.rebuild import Rebuild, RebuildOptions, plan_rebuild
 from tiers.upkeep.rebuild import rebuild as rebuild_metadata
+from tiers.upkeep.runner import HereRunner, OpenedStore
 
 
 def rebuild(
@@ -48,7 +49,8 @@ def rebuild(
 
     async def plan(cluster_id: str) -> Rebuild:
         async with open_storage(settings, cluster_id) as storage:
-            return await plan_rebuild(storage, cluster_id, open_key_ring(settings), concurrency, TERMINAL)
+            store = OpenedStore(storage, cluster_id, open_key_ring(settings))
+            return await plan_rebuild(store, HereRunner(TERMINAL), concurrency)
 
     done = run_command(lambda: rebuild_metadata(settings, options, plan, TERMINAL))
     show_rebuild(done, options, "--yes", as_json)

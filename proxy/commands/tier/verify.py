@@ -116,7 +116,7 @@ async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: 
         advance = stack.enter_context(TERMINAL.bar("log bytes", sum(each.segment_size_bytes for each in left)))
 
         async def check(segment: RemoteLogSegmentMetadata) -> list[Finding]:
-            damages = await verify_segment(tier.storage, segment, ring, on_read=advance)
+            damages = (await verify_segment(tier.storage, segment, ring, on_read=advance)).damages
             done.segments += 1
             done.log_bytes += segment.segment_size_bytes
             if not damages and notes is not None:

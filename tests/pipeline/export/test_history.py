@@ -17,11 +17,11 @@ from pipeline.export.job import ExportRequest, check_history, export_by
 from pipeline.export.ledger import TileResult
 from pipeline.export.plan import Exported, PlannedTile
 from pipeline.export.target import TargetSettings
-from pipeline.spark.job import JobError
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
 from tests.support.pipeline.log_exports import PARTITION, KilledError, OneLog, TableExport, run, run_killed
 from tiers.metadata.log_history import confirms
+from tiers.upkeep.runner import JobError
 
 EXPORTED = Exported({0: 20}, leader_epochs={0: 0})
 

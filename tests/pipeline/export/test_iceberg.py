@@ -19,9 +19,9 @@ from pipeline.export.parquet_writer import write_parts
 from pipeline.export.plan import Tile
 from pipeline.export.target import ExportTarget, TargetSettings, open_target
 from pipeline.export.typed_values import TypedValues
-from pipeline.spark.job import JobError
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from tests.support.servers.versitygw import VersityGateway
+from tiers.upkeep.runner import JobError
 
 TOPIC_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
 TABLE = "db.orders"

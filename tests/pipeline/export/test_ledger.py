@@ -11,7 +11,7 @@ import pytest
 from pipeline.export.ledger import ParquetLedger, TileResult, create_bytes
 from pipeline.export.plan import Exported, Tile, tile_of_name
 from pipeline.export.target import ExportTarget, TargetSettings, open_target
-from pipeline.spark.job import JobError
+from tiers.upkeep.runner import JobError
 
 TOPIC_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
 FIRST, SECOND, THIRD = Tile(0, 0, 9), Tile(0, 10, 19), Tile(0, 20, 29)

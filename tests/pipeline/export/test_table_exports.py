@@ -16,10 +16,10 @@ from pipeline.export.iceberg import IcebergLedger
 from pipeline.export.ledger import TileResult
 from pipeline.export.plan import PlannedTile
 from pipeline.export.typed_values import TypedValues
-from pipeline.spark.job import JobError
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
 from tests.support.pipeline.log_exports import TABLE, KilledError, TableExport, run, run_killed
+from tiers.upkeep.runner import JobError
 
 DAY_MS = 86_400_000
 TYPED = TypedValues("json", '{"type": "object", "properties": {"id": {"type": "integer"}}}')

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.config import parse_pipeline_config
 from pipeline.export.target import TargetError, TargetSettings, open_target, target_settings
-from pipeline.spark.worker import worker
+from pipeline.worker import worker
 from tests.support.servers.hdfs import HdfsCluster
 from tests.support.servers.racing_s3 import RacingS3
 from tests.support.servers.versitygw import VersityGateway

@@ -10,11 +10,11 @@ import pytest
 
 from pipeline.offload.driver import OffloadReport, PartitionReport
 from pipeline.offload.job import offload_rounds, pause_s
-from pipeline.spark.job import JobError
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
 from tiers.config.tier_config import ConfigError
 from tiers.errors import BrokerError
+from tiers.upkeep.runner import JobError
 
 REPORT = OffloadReport((), 1, 1.0, 1.0)
 

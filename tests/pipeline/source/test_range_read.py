@@ -18,7 +18,7 @@ from pipeline.source.range_read import RangeReader
 from pipeline.source.read_plan import LocalRange, LogView, MissingOffsets, ReadRange, cover
 from pipeline.source.remote_read import RawBatches
 from pipeline.source.tiered_log import DataLossError, LogBounds
-from pipeline.spark.worker import Worker
+from pipeline.worker import Worker
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.fakes.stored_segments import remote_range

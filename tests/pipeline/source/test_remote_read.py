@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.source.remote_read import RawBatches, in_order, read_remote_range
+from pipeline.source.remote_read import RawBatches, read_remote_range
 from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.record_batches import batch_of, build_batch, control_batch, record
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
+from tiers.bounded_gather import in_order
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction

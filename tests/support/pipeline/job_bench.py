@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from prometheus_client import CollectorRegistry
@@ -37,20 +37,8 @@ from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 
-P = TypeVar("P")
-R = TypeVar("R")
-
 CLUSTER_ID = "cluster"
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-
-
-class InlineRunner:
-    """Tasks in this process."""
-
-    parallelism = 2
-
-    def run(self, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
-        return [task(row) for row in plan]
 
 
 class WatchedLog(FakeMetadataTopic):

@@ -10,7 +10,8 @@ from pathlib import Path
 from pipeline.maintenance.merge import Merge, merge_groups
 from pipeline.maintenance.merge_plan import MergeLimits, plan_merges
 from pipeline.source.remote_read import read_remote_range
-from tests.support.pipeline.job_bench import InlineRunner, JobBench
+from tests.support.pipeline.inline_runner import InlineRunner
+from tests.support.pipeline.job_bench import JobBench
 from tests.support.tiers.transactional_log import copied
 from tests.support.written_log import WrittenLog
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentState

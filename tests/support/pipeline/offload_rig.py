@@ -97,7 +97,7 @@ class OffloadRig:
         all_of_it = list(tier.state.list_remote_log_segments(partition))
         remote = [bytes(await tier.storage.fetch_log_segment(one, 0, one.segment_size_bytes)) for one in segments]
         for one in segments:
-            assert await verify_segment(tier.storage, one, tier.key_ring) == []
+            assert (await verify_segment(tier.storage, one, tier.key_ring)).damages == ()
         return Looked(
             segments,
             [one for one in all_of_it if one.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED],

@@ -1,4 +1,4 @@
-"""A tier whose metadata is in memory and whose store is a folder, and a runner that runs tasks in this process."""
+"""A tier whose metadata is in memory and whose store is a folder."""
 
 from __future__ import annotations
 
@@ -6,39 +6,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.pipeline.inline_runner import InlineRunner
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench, command_bench
 from tiers.access.open_tier import OpenTier
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 
-P = TypeVar("P")
-R = TypeVar("R")
-
 KEY = b"k" * 32
-
-
-class HereRunner:
-    """`before` is called before the tasks of each run, which happen in another thread than the test's loop."""
-
-    def __init__(self, parallelism: int = 2) -> None:
-        self.parallelism = parallelism
-        self.ran: list[tuple[str, int]] = []
-        self.before: Callable[[str], None] = lambda what: None
-
-    def run(self, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
-        self.before(what)
-        self.ran.append((what, len(plan)))
-        return [task(each) for each in plan]
 
 
 class ScrubBench(CommandBench):
     """Segments have what batches they are given."""
 
-    runner: HereRunner
+    runner: InlineRunner
     config: PipelineConfig
 
     def tier(self) -> OpenTier:
@@ -81,7 +64,7 @@ async def scrub_bench(tmp_path: Path) -> AsyncIterator[ScrubBench]:
     (tmp_path / "k1").write_bytes(KEY)
     async with command_bench(tmp_path) as made:
         bench = ScrubBench(tmp_path, made.storage)
-        bench.runner = HereRunner()
+        bench.runner = InlineRunner()
         bench.config = parse_pipeline_config(
             f"""
             [upstream]

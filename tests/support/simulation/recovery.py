@@ -12,12 +12,14 @@ from tiers.fitness import RECOVERY_MS, UNFIT
 from tiers.metric_spec import MetricSpec
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.tasks.history.log_gap_task import MEMBER_RETURNS_WITHIN_MS
 from tiers.tasks.metrics import RemoteLogManagerMetrics
-from tiers.upkeep.rebuild import BucketScan, judge_scan
+from tiers.upkeep.rebuild import judge_scan, scan_store
 from tiers.upkeep.rebuild_plan import PartitionPlan
+from tiers.upkeep.runner import HereRunner, OpenedStore
 
 if TYPE_CHECKING:
     from tests.support.simulation.clients import SimClient
@@ -138,9 +140,7 @@ async def check_rebuild(sim: Simulation, *, is_settled: bool = False) -> None:
 
     After the recovery, `is_settled`, what clients read is the same before and after: see `_check_same`."""
     storage: Any = _Objects(sim)
-    scan = BucketScan(CLUSTER_ID)
-    await scan.list(storage)
-    await scan.read(storage, 1)
+    scan = await scan_store(OpenedStore(storage, CLUSTER_ID, KeyRing()), HereRunner(), 1)
     plans = {(one.topic_id_partition.topic_id, one.topic_id_partition.partition): one for one in judge_scan(scan).plans}
     for partition, expected in sim.oracle.expected.items():
         place = partition.topic.topic_id, partition.index

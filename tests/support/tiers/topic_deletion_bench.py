@@ -14,6 +14,7 @@ from tiers.segment.segment_encryption import KeyRing
 from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
 from tiers.upkeep.rebuild import plan_rebuild
 from tiers.upkeep.rebuild_plan import PartitionPlan
+from tiers.upkeep.runner import HereRunner, OpenedStore
 
 
 class Existence:
@@ -58,5 +59,5 @@ async def rounds_for(bench: Workbench, task: TopicDeletionTask, duration_ms: int
 
 async def rebuilt(bench: Workbench) -> PartitionPlan | None:
     """Returns what `rebuild` finds in the store. None: the store has nothing of the partition."""
-    plans = (await plan_rebuild(bench.store, "cluster", KeyRing(), 1)).plans
+    plans = (await plan_rebuild(OpenedStore(bench.store, "cluster", KeyRing()), HereRunner())).plans
     return plans[0] if plans else None

@@ -33,6 +33,7 @@ from tiers.upkeep.orphans import (
     find_orphans,
 )
 from tiers.upkeep.rebuild import plan_rebuild
+from tiers.upkeep.runner import HereRunner, OpenedStore
 
 DAY_MS = 86_400_000
 FUTURE_MS = 1 << 50
@@ -117,7 +118,7 @@ async def test_metadata_that_lost_its_end_protects_the_partition(bench: CommandB
     await bench.put_facts()
     lost = await bench.tiered(10)
     await forget(bench, lost)
-    [plan] = (await plan_rebuild(bench.storage, CLUSTER_ID, bench.ring, 1)).plans
+    [plan] = (await plan_rebuild(OpenedStore(bench.storage, CLUSTER_ID, bench.ring), HereRunner())).plans
     assert [each.start_offset for each in plan.segments] == [0, 10]
     assert what(await found(bench, grace_ms=0)) == [(LOST, False)] * 2
     await bench.tiered(20)

@@ -24,10 +24,11 @@ from tiers.upkeep.rebuild import (
     plan_rebuild,
     topics_replaced,
 )
+from tiers.upkeep.runner import HereRunner, OpenedStore
 
 
 async def planned(bench: CommandBench) -> Rebuild:
-    return await plan_rebuild(bench.storage, CLUSTER_ID, bench.ring, 1)
+    return await plan_rebuild(OpenedStore(bench.storage, CLUSTER_ID, bench.ring), HereRunner())
 
 
 @pytest.mark.parametrize("are_meant", [True, False])

@@ -141,6 +141,6 @@ async def test_a_hole_that_no_int32_counts_is_copied_over(
     if segment_bytes > 1000:
         assert bench.finished == [(0, 29), (30, FAR + 399), (FAR + 400, 2 * FAR + 4)]
     for segment in bench.segments:
-        assert await verify_segment(bench.store, segment, None) == []
+        assert (await verify_segment(bench.store, segment, None)).damages == ()
     epochs = {one for segment in bench.segments for one in segment.segment_leader_epochs}
     assert {(0, 0), (1, 1000), (2, FAR - 10)} <= {(one.epoch, one.start_offset) for one in epochs}

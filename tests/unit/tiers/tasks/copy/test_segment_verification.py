@@ -47,7 +47,7 @@ class Stored:
 
     async def verify(self, **changes: object) -> list[Damage]:
         segment = replace(self.segment, **changes)  # type: ignore[arg-type]  # the fields are named by the tests
-        return await verify_segment(self.store, segment, self.ring, run_bytes=1500, pause_ms=0)
+        return [*(await verify_segment(self.store, segment, self.ring, run_bytes=1500, pause_ms=0)).damages]
 
 
 @pytest.fixture(params=["plain", "sealed"])
@@ -73,8 +73,9 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
 async def test_a_whole_segment_has_no_findings(stored: Stored) -> None:
     counted: list[int] = []
     assert await stored.verify() == []
-    assert await verify_segment(stored.store, stored.segment, stored.ring, on_read=counted.append) == []
-    assert sum(counted) == stored.segment.segment_size_bytes
+    verdict = await verify_segment(stored.store, stored.segment, stored.ring, on_read=counted.append)
+    assert (verdict.damages, verdict.batches) == ((), 8)
+    assert sum(counted) == verdict.log_bytes == stored.segment.segment_size_bytes
 
 
 async def test_each_damaged_chunk_is_named_and_no_other(stored: Stored) -> None:

@@ -1,9 +1,10 @@
-"""`Worker`: the event loop and the open connections that a Python process of Spark keeps between tasks.
+"""`Worker`: the event loop and the open connections that a process keeps between the tasks of a job.
 
-The tier's code is asynchronous, while Spark calls plain functions. One loop runs on its own thread for the lifetime of
-the process. Broker clients and stores are opened once per configuration, and all tasks of the process share them.
-Spark forks its Python processes, so the worker is created by the first task and never before a fork. At the end of the
-process the worker closes its connections as far as the peers allow. If Spark kills the process, it closes none.
+The tier's code is asynchronous, while Spark and pools of processes call plain functions. One loop runs on its own
+thread for the lifetime of the process. Broker clients and stores are opened once per configuration, and all tasks of
+the process share them. Spark forks its Python processes, so the worker is created by the first task and never before a
+fork. At the end of the process the worker closes its connections as far as the peers allow. If the process is killed,
+it closes none.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pipeline.config import PipelineConfig
-from tiers.access.open_tier import RemoteTierError
+from tiers.access.open_tier import RemoteTierError, open_key_ring
 from tiers.broker.client import BrokerClient
 from tiers.config.managers import create_storage
 from tiers.config.settings import StorageConfig
 from tiers.config.upstream_config import UpstreamConfig, broker_client
 from tiers.event_loop import EventLoop
+from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
@@ -173,6 +176,20 @@ def worker() -> Worker:
         if _worker is None or _worker[0] != os.getpid():
             _worker = os.getpid(), Worker()
         return _worker[1]
+
+
+@dataclass(frozen=True, slots=True)
+class TierStore:
+    """A `JobStore` of the process in which a task runs. It may be pickled."""
+
+    config: PipelineConfig = field(repr=False)
+    cluster_id: str
+
+    async def opened(self) -> LocatedRemoteStorageManager:
+        return await worker().storage(self.config, self.cluster_id)
+
+    def key_ring(self) -> KeyRing:
+        return open_key_ring(self.config)
 
 
 @atexit.register

@@ -1,0 +1,127 @@
+"""Tasks in processes of this machine: their results, their errors, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.process_runner import ProcessRunner
+from tests.support.rigs.waiting import until
+from tests.support.tiers.recorded_progress import RecordedProgress
+from tiers.upkeep.runner import JobError
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[ProcessRunner]:
+    with ProcessRunner() as made:
+        made.parallelism = 2
+        yield made
+
+
+async def squared(number: int) -> tuple[int, int]:
+    return number * number, os.getpid()
+
+
+async def refused(number: int) -> int:
+    raise PermissionError(f"no right to read segment {number}")
+
+
+async def killed(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+async def endless(began: str) -> None:
+    await asyncio.to_thread(Path(began).write_text, str(os.getpid()))
+    time.sleep(1200)  # noqa: ASYNC251  # a task that no message reaches
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+async def test_results_come_in_the_order_of_the_plan(runner: ProcessRunner) -> None:
+    results = await runner.run("squaring", range(9), squared)
+    assert [number for number, _ in results] == [0, 1, 4, 9, 16, 25, 36, 49, 64]
+    assert os.getpid() not in {pid for _, pid in results}
+    assert await runner.run("squaring", [], squared) == []
+
+
+async def test_an_error_of_a_task_is_one_line_and_the_next_run_works(runner: ProcessRunner) -> None:
+    with pytest.raises(JobError) as failed:
+        await runner.run("reading", [7, 8, 9], refused)
+    assert str(failed.value).startswith("reading: PermissionError: no right to read segment ")
+    assert [number for number, _ in await runner.run("squaring", [3], squared)] == [9]
+
+
+async def test_a_process_that_is_killed_ends_the_run(runner: ProcessRunner) -> None:
+    with pytest.raises(JobError, match="merging: a process of the job was killed"):
+        await runner.run("merging", range(5), killed)
+
+
+async def test_no_task_runs_when_an_interrupted_run_has_returned(runner: ProcessRunner, tmp_path: Path) -> None:
+    began = [tmp_path / "one", tmp_path / "other"]
+    running = asyncio.create_task(runner.run("waiting", [*map(str, began), *map(str, began)], endless))
+    await asyncio.to_thread(until, lambda: all(each.exists() and each.read_text() for each in began))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [is_running(int(each.read_text())) for each in began] == [False, False]
+
+
+async def test_progress_is_told_task_by_task() -> None:
+    told = RecordedProgress()
+    with ProcessRunner(told) as runner:
+        await runner.run("squaring", range(3), squared)
+    assert told.milestones[-1] == "squaring: 3 of 3 tasks"
+
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from pipeline import __main__, cli
+from pipeline.process_runner import ProcessRunner
+from tests.pipeline.test_process_runner import endless
+
+if __name__ == "__main__":
+    @cli.app.command()
+    def wait(began: str) -> None:
+        with ProcessRunner() as runner:
+            runner.parallelism = 1
+            asyncio.run(runner.run("waiting", [began], endless))
+
+    __main__.main()
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_their_job_and_say_nothing(sent: signal.Signals, tmp_path: Path) -> None:
+    program, began = tmp_path / "program.py", tmp_path / "began"
+    program.write_text(PROGRAM)
+    with subprocess.Popen(
+        [sys.executable, program, "wait", began],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as job:
+        until(lambda: began.exists() and bool(began.read_text()))
+        if sent is signal.SIGKILL:
+            job.kill()
+        else:
+            os.killpg(job.pid, sent)  # as a terminal and a service manager do
+        said, _ = job.communicate(timeout=300)
+    assert said == b"" or sent is signal.SIGKILL  # then the library cleans up, and says so
+    assert job.returncode == (-signal.SIGKILL if sent is signal.SIGKILL else 130)
+    until(lambda: not is_running(int(began.read_text())))
