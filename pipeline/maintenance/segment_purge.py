@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -32,7 +33,6 @@ from tiers.tasks.task_services import TaskServices
 from tiers.upkeep.runner import Runner
 
 SEGMENTS_PER_TASK = 250
-DELETES_AT_ONCE = 16
 _WRITES_AT_ONCE = 16
 
 
@@ -73,19 +73,22 @@ class Purge:
 
 async def run_purge_task(task: PurgeTask) -> list[Undeleted]:
     storage = await worker().storage(task.config, task.cluster_id)
+    left, refused = list(task.segments), dict[UUID, Undeleted]()
 
-    async def delete(segment: RemoteLogSegmentMetadata) -> Undeleted | None:
-        async def attempt() -> None:
-            if not await storage.delete_log_segment_data(segment):
-                raise RetriableRemoteStorageError(f"the store did not confirm the deletion of {segment.segment_id.id}")
+    async def attempt() -> None:
+        for segment, error in zip(left, await storage.delete_log_segments(left), strict=True):
+            uuid = segment.segment_id.id
+            refused.pop(uuid, None)
+            if error is not None:
+                refused[uuid] = Undeleted(uuid, str(error), error.retriable)
+        again = {uuid for uuid, one in refused.items() if one.is_retriable}
+        left[:] = [each for each in left if each.segment_id.id in again]
+        if left:
+            raise RetriableRemoteStorageError(f"{len(left)} segments are left")
 
-        try:
-            await with_retries(attempt)
-        except RemoteStorageError as error:
-            return Undeleted(segment.segment_id.id, str(error), error.retriable)
-        return None
-
-    return [one for one in await bounded_gather(task.segments, delete, DELETES_AT_ONCE) if one is not None]
+    with suppress(RetriableRemoteStorageError):
+        await with_retries(attempt)
+    return list(refused.values())
 
 
 async def purge(

@@ -153,6 +153,18 @@ class UnfinishedUploads(Protocol):
         """Aborts an upload. A missing upload is no error."""
 
 
+@runtime_checkable
+class DeletesTogether(Protocol):
+    """The additional method of a storage manager that deletes many segments by few requests."""
+
+    async def delete_log_segments(
+        self, segments: Sequence[RemoteLogSegmentMetadata]
+    ) -> list[RemoteStorageError | None]:
+        """Deletes as `delete_log_segment_data` does. Returns an error for each segment of which something is left.
+
+        Raises an error that hit all of them."""
+
+
 Allocate = Callable[[int], memoryview]
 """Returns writable memory of so many bytes, whose content is undefined."""
 

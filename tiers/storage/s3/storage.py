@@ -3,7 +3,8 @@
 A test counts the requests per operation. The copy of a segment takes 2 PUTs; that of a segment above twice the part
 size takes 1 PUT and a multipart upload. A range takes 1 GET, and the indexes take 1 GET. The delete of a copied segment
 takes 1 HEAD and 2 DELETEs. None of these lists. Only the delete of an unfinished attempt does, because a listing is the
-only way to find its multipart uploads.
+only way to find its multipart uploads. The delete of many segments lists the uploads of each partition once, and
+deletes 1000 objects by a request.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from botocore.httpsession import get_cert_path
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
+from tiers.storage.object_key import check_cluster_id, indexes_key, log_key, partition_prefix
 from tiers.storage.remote_storage_manager import (
     Allocate,
     LogSegmentData,
@@ -38,13 +39,16 @@ from tiers.storage.remote_storage_manager import (
 from tiers.storage.s3.buffers import ReusedBuffers
 from tiers.storage.s3.credentials import S3Credentials
 from tiers.storage.s3.download import S3Downloader
-from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError
+from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError, error_of_key
 from tiers.storage.s3.race import StoreRace
 from tiers.storage.s3.upload import Part, PartWindow, S3Uploader, StagedUpload
 from tiers.storage.settings import read_duration_ms, read_flag, read_number, read_settings, read_size_bytes
 
 _MINIMUM_PART_BYTES = 5 * 1024 * 1024
 """S3's minimum; only the last part may be smaller."""
+_KEYS_PER_DELETE = 1000
+"""S3's maximum."""
+_UPLOAD_MARKS = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
 _DEFAULTS = {
     "bucket": None,
     "cluster.id": None,
@@ -178,6 +182,31 @@ class S3RemoteStorageManager:
             await self._up.call("delete_object", Key=log)
         return True
 
+    async def delete_log_segments(
+        self, segments: Sequence[RemoteLogSegmentMetadata]
+    ) -> list[RemoteStorageError | None]:
+        logs = {self._log_key(each) for each in segments}
+        prefixes = {self._prefix + partition_prefix(self._cluster_id, each.topic_id_partition) for each in segments}
+        async with self._deletions:
+            for prefix in prefixes:
+                async for page in self._pages("list_multipart_uploads", prefix, _UPLOAD_MARKS):
+                    for upload in page.get("Uploads", ()):
+                        if upload["Key"] in logs:
+                            await self._up.abort(upload["Key"], upload["UploadId"])
+            refused = await self._delete([self._indexes_key(each) for each in segments])
+            left = [each for each in segments if self._indexes_key(each) not in refused]
+            refused |= await self._delete([self._log_key(each) for each in left])
+        return [refused.get(self._indexes_key(each), refused.get(self._log_key(each))) for each in segments]
+
+    async def _delete(self, keys: Sequence[str]) -> dict[str, RemoteStorageError]:
+        """Deletes objects. Returns the errors of those that are left."""
+        refused: dict[str, RemoteStorageError] = {}
+        for first in range(0, len(keys), _KEYS_PER_DELETE):
+            objects = [{"Key": key} for key in keys[first : first + _KEYS_PER_DELETE]]
+            answer = await self._up.call("delete_objects", Delete={"Objects": objects, "Quiet": True})
+            refused |= {each["Key"]: error_of_key(self._bucket, each) for each in answer.get("Errors", ())}
+        return refused
+
     async def probe(self) -> Sequence[StoreFeatures]:
         """Lets writers race (`race.py`). Costs about 170 requests."""
         return [await StoreRace(self._up, self._get, self._prefix).run()]
@@ -216,21 +245,20 @@ class S3RemoteStorageManager:
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         marks = {"ContinuationToken": "NextContinuationToken"}
-        async for page in self._pages("list_objects_v2", prefix, marks):
+        async for page in self._pages("list_objects_v2", self._prefix + prefix, marks):
             for item in page.get("Contents", ()):
                 key = item["Key"].removeprefix(self._prefix)
                 yield StoredObject(key, item["Size"], modified_ms=_milliseconds(item.get("LastModified")))
 
     async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
-        marks = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
-        async for page in self._pages("list_multipart_uploads", "", marks):
+        async for page in self._pages("list_multipart_uploads", self._prefix, _UPLOAD_MARKS):
             for item in page.get("Uploads", ()):
                 key = item["Key"].removeprefix(self._prefix)
                 yield UnfinishedUpload(key, item["UploadId"], _milliseconds(item.get("Initiated")))
 
     async def _pages(self, operation: str, prefix: str, marks: Mapping[str, str]) -> AsyncIterator[Any]:
         """Yields the pages of a listing. `marks` are the parameters of the next page, with their names in an answer."""
-        parameters = {"Prefix": self._prefix + prefix}
+        parameters = {"Prefix": prefix}
         while True:
             page = await self._up.call(operation, **parameters)
             yield page

@@ -190,7 +190,7 @@ class S3Uploader:
             await self.call("abort_multipart_upload", Key=key, UploadId=upload_id)
 
     async def call(self, operation: str, **parameters: Any) -> Any:
-        """Sends one request, which has a `Key` or a `Prefix`. `Body` is a `Part`.
+        """Sends one request. `Body` is a `Part`.
 
         Raises `RemoteStorageError` for every error of the client library, and `StoreOverloadedError` when no piece
         moved in the time of the deadline."""
@@ -206,7 +206,7 @@ class S3Uploader:
         except Exception as error:
             if body is not None and body.trouble is not None:
                 raise body.trouble from error
-            key = parameters["Key"] if "Key" in parameters else parameters["Prefix"]
+            key = parameters.get("Key", parameters.get("Prefix", ""))
             raise error_of_exception(self._bucket, key, error) from error
         finally:
             if body is not None:
