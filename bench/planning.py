@@ -44,7 +44,6 @@ from pipeline.maintenance.merge_plan import MergeLimits
 from pipeline.maintenance.scrub import ScrubOptions, scrub_tier
 from pipeline.maintenance.scrub_report import ScrubLevel
 from pipeline.maintenance.segment_purge import PurgeTask
-from pipeline.maintenance.store_listing import ListedPart
 from pipeline.maintenance.usage import UsageBy, usage_of
 from pipeline.source.columns import spark_schema
 from pipeline.source.options import parse_options
@@ -61,6 +60,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.segment.segment_encryption import KeyRing
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
+from tiers.upkeep.store_listing import ListedPart
 
 if TYPE_CHECKING:
     from tiers.metadata.topic.topic_based import TopicBasedMetadataLog

@@ -35,7 +35,6 @@ from pipeline.maintenance.scrub_report import (
     of_segment,
 )
 from pipeline.maintenance.segment_scrub import ScrubbedSegment, ScrubSetup, scrub_segments
-from pipeline.maintenance.store_listing import Misfit, expected_partition, list_part, listing_plan
 from pipeline.maintenance.usage import DAY_MS
 from pipeline.worker import TierStore
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
@@ -52,6 +51,7 @@ from tiers.storage.retries import with_retries
 from tiers.upkeep.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
 from tiers.upkeep.resume_notes import note_segment, noted_segments
 from tiers.upkeep.runner import Runner
+from tiers.upkeep.store_listing import Misfit, list_store
 
 _DEPTHS = {ScrubLevel.META: 0, ScrubLevel.BATCH: 1, ScrubLevel.DEEP: 2}
 _MIN_TASK_BYTES = {ScrubLevel.BATCH: 512 << 20, ScrubLevel.DEEP: 256 << 20}
@@ -87,10 +87,9 @@ async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: Runner, opt
     partitions = chosen_partitions(tier.state, options.topics)
     report = ScrubReport(options.level, partitions=len(partitions))
     overlapping = {_both(one): one.one.topic_id_partition for one in _overlaps(tier, partitions)}
-    expected = [expected_partition(each, tier.state.stored_segments(each)) for each in partitions]
     segments = [] if options.level is ScrubLevel.META else _finished_segments(tier, partitions)
-    plan = listing_plan(expected, tier.cluster_id, options.topics is None)
-    listed = await runner.run("listing", plan, partial(list_part, TierStore(config, tier.cluster_id)))
+    store = TierStore(config, tier.cluster_id)
+    listed = await list_store(tier.state, store, runner, partitions, is_all=options.topics is None)
     uploads = [] if options.topics is not None else [upload async for upload in tier.storage.list_uploads()]
     read: list[ScrubbedSegment] = []
     if options.level is not ScrubLevel.META:
@@ -100,15 +99,13 @@ async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: Runner, opt
     findings = _of_verdicts(tier, read, report)
     judged = {each.segment_id for each in read if each.trouble is None}
     findings += await _of_listing(
-        tier, [misfit for part in listed for misfit in part.misfits if misfit.segment_id not in judged], report
+        tier, [misfit for misfit in listed.misfits if misfit.segment_id not in judged], report
     )
     findings += [of_gap(each, gap) for each in partitions for gap in RemoteLog(tier.state, each).remote_holes()]
     findings += [of_overlap(*one) for one in _overlaps(tier, set(overlapping.values())) if _both(one) in overlapping]
-    report.objects = sum(part.objects for part in listed)
-    report.stored_bytes = sum(part.stored_bytes for part in listed)
-    unknown = [stored for part in listed for stored in part.unknown]
+    report.objects, report.stored_bytes = listed.objects, listed.stored_bytes
     older_than_ms = time.time_ns() // 1_000_000 - options.grace_ms
-    orphans = await judge_orphans(tier, unknown, uploads, older_than_ms, options.grace_ms)
+    orphans = await judge_orphans(tier, listed.unknown, uploads, older_than_ms, options.grace_ms)
     findings += await _of_orphans(tier, orphans, older_than_ms, options, report)
     report.findings = in_order(findings)
     return report

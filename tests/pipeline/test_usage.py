@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
 from pipeline import cli
-from pipeline.maintenance.store_listing import ExpectedPartition, ExpectedSegment, listing_plan
 from pipeline.maintenance.usage import DAY_MS, Prices, UsageBy, UsageReport, day_text, usage_of
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION
 from tests.support.pipeline.scrub_bench import ScrubBench, scrub_bench
-from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentState
-from tiers.storage.object_key import partition_prefix
 from tiers.upkeep.runner import JobError
 
 TODAY = 20_000
@@ -103,22 +99,3 @@ def test_costs_are_of_bytes_and_of_requests() -> None:
     prices = Prices(0.02, 0.005)
     assert (prices.of_month(50 << 30), prices.of_requests(4000)) == (1.0, 0.02)
     assert (Prices().of_month(1), Prices().of_requests(1)) == (None, None)
-
-
-@pytest.mark.parametrize(("segments", "listings"), [(1, 1), (200, 16), (10_000, 256)])
-def test_a_large_tier_is_listed_in_parts_that_together_are_all(segments: int, listings: int) -> None:
-    partitions = [TopicIdPartition(UUID(int=7), number, "orders") for number in range(60)]
-    some = tuple(ExpectedSegment(number.to_bytes(16, "big"), True, 1) for number in range(segments))
-    expected = [ExpectedPartition.of(each, some) for each in partitions]
-    plan = listing_plan(expected, "c", True)
-    assert len({prefix for task in plan for prefix in task.prefixes}) == listings
-    place = {one.partition: task.prefixes[0] for task in plan for one in task.expected}
-    assert place.keys() == set(partitions)
-    assert all(partition_prefix("c", each).startswith(prefix) for each, prefix in place.items())
-
-
-def test_chosen_partitions_are_listed_alone() -> None:
-    partitions = [TopicIdPartition(UUID(int=7), number, "orders") for number in range(12_000)]
-    plan = listing_plan([ExpectedPartition.of(each, ()) for each in partitions], "c", False)
-    assert [len(task.prefixes) for task in plan] == [5000, 5000, 2000]
-    assert [prefix for task in plan for prefix in task.prefixes] == [partition_prefix("c", each) for each in partitions]

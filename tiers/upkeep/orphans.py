@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, readable_segments
 from tiers.errors import LaterFormatError, RemoteLogMetadataError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.storage.object_key import (
-    INDEXES_SUFFIX,
     LOG_SUFFIX,
     FactsKey,
     SegmentObjectKey,
@@ -34,6 +32,8 @@ from tiers.storage.object_key import (
 from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
 from tiers.storage.retries import with_retries
 from tiers.tasks.history.stored_facts import read_stored_facts
+from tiers.upkeep.runner import HereRunner, OpenedStore
+from tiers.upkeep.store_listing import list_store
 
 ORPHAN, LOST, FACTS, UNKNOWN, MISSING, UPLOAD = (
     "no record names it",
@@ -74,16 +74,17 @@ class OrphanReport:
 
 
 async def find_orphans(tier: OpenTier, older_than_ms: int, grace_ms: int) -> OrphanReport:
-    listed: list[StoredObject] = []
-    with tier.progress.bar("objects", None) as advance:
-        async for stored in tier.storage.list_objects(""):
-            listed.append(stored)
-            advance(1)
+    store = OpenedStore(tier.storage, tier.cluster_id, tier.key_ring)
+    listed = await list_store(tier.state, store, HereRunner(tier.progress), _partitions(tier), is_all=True)
     uploads = [upload async for upload in tier.storage.list_uploads()]
     await tier.refresh()
-    report = await judge_orphans(tier, listed, uploads, older_than_ms, grace_ms)
-    seen = {(key.segment_uuid, key.suffix) for key in (parse_segment_key(each.key) for each in listed) if key}
-    report.orphans += _missing(tier, seen)
+    report = await judge_orphans(tier, listed.unknown, uploads, older_than_ms, grace_ms)
+    for misfit in listed.misfits:
+        segment = tier.state.remote_log_segment_metadata_by_id(misfit.segment_id)
+        is_finished = segment is not None and segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        if misfit.size_bytes is None and segment is not None and is_finished:
+            key = (log_key if misfit.suffix == LOG_SUFFIX else indexes_key)(tier.cluster_id, segment)
+            report.orphans.append(Orphan(key, 0, None, MISSING, str(segment.segment_id.id)))
     return report
 
 
@@ -178,15 +179,6 @@ async def _is_lost(tier: OpenTier, partition: TopicIdPartition) -> bool:
     except (LaterFormatError, RemoteLogMetadataError):
         return True
     return bool(await stored.lost_reason(tier.log, TIMEOUT_MS))
-
-
-def _missing(tier: OpenTier, seen: set[tuple[UUID, str]]) -> Iterable[Orphan]:
-    for partition in _partitions(tier):
-        for segment in readable_segments(tier, partition):
-            uuid = segment.segment_id.id
-            for suffix, key_of in ((LOG_SUFFIX, log_key), (INDEXES_SUFFIX, indexes_key)):
-                if (uuid, suffix) not in seen:
-                    yield Orphan(key_of(tier.cluster_id, segment), 0, None, MISSING, str(uuid))
 
 
 def _partitions(tier: OpenTier) -> list[TopicIdPartition]:

@@ -49,12 +49,11 @@ from tiers.upkeep.rebuild_plan import (
     tier_configs_of,
 )
 from tiers.upkeep.runner import JobStore, Runner
+from tiers.upkeep.store_listing import HEX_DIGITS, list_prefix
 from tiers.verify.segment_verification import verify_segment
 
 T = TypeVar("T")
 
-HEX_DIGITS: Final = tuple("0123456789abcdef")
-"""The first characters of the keys of segments and facts. They spread the partitions evenly."""
 OBJECTS_PER_TASK: Final = 500
 READS_AT_ONCE: Final = 32
 SEGMENTS_PER_TASK: Final = 4
@@ -222,15 +221,6 @@ async def read_object(storage: RemoteStorageManager, stored: StoredObject) -> Fo
         sum(each.stored_bytes for each in chunks),
         known,
     )
-
-
-async def list_prefix(store: JobStore, prefix: str) -> list[StoredObject]:
-    storage = await store.opened()
-
-    async def listed() -> list[StoredObject]:
-        return [stored async for stored in storage.list_objects(prefix)]
-
-    return await with_retries(listed)
 
 
 async def read_objects(store: JobStore, at_once: int, objects: Sequence[StoredObject]) -> list[Found]:

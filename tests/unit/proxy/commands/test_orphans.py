@@ -86,6 +86,18 @@ async def test_a_copy_in_progress_is_no_orphan(bench: CommandBench) -> None:
     assert what(await found(bench)) == []
 
 
+async def test_a_segment_that_is_copied_meanwhile_is_not_missing(
+    bench: CommandBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.tiered(0)
+
+    async def copied(tier: object) -> None:
+        await bench.tiered(10)
+
+    monkeypatch.setattr(type(bench.tier()), "refresh", copied)
+    assert what(await found(bench)) == []
+
+
 async def test_the_objects_of_a_kept_segment_are_none_until_it_is_forgotten(bench: CommandBench) -> None:
     deleted = await bench.tiered(0)
     for state in (RemoteLogSegmentState.DELETE_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED):
