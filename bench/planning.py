@@ -100,6 +100,7 @@ class Pickled:
     """A `Runner` that pickles the tasks as Spark's driver does, but does not run them."""
 
     parallelism = 2
+    is_speculative = False
 
     def __init__(self, answer: Callable[[Any], object]) -> None:
         self._answer = answer

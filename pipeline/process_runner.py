@@ -32,6 +32,8 @@ class ProcessRunner:
 
     They live on between runs, so that a store is opened once. A run that ends early kills them."""
 
+    is_speculative = False
+
     def __init__(self, progress: Progress = SILENCE) -> None:
         self.parallelism = len(os.sched_getaffinity(0))
         self._progress = progress

@@ -31,6 +31,8 @@ from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
+P = TypeVar("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 CLIENT_ID = "tidegate-pipeline"
@@ -176,6 +178,11 @@ def worker() -> Worker:
         if _worker is None or _worker[0] != os.getpid():
             _worker = os.getpid(), Worker()
         return _worker[1]
+
+
+async def on_thread(function: Callable[[P], R], row: P) -> R:
+    """Runs a plain function as the task of a `Runner`. It may call `worker().run`."""
+    return await asyncio.to_thread(function, row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ __all__ = [
     "Conf",
     "ConfigFile",
     "Master",
-    "OptionalMaster",
     "duration_ms",
     "findings",
     "job_runner",
@@ -41,10 +40,6 @@ __all__ = [
 ]
 
 Master = Annotated[
-    str | None,
-    typer.Option("--master", metavar="URL", help="The Spark master. Default: that of spark-submit, else local[*]."),
-]
-OptionalMaster = Annotated[
     str | None,
     typer.Option(
         "--master",

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, key_values
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_runner, key_values
 from pipeline.config import load_pipeline_config
 from pipeline.export import job
 from pipeline.export.schema_error import ValueSchemaError
 from pipeline.export.target import FORMS, target_settings
 from pipeline.export.typed_values import TypedValues, read_value_schema
-from tiers.commands.console import TERMINAL, say, show_json, show_table
+from tiers.commands.console import say, show_json, show_table
 
 _MIB = 1 << 20
 
@@ -78,8 +78,8 @@ def export(
         file_bytes=file_mib * _MIB,
         wave_files=wave_files,
     )
-    with job_session(master, conf, "export") as session:
-        result = job.export(session, settings, request, TERMINAL)
+    with job_runner(master, conf, "export") as runner:
+        result = job.export(settings, runner, request)
     if as_json:
         show_json(asdict(result))
     else:

@@ -11,7 +11,7 @@ from pipeline.commands.common import (
     AsJson,
     Conf,
     ConfigFile,
-    OptionalMaster,
+    Master,
     duration_ms,
     findings,
     job_runner,
@@ -56,7 +56,7 @@ def merge(
     ] = DEFAULT_GRACE_MS,
     apply: Annotated[bool, typer.Option("--apply", help="Without it the command changes nothing.")] = False,
     as_json: AsJson = False,
-    master: OptionalMaster = None,
+    master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Merges small adjacent segments. Without --apply it only shows what it would merge."""

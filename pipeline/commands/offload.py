@@ -1,4 +1,4 @@
-"""`tidegate-pipeline offload`: copies log data from the brokers to the remote tier on a whole cluster of executors."""
+"""`tidegate-pipeline offload`: copies log data from the brokers to the remote tier with many cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.commands.common import (
     Master,
     duration_ms,
     findings,
-    job_session,
+    job_runner,
     regular_expression,
     size_bytes,
 )
@@ -96,15 +96,15 @@ def offload(
         show_plan(plan_offload(settings, options, TERMINAL), as_json)
         return
     try:
-        with job_session(master, conf, "offload") as session:
+        with job_runner(master, conf, "offload") as runner:
             if interval is None:
-                report = run_offload(session, settings, options, TERMINAL)
+                report = run_offload(settings, runner, options, TERMINAL)
                 show_report(report, as_json)
                 findings(report.troubles)
                 return
             offload_rounds(
                 lambda: bool(plan_offload(settings, options, TERMINAL)),
-                lambda: run_offload(session, settings, options, TERMINAL),
+                lambda: run_offload(settings, runner, options, TERMINAL),
                 lambda report: show_report(report, as_json),
                 interval / 1000,
                 time.sleep,

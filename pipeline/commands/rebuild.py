@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, OptionalMaster, findings, job_runner, regular_expression
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_runner, regular_expression
 from pipeline.config import load_pipeline_config
 from pipeline.maintenance.indexes_task import IndexesResult, Verdict
 from pipeline.maintenance.rebuild import rebuild as rebuild_job
@@ -44,7 +44,7 @@ def rebuild(
     ] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Without it the command writes nothing.")] = False,
     as_json: AsJson = False,
-    master: OptionalMaster = None,
+    master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Rebuilds metadata or indexes from the objects in the store. Without --apply it only shows the plan."""

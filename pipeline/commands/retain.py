@@ -12,7 +12,7 @@ from pipeline.commands.common import (
     AsJson,
     Conf,
     ConfigFile,
-    OptionalMaster,
+    Master,
     duration_ms,
     findings,
     job_runner,
@@ -45,7 +45,7 @@ def retain(
     ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Without it the command deletes nothing.")] = False,
     as_json: AsJson = False,
-    master: OptionalMaster = None,
+    master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Deletes what the proxies would expire, with many cores. Without --apply it only shows it."""

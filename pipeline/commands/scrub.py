@@ -13,7 +13,7 @@ from pipeline.commands.common import (
     AsJson,
     Conf,
     ConfigFile,
-    OptionalMaster,
+    Master,
     duration_ms,
     findings,
     job_runner,
@@ -57,7 +57,7 @@ def scrub(
     ] = False,
     apply: Annotated[bool, typer.Option("--apply", help="With --delete-orphans: deletes them.")] = False,
     as_json: AsJson = False,
-    master: OptionalMaster = None,
+    master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Compares the store with the metadata and reads it back. Exit code 1 means that something is wrong."""

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, job_session, key_values, regular_expression
+from pipeline.commands.common import AsJson, Conf, ConfigFile, job_session, key_values, regular_expression
 from pipeline.config import load_pipeline_config
 from pipeline.source import sql as job
 from pipeline.spark.job import one_job
@@ -50,7 +50,10 @@ def sql(
         typer.Option("--option", metavar="KEY=VALUE", help="A data source option; docs/pipeline.md lists them."),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="The largest number of rows to show.")] = DEFAULT_ROWS,
-    master: Master = None,
+    master: Annotated[
+        str | None,
+        typer.Option("--master", metavar="URL", help="The Spark master. Default: that of spark-submit, else local[*]."),
+    ] = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Literal
 from uuid import UUID, uuid4
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from pipeline.chosen_partitions import NothingChosenError
 from pipeline.config import PipelineConfig
@@ -44,16 +43,14 @@ from pipeline.source.options import (
 )
 from pipeline.source.range_read import RangeReader
 from pipeline.source.tiered_log import AccessDeniedError, open_log
-from pipeline.spark.job import run_tasks
 from pipeline.spark.scratch import scratch_folder
-from pipeline.worker import worker
+from pipeline.worker import on_thread, worker
 from protocol.errors import CorruptBatchError, ErrorCode
-from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import BrokerError, CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
-from tiers.upkeep.runner import JobError
+from tiers.upkeep.runner import JobError, Runner
 
 if TYPE_CHECKING:
     from pipeline.export.table_format import TableFormat
@@ -176,16 +173,17 @@ class _Round:
     plan: ExportPlan
 
 
-def export(
-    session: SparkSession, config: PipelineConfig, request: ExportRequest, progress: Progress = SILENCE
-) -> ExportResult:
-    """Runs the export on Spark. Raises `JobError`, `TargetError`, `RemoteTierError`, and errors of stores and
-    brokers."""
-    return export_by(partial(run_tasks, session, progress=progress), config, request)
+def export(config: PipelineConfig, runner: Runner, request: ExportRequest) -> ExportResult:
+    """Raises `JobError`, `TargetError`, `RemoteTierError`, and errors of stores and brokers."""
+
+    def run(what: str, plan: Sequence[PlannedTile], task: Callable[[PlannedTile], TileResult]) -> list[TileResult]:
+        return worker().run(runner.run(what, plan, partial(on_thread, task)))
+
+    return export_by(run, config, request)
 
 
 def export_by(run: RunTasks, config: PipelineConfig, request: ExportRequest) -> ExportResult:
-    """Runs the export with `run` in place of Spark. `run` must return results in the order of the plan."""
+    """Runs the export with `run` in place of a runner. `run` must return results in the order of the plan."""
     options = read_options(config, request)
     ledger = open_ledger(request)
     found: dict[int, ExportedPartition] = {}

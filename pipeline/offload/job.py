@@ -16,18 +16,17 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Never
-
-from pyspark.sql import SparkSession
 
 from pipeline.chosen_partitions import NothingChosenError, nothing_chosen
 from pipeline.config import PipelineConfig
 from pipeline.job_services import job_services, tiered_policies
 from pipeline.offload.driver import NothingTieredYet, OffloadDriver, OffloadOptions, OffloadReport, PlannedPartition
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
-from pipeline.spark.job import LOST_GRACE_S, run_tasks
-from pipeline.worker import worker
+from pipeline.spark.job import LOST_GRACE_S
+from pipeline.worker import on_thread, worker
 from tiers.access.open_tier import (
     OpenTier,
     RemoteTierError,
@@ -47,26 +46,24 @@ from tiers.errors import RemoteLogError
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.copy.uncopied import copy_hold
-from tiers.upkeep.runner import JobError
+from tiers.upkeep.runner import JobError, Runner
 
 _NO_SPOOL = Path(tempfile.gettempdir())
 """The driver spools nothing, because the executors make the segments."""
 
-Runner = Callable[[Sequence[OffloadTask]], list[OffloadResult]]
+RunTasks = Callable[[Sequence[OffloadTask]], list[OffloadResult]]
 
 
 def offload(
-    session: SparkSession, config: PipelineConfig, options: OffloadOptions, progress: Progress = SILENCE
+    config: PipelineConfig, runner: Runner, options: OffloadOptions, progress: Progress = SILENCE
 ) -> OffloadReport:
     """Runs one offload until only young tails are left. Raises `JobError`, `RemoteTierError`."""
 
     def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
-        return run_tasks(session, "offload", tasks, copy_tiles, progress=progress)
+        return worker().run(runner.run("offload", tasks, partial(on_thread, copy_tiles)))
 
-    context = session.sparkContext
-    is_speculative = str(context.getConf().get("spark.speculation")).lower() == "true"
     return run_offload(
-        config, options, run, context.defaultParallelism, is_speculative=is_speculative, progress=progress
+        config, options, run, runner.parallelism, is_speculative=runner.is_speculative, progress=progress
     )
 
 
@@ -89,13 +86,13 @@ def plan_offload(
 def run_offload(
     config: PipelineConfig,
     options: OffloadOptions,
-    run: Runner,
+    run: RunTasks,
     parallelism: int,
     *,
     is_speculative: bool = False,
     progress: Progress = SILENCE,
 ) -> OffloadReport:
-    """Runs one offload with `run` in place of Spark.
+    """Runs one offload with `run` in place of a runner.
 
     `run` returns the results in the order of the tasks and may run them anywhere. If `is_speculative` is true, two
     attempts of a task may run at the same time."""

@@ -31,6 +31,10 @@ class SparkRunner:
     def parallelism(self) -> int:
         return self._session.sparkContext.defaultParallelism
 
+    @property
+    def is_speculative(self) -> bool:
+        return str(self._session.sparkContext.getConf().get("spark.speculation")).lower() == "true"
+
     async def run(self, what: str, plan: Sequence[P], task: Task[P, R]) -> list[R]:
         """Runs one Spark task per row, on a thread: Spark blocks, and a member of the group must send heartbeats."""
         group = new_group()

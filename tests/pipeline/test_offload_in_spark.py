@@ -1,4 +1,4 @@
-"""Offload by the command, on Spark in this process."""
+"""Offload by the command, in processes and on Spark in this process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("runner", [[], ["--master", "local[2]"]], ids=["processes", "spark"])
 def test_the_command_shows_a_plan_and_then_what_was_copied(
-    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+    runner: list[str], kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     rig = filled(kafka_of_three, tmp_path, topic_name, partitions=2)
     config = tmp_path / "config.toml"
@@ -36,7 +37,7 @@ def test_the_command_shows_a_plan_and_then_what_was_copied(
     assert planned.exit_code == 0, planned.output
     assert [(one["first_offset"], one["next_offset"]) for one in json.loads(planned.stdout)] == [(0, 200), (0, 200)]
     assert rig.objects() == []
-    done = CliRunner().invoke(app, arguments)
+    done = CliRunner().invoke(app, [*arguments, *runner])
     assert done.exit_code == 0, done.output
     assert [one["next_offset"] for one in json.loads(done.stdout)["partitions"]] == [200, 200]
     check_all_is_remote_once(rig, 0, 1)

@@ -33,6 +33,10 @@ class Runner(Protocol):
     def parallelism(self) -> int:
         """The number of tasks that run at the same time."""
 
+    @property
+    def is_speculative(self) -> bool:
+        """Whether two attempts of a task may run at the same time."""
+
     async def run(self, what: str, plan: Sequence[P], task: Task[P, R]) -> list[R]:
         """Runs `task` for each row of `plan` and returns the results in the plan's order.
 
@@ -44,6 +48,7 @@ class HereRunner:
     """Runs one task after the other on this event loop."""
 
     parallelism = 1
+    is_speculative = False
 
     def __init__(self, progress: Progress = SILENCE) -> None:
         self._progress = progress

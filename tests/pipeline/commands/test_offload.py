@@ -25,7 +25,7 @@ def test_the_json_of_an_empty_offload_is_an_empty_list(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(("more", "code", "said"), [(["--interval", "1m"], 0, "offload: ended\n"), ([], 130, "")])
-def test_an_interrupt_while_spark_starts_is_the_end_of_a_service(
+def test_an_interrupt_while_a_runner_starts_is_the_end_of_a_service(
     more: list[str],
     code: int,
     said: str,
@@ -36,7 +36,7 @@ def test_an_interrupt_while_spark_starts_is_the_end_of_a_service(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipeline.commands.offload.job_session", interrupted)
+    monkeypatch.setattr("pipeline.commands.offload.job_runner", interrupted)
     config = tmp_path / "tidegate.toml"
     config.write_text("[upstream]\nbootstrap.servers = 'k:9092'\n")
     assert cli.run(["offload", "--config", str(config), *more]) == code

@@ -16,6 +16,8 @@ R = TypeVar("R")
 class InlineRunner:
     """`before` is called before the tasks of each run, on their thread."""
 
+    is_speculative = False
+
     def __init__(self, parallelism: int = 2) -> None:
         self.parallelism = parallelism
         self.before: Callable[[str], None] = lambda what: None

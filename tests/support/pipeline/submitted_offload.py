@@ -30,6 +30,7 @@ import tidegate
 from pipeline.config import load_pipeline_config
 from pipeline.offload.driver import OffloadOptions, OffloadReport
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
+from pipeline.spark.runner import SparkRunner
 from pipeline.spark.session import open_session
 from protocol.message_schema import load_schema
 from tiers.config.managers import STORAGE_GROUP, installed_names
@@ -91,7 +92,7 @@ def offload(
     options: OffloadOptions,
 ) -> OffloadReport:
     pipeline.offload.job.copy_tiles = partial(copy, folder)  # type: ignore[attr-defined]  # in trouble
-    return pipeline.offload.job.offload(session, load_pipeline_config(Path(config)), options)
+    return pipeline.offload.job.offload(load_pipeline_config(Path(config)), SparkRunner(session), options)
 
 
 def read(session: SparkSession, topic: str, config: str) -> dict[int, str]:
