@@ -35,7 +35,7 @@ class ProcessRunner:
     is_speculative = False
 
     def __init__(self, progress: Progress = SILENCE) -> None:
-        self.parallelism = len(os.sched_getaffinity(0))
+        self.parallelism = os.cpu_count() or 1
         self._progress = progress
         self._pool: ProcessPoolExecutor | None = None
 

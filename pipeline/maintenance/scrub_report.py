@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tiers.model.ids import TopicIdPartition
@@ -35,7 +35,7 @@ class FindingKind(StrEnum):
     ORPHAN = "orphan"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One finding. Offsets are inclusive. `position` is where it begins in the stored log, `object` a key in the
     store."""
@@ -43,12 +43,12 @@ class Finding:
     kind: FindingKind
     topic: str | None
     partition: int | None
-    segment: str | None
-    first_offset: int | None
-    last_offset: int | None
-    position: int | None
-    object: str | None
-    size_bytes: int | None
+    segment: str | None = None
+    first_offset: int | None = None
+    last_offset: int | None = None
+    position: int | None = None
+    object: str | None = None
+    size_bytes: int | None = None
     what: str
 
 
@@ -89,45 +89,52 @@ class ScrubReport:
 
 
 def of_damage(segment: RemoteLogSegmentMetadata, damage: Damage) -> Finding:
-    kind = FindingKind(damage.kind)
-    return _of_segment(kind, segment, damage.what, damage.first_offset, damage.last_offset, damage.position)
+    found = of_segment(FindingKind(damage.kind), segment, damage.what)
+    return replace(found, first_offset=damage.first_offset, last_offset=damage.last_offset, position=damage.position)
 
 
 def of_segment(kind: FindingKind, segment: RemoteLogSegmentMetadata, what: str) -> Finding:
-    return _of_segment(kind, segment, what, segment.start_offset, segment.end_offset, None)
-
-
-def _of_segment(
-    kind: FindingKind,
-    segment: RemoteLogSegmentMetadata,
-    what: str,
-    first_offset: int,
-    last_offset: int,
-    position: int | None,
-) -> Finding:
-    partition, name = segment.topic_id_partition, str(segment.segment_id.id)
     return Finding(
-        kind, partition.topic, partition.partition, name, first_offset, last_offset, position, None, None, what
+        kind=kind,
+        topic=segment.topic_id_partition.topic,
+        partition=segment.topic_id_partition.partition,
+        segment=str(segment.segment_id.id),
+        first_offset=segment.start_offset,
+        last_offset=segment.end_offset,
+        what=what,
     )
 
 
 def of_gap(partition: TopicIdPartition, gap: LogGap) -> Finding:
-    what, last = "no segment has these offsets", gap.next_offset - 1
-    place = partition.topic, partition.partition, None
-    return Finding(FindingKind.GAP, *place, gap.first_offset, last, None, None, None, what)
+    return Finding(
+        kind=FindingKind.GAP,
+        topic=partition.topic,
+        partition=partition.partition,
+        first_offset=gap.first_offset,
+        last_offset=gap.next_offset - 1,
+        what="no segment has these offsets",
+    )
 
 
 def of_overlap(first_offset: int, one: RemoteLogSegmentMetadata, other: RemoteLogSegmentMetadata) -> Finding:
     """Returns the finding of two segments that have the same offsets, from `first_offset` on."""
+    found = of_segment(FindingKind.OVERLAP, other, f"segment {one.segment_id.id} has these offsets too")
     last = min(one.valid_end_offset, other.valid_end_offset)
-    what = f"segment {one.segment_id.id} has these offsets too"
-    return _of_segment(FindingKind.OVERLAP, other, what, first_offset, last, None)
+    return replace(found, first_offset=first_offset, last_offset=last)
 
 
 def of_orphan(orphan: Orphan, topic: str | None, partition: int | None, key: SegmentObjectKey | None) -> Finding:
-    first, last = (None, None) if key is None else (key.base_offset, key.end_offset)
-    place = topic, partition, orphan.segment, first, last
-    return Finding(FindingKind.ORPHAN, *place, None, orphan.key, orphan.size_bytes, orphan.what)
+    return Finding(
+        kind=FindingKind.ORPHAN,
+        topic=topic,
+        partition=partition,
+        segment=orphan.segment,
+        first_offset=None if key is None else key.base_offset,
+        last_offset=None if key is None else key.end_offset,
+        object=orphan.key,
+        size_bytes=orphan.size_bytes,
+        what=orphan.what,
+    )
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pipeline.process_runner import ProcessRunner
+from pipeline.worker import on_thread, worker
 from tests.support.rigs.waiting import until
 from tests.support.tiers.recorded_progress import RecordedProgress
 from tiers.upkeep.runner import JobError
@@ -44,6 +46,10 @@ async def endless(began: str) -> None:
     time.sleep(1200)  # noqa: ASYNC251  # a task that no message reaches
 
 
+def one_more(number: int) -> int:
+    return worker().run(asyncio.sleep(0, number + 1))
+
+
 def is_running(pid: int) -> bool:
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
@@ -56,6 +62,10 @@ async def test_results_come_in_the_order_of_the_plan(runner: ProcessRunner) -> N
     assert [number for number, _ in results] == [0, 1, 4, 9, 16, 25, 36, 49, 64]
     assert os.getpid() not in {pid for _, pid in results}
     assert await runner.run("squaring", [], squared) == []
+
+
+async def test_a_plain_function_has_the_loop_of_its_process(runner: ProcessRunner) -> None:
+    assert await runner.run("adding", range(3), partial(on_thread, one_more)) == [1, 2, 3]
 
 
 async def test_an_error_of_a_task_is_one_line_and_the_next_run_works(runner: ProcessRunner) -> None:
@@ -92,6 +102,7 @@ import asyncio, sys
 from pathlib import Path
 from pipeline import __main__, cli
 from pipeline.process_runner import ProcessRunner
+from pipeline.worker import on_thread, worker
 from tests.pipeline.test_process_runner import endless
 
 if __name__ == "__main__":
