@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.process_runner import ProcessRunner
-from pipeline.worker import on_thread, worker
+from pipeline.worker import on_thread
+from tests.support.pipeline.process_tasks import endless, killed, one_more, refused, squared
 from tests.support.rigs.waiting import until
 from tests.support.tiers.recorded_progress import RecordedProgress
 from tiers.upkeep.runner import JobError
@@ -26,28 +26,6 @@ def runner() -> Iterator[ProcessRunner]:
     with ProcessRunner() as made:
         made.parallelism = 2
         yield made
-
-
-async def squared(number: int) -> tuple[int, int]:
-    return number * number, os.getpid()
-
-
-async def refused(number: int) -> int:
-    raise PermissionError(f"no right to read segment {number}")
-
-
-async def killed(number: int) -> int:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-
-async def endless(began: str) -> None:
-    await asyncio.to_thread(Path(began).write_text, str(os.getpid()))
-    time.sleep(1200)  # noqa: ASYNC251  # a task that no message reaches
-
-
-def one_more(number: int) -> int:
-    return worker().run(asyncio.sleep(0, number + 1))
 
 
 def is_running(pid: int) -> bool:
@@ -103,7 +81,7 @@ from pathlib import Path
 from pipeline import __main__, cli
 from pipeline.process_runner import ProcessRunner
 from pipeline.worker import on_thread, worker
-from tests.pipeline.test_process_runner import endless
+from tests.support.pipeline.process_tasks import endless
 
 if __name__ == "__main__":
     @cli.app.command()
