@@ -21,15 +21,13 @@ from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.changes import CheckTierConfig, MetadataChanges
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart
-from tiers.reader.shared.channel import Address, Channel, accept, connect
+from tiers.reader.shared.channel import Acceptor, Address, Channel, connect
 from tiers.reader.shared.lent_reads import sendable
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_MS = 10_000
 """How long a worker waits for an answer, if its caller does not say. The remote-log process has shorter deadlines."""
-_RETRY_S = 1.0
-"""The pause after a failed accept, for example if the process has no file descriptor left."""
 
 
 class Ask(NamedTuple):
@@ -51,44 +49,26 @@ class MetadataChangeServer:
     """An asynchronous context manager: it serves until it exits. The caller owns `listener`, and closes it later."""
 
     def __init__(self, listener: socket.socket, changes: MetadataChanges) -> None:
-        self._listener = listener
         self._changes = changes
         self._channels: set[Channel] = set()
         self._group = asyncio.TaskGroup()
         self._changing: set[asyncio.Task[None]] = set()
-        self._again: asyncio.TimerHandle | None = None
+        self._acceptor = Acceptor(listener, "a change of the metadata", self._serve)
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
-        self._listener.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        self._acceptor.open()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._again is not None:
-            self._again.cancel()
-        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        self._acceptor.close()
         for channel in self._channels:
             channel.close()
         for change in self._changing:
             change.cancel()
         await self._group.__aexit__(None, None, None)
 
-    def _accept(self) -> None:
-        try:
-            peer = accept(self._listener)
-        except (BlockingIOError, InterruptedError, ConnectionError):
-            return
-        except PermissionError:
-            logger.warning("a process of another user is refused: it asked for a change of the metadata")
-            return
-        except OSError as error:
-            logger.error("a process of the proxy cannot connect, trying again: %s", error.strerror or error)
-            loop, fd = asyncio.get_running_loop(), self._listener.fileno()
-            loop.remove_reader(fd)
-            self._again = loop.call_later(_RETRY_S, loop.add_reader, fd, self._accept)
-            return
-
+    def _serve(self, peer: socket.socket) -> None:
         def on_message(ask: Ask, fds: list[int]) -> None:
             change = self._group.create_task(self._answer(channel, ask))
             self._changing.add(change)

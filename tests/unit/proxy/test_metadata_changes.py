@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import socket
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
@@ -165,23 +164,3 @@ async def test_a_cut_message_leaves_no_descriptor_behind(processes: Processes, m
             await processes.changes.put_topic_deletion(TOPIC, "o" * 100_000, is_confirmed=False)
         await processes.changes.put_log_start(PARTITION, START)
     assert open_files() <= before
-
-
-async def test_a_process_without_a_free_descriptor_waits_for_one(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusals = 0
-
-    def no_descriptor(listener: socket.socket) -> socket.socket:
-        nonlocal refusals
-        refusals += 1
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(metadata_changes, "_RETRY_S", 0.5)
-    await processes.start()
-    with monkeypatch.context() as patch:
-        patch.setattr(metadata_changes, "accept", no_descriptor)
-        change = asyncio.create_task(processes.changes.put_log_start(PARTITION, START))
-        await asyncio.sleep(0.1)
-    assert refusals == 1
-    await change

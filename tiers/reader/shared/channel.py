@@ -46,6 +46,8 @@ MIN_BYTES: Final = 256 * 1024
 _ROUND_BYTES: Final = 256 * 1024
 _MAX_FREE_BYTES: Final = 64 << 20
 """The buffers that are kept for new data have at most this size in total."""
+_RETRY_S: Final = 1.0
+"""The pause after a failed accept, for example if the process has no file descriptor left."""
 
 Address = bytes | str
 
@@ -77,6 +79,43 @@ def accept(listener: socket.socket) -> socket.socket:
     """Returns the next connection. Raises `OSError`; `PermissionError` if it is that of another user."""
     peer, _ = listener.accept()
     return _of_own_user(peer)
+
+
+class Acceptor:
+    """Accepts the connections of this user's processes while it is open. The caller owns `listener`.
+
+    `on_peer` is called with each connection, and owns it. `wanted` is what the processes connect for."""
+
+    def __init__(self, listener: socket.socket, wanted: str, on_peer: Callable[[socket.socket], object]) -> None:
+        self._listener = listener
+        self._wanted = wanted
+        self._on_peer = on_peer
+        self._again: asyncio.TimerHandle | None = None
+
+    def open(self) -> None:
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+
+    def _accept(self) -> None:
+        try:
+            peer = accept(self._listener)
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except PermissionError:
+            logger.warning("a process of another user is refused: it asked for %s", self._wanted)
+            return
+        except OSError as error:
+            logger.error("a process of the proxy cannot connect, trying again: %s", error.strerror or error)
+            loop, fd = asyncio.get_running_loop(), self._listener.fileno()
+            loop.remove_reader(fd)
+            self._again = loop.call_later(_RETRY_S, loop.add_reader, fd, self._accept)
+            return
+        self._on_peer(peer)
 
 
 def _of_own_user(peer: socket.socket) -> socket.socket:

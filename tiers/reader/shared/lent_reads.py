@@ -27,11 +27,11 @@ from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
 from tiers.reader.remote_reads import RemoteReads
 from tiers.reader.shared.channel import (
     MAX_FDS,
+    Acceptor,
     Address,
     BorrowedBuffers,
     Channel,
     SharedBuffers,
-    accept,
     close_all,
     connect,
 )
@@ -40,8 +40,6 @@ logger = logging.getLogger(__name__)
 
 _IDS_OF_A_BORROWER = 1 << 48
 """The connection ids of a borrower are below this."""
-_RETRY_S = 1.0
-"""The pause after a failed accept, for example if the process has no file descriptor left."""
 _GRACE_MS = 100
 """The process that reads knows why a read passed its deadline. It gets this time to say so."""
 
@@ -105,38 +103,21 @@ class RemoteReadServer:
         self.before_call = before_call
         self.group = asyncio.TaskGroup()
         self.borrowers: dict[int, _Borrower] = {}
-        self._listener = listener
+        self._acceptor = Acceptor(listener, "records of the remote tier", self._serve)
         self._numbers = itertools.count(1)
-        self._again: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         await self.group.__aenter__()
-        self._listener.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        self._acceptor.open()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._again is not None:
-            self._again.cancel()
-        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        self._acceptor.close()
         for borrower in self.borrowers.values():
             borrower.close()
         await self.group.__aexit__(None, None, None)
 
-    def _accept(self) -> None:
-        try:
-            peer = accept(self._listener)
-        except (BlockingIOError, InterruptedError, ConnectionError):
-            return
-        except PermissionError:
-            logger.warning("a process of another user is refused: it asked for records of the remote tier")
-            return
-        except OSError as error:
-            logger.error("a process of the proxy cannot connect, trying again: %s", error.strerror or error)
-            loop, fd = asyncio.get_running_loop(), self._listener.fileno()
-            loop.remove_reader(fd)
-            self._again = loop.call_later(_RETRY_S, loop.add_reader, fd, self._accept)
-            return
+    def _serve(self, peer: socket.socket) -> None:
         number = next(self._numbers)
         self.borrowers[number] = _Borrower(self, number, peer)
 

@@ -31,7 +31,7 @@ from tiers.reader.chunk_cache import ChunkCache
 from tiers.reader.chunk_fetcher import Caller, RemoteLogReaderSettings
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.reader.remote_reads import TracedReads, TracedStore
-from tiers.reader.shared import channel, lent_reads
+from tiers.reader.shared import channel
 from tiers.reader.shared.channel import SharedBuffers, listen
 from tiers.reader.shared.lent_reads import RemoteReadClient, RemoteReadServer, sendable
 
@@ -267,15 +267,17 @@ async def test_a_process_that_cannot_be_accepted_is_accepted_later(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await processes.fill()
-    monkeypatch.setattr(lent_reads, "_RETRY_S", 0.01)
+    monkeypatch.setattr(channel, "_RETRY_S", 0.01)
     fails = [OSError(errno.EMFILE, "no file left")]
+
+    real = channel.accept
 
     def accept(listener: socket.socket) -> socket.socket:
         if fails:
             raise fails.pop()
-        return channel.accept(listener)
+        return real(listener)
 
-    monkeypatch.setattr(lent_reads, "accept", accept)
+    monkeypatch.setattr(channel, "accept", accept)
     client = await processes.client()
     assert (await client.read(asked(0, timeout_ms=60_000))).size_bytes > 0
     assert not fails
