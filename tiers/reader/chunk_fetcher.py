@@ -135,6 +135,8 @@ class ChunkFetcher:
         self.local_indexes = local_indexes
         self.disk_chunks = disk_chunks
         self.chunk_cache = ChunkCache(remote_log.chunk_cache_bytes)
+        self.max_get_bytes = min(settings.max_get_bytes, remote_log.chunk_cache_bytes // 3)
+        """A small cache has room for the GET of a stream, for the one before it, and for another stream's."""
         self.index_cache: LRUCache[UUID, tuple[SegmentIndex, int]]
         self.index_cache = LRUCache(remote_log.index_cache_bytes, getsizeof=itemgetter(1))
         """The decoded indexes by segment uuid, each with the size of the stored object."""
@@ -212,8 +214,7 @@ class ChunkFetcher:
         arrive for the next read. So an error in a later chunk never delays the first one.
         """
         connection_id = caller.connection_id
-        max_get_bytes = self._settings.max_get_bytes
-        first_get_bytes = max_get_bytes if window_bytes else self._settings.first_get_bytes
+        first_get_bytes = self.max_get_bytes if window_bytes else self._settings.first_get_bytes
         all_chunks = segment.chunks
         end_number = first_number + 1
         planned_bytes = all_chunks[first_number].log_bytes
@@ -227,7 +228,7 @@ class ChunkFetcher:
             for number, end in self._missing(segment, first_number, first_number + 1, last_end, first_get_bytes):
                 self._start_get(segment, number, end, connection_id)
             with suppress(ReaderQueueFullError):  # the read needs only the first chunk
-                for number, end in self._missing(segment, first_number, end_number, last_end, max_get_bytes):
+                for number, end in self._missing(segment, first_number, end_number, last_end, self.max_get_bytes):
                     self._start_get(segment, number, end, connection_id)
             first = self.chunk_cache.get(segment.key(first_number))
             if first is None:
@@ -277,8 +278,7 @@ class ChunkFetcher:
         if first_number < len(chunks):
             begin = chunks[first_number].stored_position
         window_end = bisect_left(chunks, begin + window_bytes, key=lambda chunk: chunk.stored_position)
-        get_bytes = self._settings.max_get_bytes
-        for number, end in self._missing(segment, first_number, window_end, len(chunks), get_bytes):
+        for number, end in self._missing(segment, first_number, window_end, len(chunks), self.max_get_bytes):
             if not self.chunk_pool.has_idle_slot:
                 return 0
             self._start_get(segment, number, end, READ_AHEAD_CONNECTION_ID)
@@ -293,7 +293,7 @@ class ChunkFetcher:
         is not missing.
         """
         all_chunks = segment.chunks
-        get_bytes = min(get_bytes, self._settings.max_get_bytes)
+        get_bytes = min(get_bytes, self.max_get_bytes)
         while number < end_number:
             end = self._end_of_known(segment, number)
             if end is None:
