@@ -234,7 +234,8 @@ def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
         delete_by_v6(proxy.address, by_name_in_v6, topic_ids[by_name_in_v6])
         delete_by_v6(proxy.address, None, topic_ids[by_id])
         until(lambda: not any(objects_of(store, topic_ids[name]) for name in (by_name, by_name_in_v6, by_id)))
-        assert {name: objects_of(store, topic_ids[name]) for name in directly} == left
+        for name in directly:  # a copy in progress may have added objects
+            assert set(left[name]) <= set(objects_of(store, topic_ids[name]))
         assert missing().keys() == set(directly)
         assert proxy.metric("tidegate_remote_log_alarms_total", reason="topics-missing") >= len(directly)
 
@@ -246,7 +247,7 @@ def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
         assert command(by_name, "--yes")[0] == 1
         until(lambda: all(objects_of(store, topic_ids[name]) == [] for name in directly[:2]))
         assert not missing()[directly[2]]["deletion_proved"]
-        assert objects_of(store, topic_ids[directly[2]]) == left[directly[2]]
+        assert set(left[directly[2]]) <= set(objects_of(store, topic_ids[directly[2]]))
         assert command("--older-than", "7d", "--yes")[0] == 0
         assert not missing()[directly[2]]["deletion_proved"]
         assert command("--older-than", "1ms", "--yes")[0] == 0

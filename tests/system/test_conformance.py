@@ -294,15 +294,16 @@ SCENARIOS = [
     ),
     Scenario(
         # test_semantics_transactions.py has Kafka's whole suite of transactions on tiered topics.
+        # Kafka commits three records at the end. Of two, less than half a segment is left, which stays local.
         "TransactionsWithTieredStoreTest",
         (
             create("two"),
             produce(3, transaction="commit"),
             produce(2, transaction="abort"),
-            produce(3, transaction="commit"),
+            produce(2, transaction="commit"),
             expect_segments((0, 1), (2, 4), (5, 7)),
             expect_local_start(5),
-            consume(0, 6, remote_fetches=2),
+            consume(0, 5, remote_fetches=2),
         ),
     ),
     Scenario(

@@ -50,7 +50,7 @@ segment.ms = "1h"
 local.retention.bytes = 1
 [[topics]]
 name = "two-*"
-segment.bytes = 2300
+segment.bytes = 2400
 segment.ms = "1h"
 local.retention.bytes = 1
 [[topics]]
