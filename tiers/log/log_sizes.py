@@ -60,14 +60,14 @@ class LogSizes:
         return answer.sizes.get((topic, partition))
 
     async def _ask_all(self, node_id: int, timeout_ms: int) -> _Answer:
-        began_ms = self._clock_ms()
+        began_ms, sizes, least_ms = self._clock_ms(), dict[_Log, int](), _VALID_MS
         try:
             sizes = await self._described(node_id, timeout_ms)
+            self._refused.ended()
         except BrokerError as error:
             self._refused.found(broker=node_id, error=str(error))
-            return _Answer(self._clock_ms() + _LONGEST_VALID_MS, {})
-        self._refused.ended()
-        valid_ms = max(_VALID_MS, _VALID_TIMES_WAITED * (self._clock_ms() - began_ms))
+            least_ms = _VALID_MS if error.retriable else _LONGEST_VALID_MS
+        valid_ms = max(least_ms, _VALID_TIMES_WAITED * (self._clock_ms() - began_ms))
         return _Answer(self._clock_ms() + min(valid_ms, _LONGEST_VALID_MS), sizes)
 
     async def _described(self, node_id: int, timeout_ms: int) -> dict[_Log, int]:

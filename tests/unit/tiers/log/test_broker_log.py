@@ -367,6 +367,18 @@ async def test_a_log_without_a_size(brokers: Brokers, answer: Any) -> None:
     assert await brokers.ask((ORDERS, 0)) == [None]
 
 
+async def test_a_broker_that_does_not_answer_is_asked_again_soon(brokers: Brokers) -> None:
+    async def second_only(request: Any) -> Any:
+        if brokers.asked() == [1, 0]:
+            await asyncio.Event().wait()
+        return log_dirs({("orders", 0): 9})
+
+    brokers.brokers[0].answers[DescribeLogDirsRequest.API_KEY] = second_only
+    assert await brokers.ask((ORDERS, 0), timeout_ms=20) == [None]
+    brokers.now_ms += VALID_MS
+    assert await brokers.ask((ORDERS, 0)) == [9]
+
+
 @pytest.mark.parametrize("version", [2, 4])
 async def test_a_broker_that_refuses_is_a_warning_each_minute(
     brokers: Brokers, version: int, caplog: pytest.LogCaptureFixture
