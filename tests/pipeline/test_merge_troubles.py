@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentState,
 )
 from tiers.storage.object_key import partition_prefix
-from tiers.upkeep.runner import JobError
+from tiers.upkeep.runner import JobError, Task
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ async def test_the_parts_stay_while_the_store_lacks_the_merged_segment(
         before = sorted(bench.partition_folder.iterdir())
 
         class WritesElsewhere(InlineRunner):
-            async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+            async def run(self, what: str, plan: Sequence[Any], task: Task[Any, Any]) -> list[Any]:
                 results = await super().run(what, plan, task)
                 for path in {*bench.partition_folder.iterdir()} - {*before}:
                     path.unlink()
@@ -98,7 +99,7 @@ async def test_a_late_merge_of_a_deleted_leftover_is_deleted_by_its_name(
         before, files = bench.segments, sorted(bench.partition_folder.iterdir())
 
         class OwnedInBetween(InlineRunner):
-            async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+            async def run(self, what: str, plan: Sequence[Any], task: Task[Any, Any]) -> list[Any]:
                 await bench.owners_round(POLICY)
                 return await super().run(what, plan, task)
 
@@ -244,7 +245,7 @@ class FailedAtLast(InlineRunner):
 
     is_over = False
 
-    async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+    async def run(self, what: str, plan: Sequence[Any], task: Task[Any, Any]) -> list[Any]:
         results = await super().run(what, plan, task)
         if not plan or not isinstance(plan[0], MergeTask):
             return results
@@ -274,7 +275,7 @@ async def test_a_merge_that_is_seen_after_a_lost_ownership_is_not_deleted(
 
 
 class LosingRunner(InlineRunner):
-    async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+    async def run(self, what: str, plan: Sequence[Any], task: Task[Any, Any]) -> list[Any]:
         if plan and isinstance(plan[0], MergeTask) and not hasattr(self, "tasks"):
             self.tasks = list(plan)
             return [MergeTaskResult(error="its executor was lost", is_lost=True) for _ in plan]
@@ -295,7 +296,7 @@ async def test_a_run_that_spark_gave_up_is_owned_until_its_tasks_write_no_more(
     root: Path, log: WrittenLog, end: BaseException
 ) -> None:
     class GivenUp(InlineRunner):
-        async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+        async def run(self, what: str, plan: Sequence[Any], task: Task[Any, Any]) -> list[Any]:
             raise end
 
     async with bench_of(root, log, [3, 6, 9, 12]) as bench:

@@ -5,9 +5,10 @@ It is published, and the next run deletes it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from tiers.model.segment_metadata import (
     RemotePartitionDeleteState,
 )
 from tiers.tasks.history.stored_facts import FactsTask, read_stored_facts
+from tiers.upkeep.runner import Task
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ class StuckRunner(InlineRunner):
         super().__init__()
         self.bench, self.stuck = bench, stuck
 
-    async def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+    async def run(self, what: str, plan: Sequence[Any], task: Task[Any, Any]) -> list[Any]:
         self.stuck.unlink()
         (self.stuck / "full").mkdir(parents=True)
         try:

@@ -4,7 +4,7 @@
   (Fetch with a wait, JoinGroup) uses its own lane, and all short requests share the default lane.
 * It does not retry requests: only the caller knows whether its request may be sent twice. `BrokerError.retriable` says
   whether a retry may help. The caller handles the error codes inside responses.
-* Attempts to connect back off per address, with full jitter, from 50 ms to 1 s. There is no background task.
+* Attempts to connect back off per address, with full jitter, for at most 1 s. There is no background task.
 """
 
 from __future__ import annotations

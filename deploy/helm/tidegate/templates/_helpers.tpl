@@ -18,7 +18,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- .Values.listener.advertisedHost | default (printf "%s.%s.svc.cluster.local" (include "tidegate.name" .) .Release.Namespace) }}
 {{- end }}
 
-{{/* The scheme of the admin port: `settings` with the section [admin.tls] serve it by TLS. */}}
+{{/* The scheme of the admin port. The port has TLS if `settings` have a line [admin.tls]. */}}
 {{- define "tidegate.adminScheme" -}}
 {{- if regexMatch "(?m)^\\s*\\[admin\\.tls\\]" .Values.settings }}https{{ else }}http{{ end }}
 {{- end }}
