@@ -21,6 +21,7 @@ from proxy.admin.source import raised
 from proxy.commands.alarm_reference import reference
 from proxy.commands.metrics_reference import all_metrics
 from proxy.log_events import ALARMS as EVENTS_OF_LINES
+from proxy.log_events import SHARED_PAGES
 from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms
 from proxy.process.admin.process_view import RunningTasks, raised_alarms
 from tests.support.log_lines import error_phrases, sources
@@ -62,11 +63,11 @@ def test_every_error_line_is_in_one_alarm() -> None:
 
 
 def test_an_alarm_has_the_name_of_its_event() -> None:
-    """Several events of the metadata are one alarm, which has the name of their page."""
+    """An alarm of several events has the name of their page."""
     assert len({alarm.name for alarm in ALARMS}) == len(ALARMS)
     for alarm in ALARMS:
         events = {EVENTS_OF_LINES[line] for line in alarm.lines}
-        assert events == {alarm.name} or alarm.name == "metadata"
+        assert events == {alarm.name} or events == set(SHARED_PAGES[alarm.name])
         assert {BY_NAME[event].runbook for event in events} == {alarm.runbook}
 
 

@@ -20,8 +20,6 @@ class Kind(StrEnum):
     PROCESS = "process"
     """A state of a process. Its gauge is `tidegate_process_alarm`."""
     EVENT = "event"
-    DEFECT = "defect"
-    """An event that is a defect of Tidegate or of a storage manager."""
 
 
 STATES = frozenset({Kind.TOPIC, Kind.TIER, Kind.PROCESS})
@@ -69,8 +67,3 @@ class Alarm:
     def runbook(self) -> str:
         """The name of its page in docs/runbook."""
         return page_of(self.name)
-
-
-def defect(name: str, line: str, stopped: str) -> Alarm:
-    meaning = "The line has a traceback. It is a defect of Tidegate or of a storage manager."
-    return Alarm(name, Kind.DEFECT, (line,), meaning, stopped, "Please report it with the traceback.")

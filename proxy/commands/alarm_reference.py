@@ -51,13 +51,6 @@ now.""",
         Kind.EVENT,
         _WITH_METRIC,
     ),
-    (
-        "Defects",
-        """\
-These events have a traceback. They are defects of Tidegate or of a storage manager: please report them.""",
-        Kind.DEFECT,
-        ("Alarm", "Log line", "What Tidegate has stopped", "Runbook"),
-    ),
 )
 
 

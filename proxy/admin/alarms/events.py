@@ -1,10 +1,11 @@
-"""The alarms that are events, in words: what has happened, and defects."""
+"""The alarms that are events, in words: what has happened."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from proxy.admin.alarm import Alarm, Kind, defect
+from proxy.admin.alarm import Alarm, Kind
+from proxy.log_events import DEFECT
 
 EVENTS: Final[tuple[Alarm, ...]] = (
     Alarm(
@@ -54,36 +55,31 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         metric="tidegate_remote_fetch_in_neither_tier_total",
     ),
     Alarm(
-        "connections-not-accepted",
+        "open-files",
         Kind.EVENT,
-        ("clients' connections cannot be accepted, trying again",),
-        "The process has no file descriptor left.",
-        "New connections wait.",
+        (
+            "clients' connections cannot be accepted, trying again",
+            "connections to the admin port cannot be accepted, trying again",
+            "a process of the proxy cannot connect, trying again",
+            "a message between two processes of the proxy was cut",
+        ),
+        "A process has no file descriptor left.",
+        "New connections of clients, of the admin port or of the proxy's own processes wait. A read whose message was"
+        " cut is asked again, at the latest after its deadline.",
         "Raise the limit of open files, or lower `max.connections`.",
-    ),
-    Alarm(
-        "admin-connections-not-accepted",
-        Kind.EVENT,
-        ("connections to the admin port cannot be accepted, trying again",),
-        "The process has no file descriptor left.",
-        "New connections to the admin port wait, those of health checks too.",
-        "Raise the limit of open files, or lower `max.connections`.",
+        heading="a process has no file descriptor left",
     ),
     Alarm(
         "spool-damaged",
         Kind.EVENT,
-        ("the spool has damaged a segment whose copy has not ended",),
-        "The disk of the spool changed a segment whose copy had failed.",
-        "Nothing. If the broker has removed the records meanwhile, they are lost, and leave a gap.",
-        "Check the disk.",
-    ),
-    Alarm(
-        "spool-unreadable",
-        Kind.EVENT,
-        ("a segment in the spool cannot be read",),
-        "A later release wrote the files of a segment whose copy has not ended, or the disk damaged them.",
-        "Nothing. The files stay in the spool.",
-        "Start the later release on this machine. If the disk damaged the files, remove them.",
+        (
+            "the spool has damaged a segment whose copy has not ended",
+            "a segment in the spool cannot be read",
+        ),
+        "The disk changed the files of a segment whose copy had failed, or a later release wrote them.",
+        "Nothing. Files that cannot be read stay in the spool. If the broker has removed the records meanwhile, they"
+        " are lost, and leave a gap.",
+        "Check the disk. For files of a later release, start that release on this machine.",
     ),
     Alarm(
         "indexes-damaged",
@@ -111,22 +107,6 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         metric="tidegate_process_restarts_total",
     ),
     Alarm(
-        "reader-connections-not-accepted",
-        Kind.EVENT,
-        ("a process of the proxy cannot connect, trying again",),
-        "The remote reader or the remote log process has no file descriptor left.",
-        "Reads of the remote tier, and changes of the metadata, by a worker that starts.",
-        "Raise the limit of open files.",
-    ),
-    Alarm(
-        "message-cut",
-        Kind.EVENT,
-        ("a message between two processes of the proxy was cut",),
-        "A worker or the remote reader has no file descriptor left.",
-        "One read or more: the worker asks again, at the latest after the deadline of the read.",
-        "Raise the limit of open files.",
-    ),
-    Alarm(
         "records-not-mapped",
         Kind.EVENT,
         ("records of the remote reader cannot be mapped",),
@@ -142,56 +122,31 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         "Its open requests.",
         "Raise `drain.timeout.ms` if clients' requests take longer.",
     ),
-    defect(
-        "read-for-another-process-failed",
-        "a read for another process failed",
-        "One read: the client gets an error that it retries.",
-    ),
-    defect("internal-error", "internal error", "The process ends, and the supervisor restarts it."),
-    defect(
-        "remote-log-manager-failed",
-        "the remote log manager failed",
-        "Copying, trimming and expiration in this process, until a restart.",
-    ),
-    defect(
-        "tiered-topics-unreadable",
-        "the tiered topics could not be read",
-        "New topics and new settings. The copying of the known topics goes on.",
-    ),
-    defect(
-        "remote-log-work-failed",
-        "work of the remote log manager failed",
-        "The work that the warning before it names, until its next attempt.",
-    ),
-    defect(
-        "stage-failed",
-        "a stage of a partition failed",
+    Alarm(
+        DEFECT,
+        Kind.EVENT,
         (
-            "The stage that the field `stage` names, until its next attempt. The survey stops all stages of the "
-            "partition. While the stage keeps failing, the log has a line at the 1st, 2nd, 4th, 8th failure and so "
-            "on."
+            "a read for another process failed",
+            "internal error",
+            "the remote log manager failed",
+            "the tiered topics could not be read",
+            "work of the remote log manager failed",
+            "a stage of a partition failed",
+            "the tier could not be looked at",
+            "the history of the page has a hole",
+            "closing the connection",
+            "no code handles an error",
+            "an error ended a thread",
+            "remote read failed",
+            "a partition cannot be judged",
+            "the broker deleted records, but the new log start was not recorded",
+            "a topic was not deleted, because the deletion could not be recorded",
+            "the topic's tier settings were not recorded",
         ),
-    ),
-    defect("look-failed", "the tier could not be looked at", "The page and its API, which show the last look."),
-    defect("history-has-a-hole", "the history of the page has a hole", "The sparklines of the page, for 15 s."),
-    defect("connection-closed", "closing the connection", "One client's connection. The client connects again."),
-    defect("error-not-handled", "no code handles an error", "One callback of a library. The rest goes on."),
-    defect("thread-ended", "an error ended a thread", "The work of one thread. The line has its name."),
-    defect("remote-read-failed", "remote read failed", "One read. The client retries."),
-    defect("partition-not-judged", "a partition cannot be judged", "One partition of one fetch. The client retries."),
-    defect(
-        "log-start-not-recorded",
-        "the broker deleted records, but the new log start was not recorded",
-        "The client's DeleteRecords request: the client must try again.",
-    ),
-    defect(
-        "topic-deletion-not-recorded",
-        "a topic was not deleted, because the deletion could not be recorded",
-        "The client's DeleteTopics request: the client must try again.",
-    ),
-    defect(
-        "tier-settings-not-recorded",
-        "the topic's tier settings were not recorded",
-        "The client's change: the client must try again.",
+        "The line has a traceback. It is a defect of Tidegate or of a storage manager.",
+        "One read, one connection, one request or one round, which is tried again. `internal error` ends the process,"
+        " and the supervisor restarts it. After `the remote log manager failed` nothing is copied until a restart.",
+        "Please report it with the traceback.",
+        heading="a defect",
     ),
 )
