@@ -23,21 +23,8 @@ ROWS = [
 QUERIES = [(panel["title"], target["expr"]) for panel in GRAPHS for target in panel["targets"]]
 SUFFIXES = ("", "_bucket", "_sum", "_count")
 NOT_SHOWN = {
-    "tidegate_remote_copy_lag_seconds",  # beside the age of the oldest record
     "tidegate_remote_copy_lag_segments",  # beside the bytes
-    "tidegate_remote_copy_stopped",  # an alarm
-    "tidegate_local_trims_held_by_share_groups",
     "tidegate_remote_delete_lag_bytes",  # beside the segments
-    "tidegate_remote_log_gap_offsets",  # beside the gaps
-    "tidegate_remote_log_cuts",  # an alarm
-    "tidegate_remote_log_recorded_cuts",  # for the same alert
-    "tidegate_remote_cut_bytes",  # beside the segments
-    "tidegate_remote_log_metadata_owned",  # one series per metadata partition
-    "tidegate_remote_reader_bytes_in_flight",  # beside the number of downloads
-    "tidegate_remote_reader_local_index_bytes",
-    "tidegate_remote_reader_disk_chunk_bytes",
-    "tidegate_remote_reader_disk_chunk_evictions",
-    "tidegate_remote_storage_probed_timestamp_seconds",
 }
 """The metrics that are left out."""
 

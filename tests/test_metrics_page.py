@@ -113,7 +113,7 @@ async def scraped(tmp_path: Path) -> list[tuple[str, str, list[Sample]]]:
         registry.register(RemoteLogReaderMetrics(bench.reader))
         registry.register(WriteCircuitMetrics(CircuitBreakers(lambda: 0)))
         RemoteStorageMetrics(registry, "local")
-        StoreProbe(storage, registry, lambda: 0, lambda: 0)
+        StoreProbe(storage, registry, lambda: 0)
         registry.register(RemoteLogMetadataMetrics(InMemoryRemoteLogMetadataManager(lambda: 0, lambda: 0).log.status))
         metrics = RemoteLogManagerMetrics(registry)
         metrics.add(P0)

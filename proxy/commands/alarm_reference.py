@@ -47,7 +47,7 @@ now.""",
     (
         "Events",
         """\
-`tidegate_remote_log_gaps` and `tidegate_remote_cut_segments` show what is left of `gap` and `cut`.""",
+`tidegate_remote_log_gap_offsets` and `tidegate_remote_log_recorded_cuts` show what is left of `gap` and `cut`.""",
         Kind.EVENT,
         _WITH_METRIC,
     ),

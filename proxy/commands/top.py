@@ -113,7 +113,7 @@ def _present(now: Scrape) -> Iterator[tuple[str, str | None]]:
     yield "connections of clients", f"{now.total('tidegate_open_connections'):.0f}"
     yield "partitions owned", f"{now.total('tidegate_owned_partitions'):.0f}"
     # Only owners know the backlog. While no broker answers, no process is an owner.
-    backlog, behind = "tidegate_remote_copy_lag_bytes", "tidegate_remote_copy_lag_seconds"
+    backlog, behind = "tidegate_remote_copy_lag_bytes", "tidegate_remote_oldest_uncopied_seconds"
     yield "not copied", size_text(now.total(backlog)) if backlog in now.samples else None
     yield "longest behind", f"{_most(now, behind):.0f} s" if behind in now.samples else None
     yield "Fetches that wait for the store", f"{now.total('tidegate_remote_fetch_pending'):.0f}"
@@ -130,7 +130,7 @@ def _topics(before: Scrape, now: Scrape) -> Iterator[tuple[str, str, str, str, s
     backlog = now.by("topic", "tidegate_remote_copy_lag_bytes")
     sizes = now.by("topic", "tidegate_remote_log_size_bytes")
     behind: dict[str, float] = {}
-    for labels, value in now.of("tidegate_remote_copy_lag_seconds"):
+    for labels, value in now.of("tidegate_remote_oldest_uncopied_seconds"):
         behind[labels["topic"]] = max(behind.get(labels["topic"], 0.0), value)
     names = sorted(backlog.keys() | sizes.keys(), key=lambda name: (-backlog.get(name, 0), -sizes.get(name, 0), name))
     for name in names[:_TOPICS]:

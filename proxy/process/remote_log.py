@@ -21,7 +21,7 @@ from proxy.process.admin.process_view import RunningTasks
 from proxy.process.live_settings import LiveSettings
 from proxy.process.store_probe import StoreProbe
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
-from tiers.broker.client import BrokerClient, monotonic_ms, wall_clock_ms
+from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.managers import create_metadata_log, create_storage
 from tiers.config.tier_config import METADATA_MANAGER, ConfigError
@@ -170,7 +170,7 @@ async def run_remote_log_manager(
         manager.settings_changed()
 
     live.follow(stack, apply)
-    probing = tasks.create_task(StoreProbe(storage, registry, monotonic_ms, wall_clock_ms).run())
+    probing = tasks.create_task(StoreProbe(storage, registry, monotonic_ms).run())
     stack.callback(probing.cancel)
     return RunningTasks(manager, topics)
 

@@ -28,7 +28,7 @@ from tiers.broker.client import BrokerClient
 from tiers.config.upstream_config import broker_client
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.reader.local_index_cache import LocalIndexes
-from tiers.reader.metrics import LOCAL_INDEX_BYTES
+from tiers.reader.metrics import CACHE_BYTES
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.tasks.task_services import NoLocalIndexes
 
@@ -59,7 +59,7 @@ async def open_owner(
     await run_probes(stack, config, storage, fitness, registry)
     indexes = await writer_of_local_indexes(stack, config)
     if indexes is not None:
-        LOCAL_INDEX_BYTES.metric(registry).set_function(lambda: indexes.size_bytes)
+        CACHE_BYTES.metric(registry).labels("index_files").set_function(lambda: indexes.size_bytes)
     running = await run_remote_log_manager(
         stack, live, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
     )

@@ -26,10 +26,6 @@ ATOMIC_CREATION = GaugeSpec(
     ("location",),
     since=_SINCE,
 )
-PROBED = GaugeSpec(
-    "tidegate_remote_storage_probed_timestamp_seconds",
-    "The time of the last probe of the store that had a result. 0: none had one.",
-)
 
 INTERVAL_S = 3600.0
 RETRY_S = 60.0
@@ -41,12 +37,9 @@ class StoreProbe:
         storage: RemoteStorageManager,
         registry: CollectorRegistry,
         clock_ms: Callable[[], int],
-        wall_clock_ms: Callable[[], int],
     ) -> None:
         self._atomic = ATOMIC_CREATION.metric(registry)
-        self._probed = PROBED.metric(registry)
         self._storage = storage
-        self._wall_clock_ms = wall_clock_ms
         self._known: dict[str, StoreFeatures] = {}
         self._failing = LastingTrouble(
             logger,
@@ -74,7 +67,6 @@ class StoreProbe:
             self._failing.found(error=str(error) or repr(error))
             return False
         self._failing.ended()
-        self._probed.set(self._wall_clock_ms() / 1000)
         for features in found:
             self._note(features)
         return True

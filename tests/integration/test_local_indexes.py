@@ -21,18 +21,20 @@ RECORDS_OF_A_SEGMENT = 90
 """The most that fit in `segment_bytes`."""
 
 
-def samples_of(proxy: TidegateProcess, name: str) -> list[Sample]:
-    families = text_string_to_metric_families(proxy.metrics())
-    return [sample for family in families for sample in family.samples if sample.name.endswith(name)]
+def samples_of(proxy: TidegateProcess, name: str, **labels: str) -> list[Sample]:
+    return [
+        sample
+        for family in text_string_to_metric_families(proxy.metrics())
+        for sample in family.samples
+        if sample.name.endswith(name) and labels.items() <= sample.labels.items()
+    ]
 
 
 def sum_of(proxy: TidegateProcess, name: str, **labels: str) -> int:
     """Returns the sum of a metric over the processes that serve clients."""
     return int(
         sum(
-            sample.value
-            for sample in samples_of(proxy, name)
-            if sample.labels.get("process") != "remote-log" and labels.items() <= sample.labels.items()
+            sample.value for sample in samples_of(proxy, name, **labels) if sample.labels.get("process") != "remote-log"
         )
     )
 
@@ -68,8 +70,8 @@ def test_the_first_read_of_a_copied_segment_requests_no_index(
             assert read(consumer, RECORDS) == list(enumerate(values))
         assert gets("fetch_log_segment") > logs
         assert gets("fetch_indexes") == indexes
-        assert sum_of(proxy, "tidegate_remote_reader_local_index_hits_total") > 2
-        assert sum_of(proxy, "tidegate_remote_reader_local_index_misses_total") == 0
-        sizes = [each.value for each in samples_of(proxy, "tidegate_remote_reader_local_index_bytes")]
+        assert sum_of(proxy, "tidegate_remote_reader_cache_hits_total", cache="index_files") > 2
+        assert sum_of(proxy, "tidegate_remote_reader_cache_misses_total", cache="index_files") == 0
+        sizes = [each.value for each in samples_of(proxy, "tidegate_remote_reader_cache_bytes", cache="index_files")]
         assert max(sizes) >= sum(path.stat().st_size for path in folder.glob("*/*"))
     assert list(folder.glob(f"{topic_name}-0/*.remoteLogIndex"))

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.integration
 
 CUT_OFF_S = float(os.environ.get("TIDEGATE_CUT_OFF_S", "45"))
 DELETE_RETENTION_MS = max(60_000, int(CUT_OFF_S * 400))
+SEGMENT_BYTES = 20_000
 READ_AGAIN = "is cleared and read again from the topic"
 
 
@@ -79,7 +80,7 @@ async def test_a_proxy_that_stood_still_knows_no_segment_that_expired_meanwhile(
                     kafka,
                     tmp_path / name,
                     tiered=[topic_name],
-                    segment_bytes=20_000,
+                    segment_bytes=SEGMENT_BYTES,
                     storage={"implementation": "local", "path": str(tmp_path / "tier")},
                     settings=settings,
                 )
@@ -100,7 +101,8 @@ async def test_a_proxy_that_stood_still_knows_no_segment_that_expired_meanwhile(
 
         producing = asyncio.create_task(keep_producing())
         try:
-            await until(lambda: still.metric("tidegate_remote_log_metadata_events_read_total") > 10)
+            copied = "tidegate_remote_copy_bytes_total"
+            await until(lambda: still.metric(copied) + other.metric(copied) > 4 * SEGMENT_BYTES)
             await asyncio.to_thread(pause_group, still.pid)
             await asyncio.sleep(CUT_OFF_S)
             assert READ_AGAIN not in still.output.read_text()

@@ -82,14 +82,14 @@ def test_a_gap_costs_only_its_own_records(
         watch.check()
         check_both_sides(proxy, topic_name, values, gap_end)
         assert site.bounds()["gaps"] == [{"first_offset": COPIED, "next_offset": gap_end}]
-        assert gaps(proxy, topic_name) == 1
+        assert gap_offsets(proxy, topic_name) == gap_end - COPIED
         assert alarms(proxy, topic_name, "gap") == 1
 
         # The retention keeps less than was copied behind the gap.
         kept_bytes = (len(values) - gap_end) * 1000 - 2 * SEGMENT_BYTES
         assert alter(kafka.bootstrap_servers, {topic_name: {"retention.bytes": str(kept_bytes)}}) == [0]
         until(lambda: site.bounds()["gaps"] == [])
-        until(lambda: gaps(proxy, topic_name) == 0)
+        until(lambda: gap_offsets(proxy, topic_name) == 0)
         until(lambda: (site.earliest(leader_behind(proxy)) or 0) > gap_end)
         start = site.until_earliest(leader_behind(proxy))
         found = records_from(proxy.bootstrap_servers, topic_name, start, len(values) - start)
@@ -97,8 +97,8 @@ def test_a_gap_costs_only_its_own_records(
         assert alarms(proxy, topic_name, "gap") == 1
 
 
-def gaps(proxy: TidegateProcess, topic: str) -> float:
-    return proxy.metric("tidegate_remote_log_gaps", topic=topic, partition="0")
+def gap_offsets(proxy: TidegateProcess, topic: str) -> float:
+    return proxy.metric("tidegate_remote_log_gap_offsets", topic=topic, partition="0")
 
 
 def check_both_sides(proxy: TidegateProcess, topic: str, values: Sequence[bytes], gap_end: int) -> None:

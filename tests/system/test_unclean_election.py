@@ -74,7 +74,7 @@ async def test_the_history_is_the_new_leaders_and_the_rest_is_void(
                 for each in await segments_of(proxy, topic)
             }
             assert {offset for offsets in void.values() for offset in offsets} == set(range(SHARED, SHARED + LOST))
-            assert proxy.metric("tidegate_remote_log_cuts_total") > 0
+            assert proxy.metric("tidegate_remote_log_alarms_total", topic=topic, reason="cut") > 0
             kept = [path for segment in filter(void.get, void) for path in (tmp_path / "tier").rglob(f"*{segment}*")]
             assert len(kept) == 2 * sum(map(bool, void.values()))
         finally:

@@ -101,7 +101,6 @@ class MetadataStatus:
     """The age of the metadata partition that is furthest behind; None: not all partitions were read yet."""
     owned_partitions: frozenset[int] = frozenset()
     """The metadata partitions that this process owns."""
-    events_read: int = 0
     foreign_records_read: int = 0
     clock_skew_ms: int | None = None
     """How far the clock of `event_timestamp_ms` is ahead of this machine's clock; None: no record was written yet."""

@@ -72,7 +72,6 @@ class SingleWriterLog:
         self._following: asyncio.Task[None] | None = None
         self._fresh_at_ms: int | None = None
         self._upkeep_at_ms: int | None = None
-        self._events_read = 0
         self._trouble: str | None = None
 
     async def open(self) -> None:
@@ -234,7 +233,6 @@ class SingleWriterLog:
             self._fresh_at_ms = None
             state.start_over(f"the saved state contradicts itself: {error}")
             raise
-        self._events_read += len(events)
 
     def _append_now(self, records: MakeRecords) -> None:
         self._follow()
@@ -299,6 +297,5 @@ class SingleWriterLog:
             self._trouble,
             None if fresh_at_ms is None else max(0, now_ms - fresh_at_ms),
             frozenset({_PARTITION}) if is_owner else frozenset(),
-            self._events_read,
             clock_skew_ms=0,  # this machine's clock stamps the records
         )

@@ -234,7 +234,6 @@ class HedgedReads:
         self._credit = 0
         """Each GET adds `max_percent` to the credit; a hedge takes 100 from it."""
         self.hedged_requests = 0
-        self.hedge_wins = 0
         self.downloaded_bytes = 0
         """The bytes of all GETs that succeeded, also of those whose result is not needed."""
 
@@ -278,7 +277,6 @@ class HedgedReads:
         outcome = winner.result()
         if isinstance(outcome, Exception):
             raise outcome
-        self.hedge_wins += winner is not first
         self._latencies_ms.append(self._clock_ms() - began_ms)
         return outcome
 

@@ -78,12 +78,6 @@ READ_BYTES = CounterSpec(
     ("client_id", "topic"),
     since=FIRST_READ,
 )
-READS = CounterSpec(
-    "tidegate_remote_client_reads",
-    "Reads of the clients with an id that had records.",
-    ("client_id", "topic"),
-    since=FIRST_READ,
-)
 THROTTLED = CounterSpec(
     "tidegate_remote_client_reads_throttled",
     "Reads of the clients with an id that a quota answered empty.",
@@ -120,13 +114,12 @@ class ReadAccounts(Collector):
         return sum(account.size_bytes for account in self.accounts())
 
     def collect(self) -> Iterator[Metric]:
-        read, reads, throttled = READ_BYTES.family(), READS.family(), THROTTLED.family()
+        read, throttled = READ_BYTES.family(), THROTTLED.family()
         for account in self.accounts():
             names = (account.client_id, account.topic)
             read.add_metric(names, account.size_bytes)
-            reads.add_metric(names, account.reads)
             throttled.add_metric(names, account.throttled)
-        yield from (read, reads, throttled)
+        yield from (read, throttled)
 
     def _account(self, client_id: str, topic: str) -> ReadAccount:
         client_id = client_id[:MAX_ID_CHARS]

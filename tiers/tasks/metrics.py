@@ -61,11 +61,6 @@ class RemoteLogManagerMetrics(MetricSet):
         _PARTITION,
         kafka="RemoteCopyLagSegments",
     )
-    copy_lag_seconds = GaugeSpec(
-        "tidegate_remote_copy_lag_seconds",
-        "How long this process has known a record below the last stable offset that is not remote.",
-        _PARTITION,
-    )
     oldest_uncopied_seconds = GaugeSpec(
         "tidegate_remote_oldest_uncopied_seconds",
         "The age of the oldest record below the last stable offset that is not remote: by its timestamp once it was "
@@ -76,9 +71,6 @@ class RemoteLogManagerMetrics(MetricSet):
         "tidegate_remote_copy_stalled_seconds",
         "How long a copy with work has made no progress; the log says why. 0: it is not stalled.",
         _PARTITION,
-    )
-    copy_stopped = GaugeSpec(
-        "tidegate_remote_copy_stopped", "1: copying has stopped until a restart; the log says why.", _PARTITION
     )
     copy_throttle_time = SummarySpec(
         "tidegate_remote_copy_throttle_time_seconds",
@@ -99,9 +91,6 @@ class RemoteLogManagerMetrics(MetricSet):
     )
     trimmed_offsets = CounterSpec(
         "tidegate_local_trimmed_offsets", "Offsets removed from brokers by DeleteRecords.", _TOPIC
-    )
-    trims_held = CounterSpec(
-        "tidegate_local_trims_held_by_share_groups", "Trims that stopped at the start offset of a share group.", _TOPIC
     )
     delete_requests = CounterSpec(
         "tidegate_remote_delete_requests", "Segments whose deletion began.", _TOPIC, kafka="RemoteDeleteRequestsPerSec"
@@ -130,30 +119,17 @@ class RemoteLogManagerMetrics(MetricSet):
         since=_MEASURED,
         kafka="RemoteLogMetadataCount",
     )
-    log_gaps = GaugeSpec(
-        "tidegate_remote_log_gaps",
-        "Gaps: runs of offsets that brokers removed before they were copied.",
+    log_gap_offsets = GaugeSpec(
+        "tidegate_remote_log_gap_offsets",
+        "Offsets in gaps: brokers removed these records before they were copied.",
         _PARTITION,
         since=_MEASURED,
-    )
-    log_gap_offsets = GaugeSpec("tidegate_remote_log_gap_offsets", "Offsets in gaps.", _PARTITION, since=_MEASURED)
-    cuts = CounterSpec(
-        "tidegate_remote_log_cuts", "Ends of remote logs that another leader's records replaced.", _TOPIC
     )
     recorded_cuts = GaugeSpec(
         "tidegate_remote_log_recorded_cuts",
         "CUTs on record: another leader's records replaced the copied ones from there on.",
         _PARTITION,
         since=_MEASURED,
-    )
-    cut_bytes = GaugeSpec(
-        "tidegate_remote_cut_bytes",
-        "Bytes of the segments that were cut off as a whole.",
-        _PARTITION,
-        since=_MEASURED,
-    )
-    cut_segments = GaugeSpec(
-        "tidegate_remote_cut_segments", "Segments that were cut off as a whole.", _PARTITION, since=_MEASURED
     )
     bounds_violations = CounterSpec(
         "tidegate_bounds_violations", "Bounds between the tiers that did not hold, by bound.", ("topic", "bound")

@@ -281,7 +281,6 @@ class PartitionTasks:
         except CustomMetadataTooLargeError as error:
             topic, partition = self.partition.topic, str(self.partition)
             self.is_copy_stopped = True
-            self._services.metrics.copy_stopped.labels(topic, str(self.partition.partition)).set(1)
             self._services.metrics.alarms.begin(topic, AlarmReason.CUSTOM_METADATA, partition, str(error))
             logger.error(
                 "copying stops: the store's custom metadata is too large",

@@ -168,12 +168,8 @@ class PartitionWatch:
         metadata, metrics, partition = self._services.state, self._services.metrics, self._partition
         size, apart, gaps = metadata.cover_size(partition), metadata.segments_apart(partition), metadata.gaps(partition)
         finished = [one for one in apart if one.is_finished]
-        cut_off = [one for one in finished if one.valid_end_offset < one.start_offset]
         for gauge, value in (
-            (metrics.cut_segments, len(cut_off)),
-            (metrics.cut_bytes, sum(one.segment_size_bytes for one in cut_off)),
             (metrics.metadata_count, size.whole_segments + len(apart)),
-            (metrics.log_gaps, len(gaps)),
             (metrics.log_gap_offsets, sum(gap.next_offset - gap.first_offset for gap in gaps)),
             (metrics.recorded_cuts, len(metadata.cuts(partition))),
             (metrics.log_size_bytes, size.whole_bytes + sum(one.segment_size_bytes for one in finished)),

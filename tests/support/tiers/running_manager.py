@@ -18,6 +18,7 @@ from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicPolicy
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.remote_log_manager import RemoteLogManager
 
 OTHER = TopicIdPartition(PARTITION.topic_id, 1, "orders")
@@ -105,7 +106,8 @@ class Running:
         return self.bench.state.remote_end_offset(partition)
 
     def is_stopped(self, partition: TopicIdPartition) -> bool:
-        return self.bench.metric("remote_copy_stopped", topic="orders", partition=str(partition.partition)) == 1
+        active = self.bench.services.metrics.alarms.active()
+        return any(each.reason is AlarmReason.CUSTOM_METADATA and each.about == str(partition) for each in active)
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:

@@ -37,5 +37,5 @@ async def test_a_scrape_tells_what_the_remote_tier_did(tmp_path: Path) -> None:
         assert samples["tidegate_remote_fetch_held_bytes"] == "0.0"
         assert samples["tidegate_remote_fetch_in_neither_tier_total"] == "0.0"
         assert float(samples['tidegate_remote_reader_cache_bytes{cache="chunk"}']) > 0
-        assert float(samples["tidegate_remote_reader_chunk_hits_total"]) > 0
+        assert float(samples['tidegate_remote_reader_cache_hits_total{cache="chunk"}']) > 0
         assert samples["tidegate_remote_reader_circuit_open"] == "0.0"

@@ -17,8 +17,6 @@ from tiers.errors import RetriableRemoteStorageError
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.remote_storage_manager import StoreFeatures
 
-NOW_MS = 1_700_000_000_000
-
 
 class Probed(LocalRemoteStorageManager):
     """A store that is down at first."""
@@ -39,14 +37,10 @@ class Probed(LocalRemoteStorageManager):
 class Evidence:
     def __init__(self, storage: Probed) -> None:
         self.registry = CollectorRegistry()
-        self.probe = StoreProbe(storage, self.registry, lambda: 0, lambda: NOW_MS)
+        self.probe = StoreProbe(storage, self.registry, lambda: 0)
 
     def of(self, name: str) -> float | None:
         return self.registry.get_sample_value(f"tidegate_remote_storage_{name}", {"location": "home"})
-
-    @property
-    def probed_s(self) -> float | None:
-        return self.registry.get_sample_value("tidegate_remote_storage_probed_timestamp_seconds")
 
 
 @pytest.mark.parametrize("error", [RetriableRemoteStorageError("503"), TypeError("of a third party")])
@@ -55,11 +49,10 @@ async def test_a_store_that_is_down_proves_nothing_and_is_asked_again(error: Exc
     storage.error = error
     evidence = Evidence(storage)
     assert not await evidence.probe.probe()
-    assert (evidence.of("atomic_creation"), evidence.probed_s) == (None, 0)
+    assert evidence.of("atomic_creation") is None
     storage.error = None
     assert await evidence.probe.probe()
     assert evidence.of("atomic_creation") == 1
-    assert evidence.probed_s == NOW_MS / 1000
 
 
 async def test_a_server_that_changes_is_found_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

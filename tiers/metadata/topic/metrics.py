@@ -19,13 +19,6 @@ FRESHNESS_AGE = GaugeSpec(
     since="when every metadata partition was read to its end once",
 )
 OWNED_PARTITIONS = GaugeSpec(f"{_PREFIX}_owned_partitions", "Metadata partitions that this process may write.")
-OWNED = GaugeSpec(
-    f"{_PREFIX}_owned",
-    "1: this process may write the metadata partition. A metadata partition without a series has no owner.",
-    ("metadata_partition",),
-    since="while the process owns the metadata partition",
-)
-EVENTS_READ = CounterSpec(f"{_PREFIX}_events_read", "Committed records that were read.")
 FOREIGN_RECORDS = CounterSpec(
     f"{_PREFIX}_foreign_records", "Records that were skipped because Tidegate did not write them."
 )
@@ -46,11 +39,6 @@ class RemoteLogMetadataMetrics(Collector):
         if status.freshness_age_ms is not None:
             yield FRESHNESS_AGE.family(status.freshness_age_ms / 1000)
         yield OWNED_PARTITIONS.family(len(status.owned_partitions))
-        owned = OWNED.family()
-        for number in sorted(status.owned_partitions):
-            owned.add_metric([str(number)], 1.0)
-        yield owned
-        yield EVENTS_READ.family(status.events_read)
         yield FOREIGN_RECORDS.family(status.foreign_records_read)
         if status.clock_skew_ms is not None:
             yield CLOCK_SKEW.family(status.clock_skew_ms / 1000)

@@ -202,7 +202,6 @@ class TopicBasedMetadataLog:
             self._ended or self._topic_alarm or (None if follower is None else follower.trouble),
             None if follower is None else follower.oldest_age_ms(),
             frozenset() if ownership is None else ownership.owned(),
-            0 if follower is None else follower.events_read,
             0 if follower is None else follower.foreign_records_read,
             self._clock_skew.skew_ms(),
         )

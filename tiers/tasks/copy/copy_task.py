@@ -285,9 +285,8 @@ class RLMCopyTask:
 
     def show_age(self) -> None:
         """Shows how long records have not been remote. The caller calls it also while nothing is read."""
-        metrics, oldest_ms = self._services.metrics, self.uncopied.age_ms(self._first) if self.behind_ms else 0
-        metrics.copy_lag_seconds.labels(*self._labels).set(self.behind_ms / 1000)
-        metrics.oldest_uncopied_seconds.labels(*self._labels).set(oldest_ms / 1000)
+        oldest_ms = self.uncopied.age_ms(self._first) if self.behind_ms else 0
+        self._services.metrics.oldest_uncopied_seconds.labels(*self._labels).set(oldest_ms / 1000)
 
     @property
     def behind_ms(self) -> int:

@@ -373,7 +373,6 @@ class RLMCutTask:
         if self._logged is None:
             self._logged = self._returned = recorded
         for cut in sorted(recorded - self._logged):
-            self._services.metrics.cuts.labels(self._partition.topic).inc()
             self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.CUT)
             logger.error(
                 "another leader's records replaced copied records",

@@ -68,7 +68,6 @@ class TrimTask:
             return None
         share_start = await services.share_groups.lowest_start(partition, timeout_ms)
         if share_start is not None and share_start < target:
-            services.metrics.trims_held.labels(partition.topic).inc()
             target = share_start
             if target <= bounds.log_start_offset:
                 return None

@@ -52,7 +52,7 @@ class Cluster:
         ]
 
     def status(self) -> MetadataStatus:
-        return MetadataStatus(None, 5, self.owned, 0, 0, None)
+        return MetadataStatus(None, 5, self.owned)
 
     def view(self) -> ClusterView:
         return ClusterView(

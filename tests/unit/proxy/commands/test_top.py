@@ -55,9 +55,9 @@ tidegate_request_latency_seconds_count{api="Fetch",tier="remote"} 10
 tidegate_remote_copy_lag_bytes{topic="clicks",partition="0"} 5
 tidegate_remote_copy_lag_bytes{topic="orders",partition="0"} 1500
 tidegate_remote_copy_lag_bytes{topic="orders",partition="1"} 500
-# TYPE tidegate_remote_copy_lag_seconds gauge
-tidegate_remote_copy_lag_seconds{topic="orders",partition="0"} 7
-tidegate_remote_copy_lag_seconds{topic="orders",partition="1"} 61
+# TYPE tidegate_remote_oldest_uncopied_seconds gauge
+tidegate_remote_oldest_uncopied_seconds{topic="orders",partition="0"} 7
+tidegate_remote_oldest_uncopied_seconds{topic="orders",partition="1"} 61
 """
 
 

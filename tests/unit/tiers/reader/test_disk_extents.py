@@ -68,8 +68,8 @@ async def test_after_a_restart_nothing_is_fetched(tier: RemoteTier, tmp_path: Pa
         registry = CollectorRegistry()
         registry.register(RemoteLogReaderMetrics(reader))
     assert (tier.storage.gets, again.hits > 20, again.misses) == ([], True, 0)
-    for name, value in (("disk_chunk_hits_total", again.hits), ("disk_chunk_bytes", again.size_bytes)):
-        assert registry.get_sample_value(f"tidegate_remote_reader_{name}") == value
+    for name, value in (("hits_total", again.hits), ("bytes", again.size_bytes)):
+        assert registry.get_sample_value(f"tidegate_remote_reader_cache_{name}", {"cache": "chunk_files"}) == value
 
 
 async def test_chunks_on_the_disk_are_served_while_the_store_is_down(tier: RemoteTier, tmp_path: Path) -> None:

@@ -109,7 +109,6 @@ def test_the_first_success_is_the_result(
     assert stage.read(*answers) == found
     assert stage.gets == gets
     assert stage.reads.hedged_requests == len(gets) - 1
-    assert stage.reads.hedge_wins == (found == b"2")
     assert stage.reads.downloaded_bytes == len(gets) - gets.count("cancelled") - [
         isinstance(answer, Exception) for _, answer in answers[: len(gets)]
     ].count(True)
@@ -172,5 +171,5 @@ def test_a_get_that_was_hedged_still_counts_as_slow(stage: Stage) -> None:
     stage.take(*[100] * 128)
     for _ in range(7):
         stage.read((9000, b""), (150 - 1, b""))
-    assert stage.reads.hedge_wins == 7
+    assert stage.reads.hedged_requests == 7
     assert stage.reads.delay_ms == 250

