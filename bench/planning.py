@@ -59,6 +59,7 @@ from tiers.metadata.shared_metadata import SharedMetadata
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.segment.segment_encryption import KeyRing
+from tiers.tasks.history.stored_facts import LAST_OFFSET
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.upkeep.store_listing import ListedPart
 
@@ -223,7 +224,7 @@ async def retain(tier: OpenTier) -> Planned:
             kept_bytes = (end // RECORDS_PER_SEGMENT + 1) // 2 * SEGMENT_BYTES
             policy = TopicPolicy(partition.topic, partition.topic_id, 1, -1, kept_bytes, None, None, 1 << 30, -1)
             log_start = services.state.log_start_offset(partition) or 0
-            expired.append(RLMExpirationTask(services, partition).expired(policy, log_start)[1])
+            expired.append(RLMExpirationTask(services, partition).expired(policy, log_start, LAST_OFFSET)[1])
     runner = Pickled(lambda task: None)
     segments = [each for found in expired for each in found]
     parts = [tuple(segments[first : first + 1000]) for first in range(0, len(segments), 1000)]

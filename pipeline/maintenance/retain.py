@@ -41,7 +41,7 @@ from tiers.tasks.deletion.topic_deletion import (
     end_partition_deletion,
 )
 from tiers.tasks.history.align import require_aligned, require_no_open_cut
-from tiers.tasks.history.stored_facts import FactsTask
+from tiers.tasks.history.stored_facts import LAST_OFFSET, FactsTask
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.task_services import TaskServices
 from tiers.upkeep.runner import Runner
@@ -102,7 +102,7 @@ async def plan_retention(
             with garbage_collection_paused():
                 for partition, policy in policies.items():
                     log_start, segments = RLMExpirationTask(services, partition).expired(
-                        policy, services.state.log_start_offset(partition) or 0
+                        policy, services.state.log_start_offset(partition) or 0, LAST_OFFSET
                     )
                     planned.append(PartitionRetention(partition, log_start, segments))
             return Retention([each for each in planned if each.segments])
@@ -174,8 +174,8 @@ async def expire_partitions(
         require_no_open_cut(services.state, partition, before)
         await FactsTask(services, partition).require_proved()
         task = RLMExpirationTask(services, partition)
-        log_start, _ = task.expired(policies[partition], before)
-        expired = await task.expire(policies[partition], bounds.leader_epoch, before, 0, remote_end)
+        log_start, _ = task.expired(policies[partition], before, bounds.log_start_offset)
+        expired = await task.expire(policies[partition], bounds, before, 0, remote_end)
         if expired < log_start:
             raise RemoteLogError(
                 f"{partition}: nothing expires: this machine's clock and the brokers' differ, or the settings of the"

@@ -112,7 +112,7 @@ class RemoteLog:
         The owner never trims the newest segment, so segments existed below such a trim. The metadata has lost them if
         the leader confirms both `log_start` and the trim. If an operator accepts the loss, another trim is recorded."""
         trim = self.last_trim()
-        if trim is None or trim.offset <= self._behind_gaps(log_start):
+        if trim is None or trim.offset <= self.behind_gaps(log_start):
             return None
         first = self.metadata.next_segment(self.partition, log_start)
         return trim if first is None or first.start_offset >= trim.offset else None
@@ -137,7 +137,7 @@ class RemoteLog:
 
     def gap_exit(self, offset: int) -> GapExit | None:
         """Returns where the log continues behind the recorded gap that holds the offset. None: no gap holds it."""
-        end = self._behind_gaps(offset)
+        end = self.behind_gaps(offset)
         if end == offset:
             return None
         segment = self.metadata.next_segment(self.partition, offset)
@@ -198,7 +198,7 @@ class RemoteLog:
         begin = max(first.start_offset, log_start)
         position = self._covered_to(begin)
         if position is not None:
-            return self._behind_gaps(position)
+            return self.behind_gaps(position)
         for number, position in enumerate(self._explained(begin), 1):
             if end is not None and position >= end:
                 break
@@ -210,12 +210,12 @@ class RemoteLog:
         """Yields ends (exclusive) of explained offsets from `offset` on, up to the first hole: that end comes last."""
         for first, following in self.metadata.answered_offsets(self.partition, offset):
             if first > offset:
-                offset = self._behind_gaps(offset)
+                offset = self.behind_gaps(offset)
                 if first > offset:
                     break
             offset = max(offset, following)
             yield offset
-        yield self._behind_gaps(offset)
+        yield self.behind_gaps(offset)
 
     def _covered_to(self, begin: int) -> int | None:
         """Returns the offset behind the remote end if readable segments have all offsets from `begin` on.
@@ -276,12 +276,20 @@ class RemoteLog:
         behind = await self.holes(end, local_log_start)
         return [head, *behind] if head.first_offset < end else behind
 
+    def is_head_unknown(self, log_start: int, local_log_start: int) -> bool:
+        """Whether records from `log_start` to the first readable segment are in an attempt, or in the local log."""
+        first = self.metadata.next_segment(self.partition, log_start)
+        begin = self.behind_gaps(max(log_start, local_log_start))
+        is_local = first is not None and begin < first.start_offset
+        return is_local or self.attempt_at_head(log_start, local_log_start) is not None
+
     def hole_end(self, offset: int, local_log_start: int) -> int:
         """Returns where the first readable segment from `offset` on, or the local log begins."""
         following = self.metadata.next_segment(self.partition, offset)
         return local_log_start if following is None else min(local_log_start, following.start_offset)
 
-    def _behind_gaps(self, offset: int) -> int:
+    def behind_gaps(self, offset: int) -> int:
+        """Returns the first offset, from `offset` on, that no recorded gap has."""
         while (gap := self.metadata.gap_at(self.partition, offset)) is not None:
             offset = gap.next_offset
         return offset

@@ -39,6 +39,8 @@ from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
 from tiers.upkeep.importing import WRITER, refuse_beside_owners, used_offsets, write_all
 from tiers.upkeep.rebuild_plan import (
+    NO_DAMAGE,
+    Damages,
     FoundIndexes,
     FoundPartition,
     FoundSegment,
@@ -258,23 +260,27 @@ async def plan_rebuild(store: JobStore, runner: Runner, reads_at_once: int = REA
     """Makes a plan from the objects of the store.
 
     Reads the segments back whose copies may never have been verified. Raises `JobError`."""
-    done = judge_scan(await scan_store(store, runner, reads_at_once))
-    unsure = parts_of([(plan, segment) for plan in done.plans for segment in plan.unsure], SEGMENTS_PER_TASK)
-    segments = [[segment for _, segment in part] for part in unsure]
-    answers = await runner.run("reading back", segments, partial(verify_segments, store))
-    for part_of_it, answer in zip(unsure, answers, strict=True):
-        for (plan, segment), damages in zip(part_of_it, answer, strict=True):
-            plan.refused += [f"segment {segment.segment_id.id}: {what}" for what in damages]
-    return done
+    scan = await scan_store(store, runner, reads_at_once)
+    found: dict[UUID, list[str]] = {}
+    """What is wrong with each segment that was read back."""
+    while True:
+        done = judge_scan(scan, {uuid: damages for uuid, damages in found.items() if damages})
+        unsure = [each for plan in done.plans for each in plan.unsure if each.segment_id.id not in found]
+        if not unsure:
+            return done
+        parts = parts_of(unsure, SEGMENTS_PER_TASK)
+        answers = await runner.run("reading back", parts, partial(verify_segments, store))
+        for part, answer in zip(parts, answers, strict=True):
+            found.update(zip((each.segment_id.id for each in part), answer, strict=True))
 
 
 def parts_of(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[first : first + size] for first in range(0, len(items), size)]
 
 
-def judge_scan(scan: BucketScan) -> Rebuild:
+def judge_scan(scan: BucketScan, damaged: Damages = NO_DAMAGE) -> Rebuild:
     """Makes a plan from a finished scan. The caller must still read the unsure segments back."""
-    plans = [plan_partition(found) for found in scan.partitions.values()]
+    plans = [plan_partition(found, damaged) for found in scan.partitions.values()]
     plans.sort(key=lambda each: (each.topic_id_partition.topic, each.topic_id_partition.partition))
     return Rebuild("", plans, sorted(scan.other_clusters), 0)
 

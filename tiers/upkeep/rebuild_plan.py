@@ -5,7 +5,8 @@ have later ones. All of them are joined. These rules apply per partition:
 
 * A segment is live if it has both objects, unless its deletion had begun, or it lies below the log start.
 * A segment that has exactly the records of several other segments was merged from them. While all of them exist, it is
-  not needed. The same holds for a segment whose records other segments have.
+  not needed. The same holds for a segment whose records other segments have. Those are read back: a damaged segment is
+  left out if others have its records, and refused if they do not.
 * A `.log` object without `.indexes` is an incomplete copy. An `.indexes` object without `.log` is not possible in
   normal operation, so the partition is refused.
 * Segments that overlap must have the same leader epochs there, and segments of one range the same content, unless a CUT
@@ -21,6 +22,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 from uuid import UUID
 
 from tiers.config.topic_policy import holding_back
@@ -47,6 +49,9 @@ from tiers.model.segment_metadata import (
 from tiers.segment.indexes.segment_index import Chunk
 
 _NO_LEADER_EPOCH = -1
+Damages = Mapping[UUID, Sequence[str]]
+"""What is wrong with each segment that was read back and is not whole."""
+NO_DAMAGE: Final[Damages] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,8 @@ def content_of(chunks: Sequence[Chunk]) -> bytes:
     return hashlib.sha256("\n".join(lines).encode()).digest()
 
 
-def plan_partition(found: FoundPartition) -> PartitionPlan:
+def plan_partition(found: FoundPartition, damaged: Damages = NO_DAMAGE) -> PartitionPlan:
+    """Makes the plan, without the segments of `damaged` as far as others have their records."""
     plan = PartitionPlan(found.topic_id_partition)
     read = [each.indexes for each in found.segments.values() if isinstance(each.indexes, FoundIndexes)]
     stored = [*found.facts, *(each.facts for each in read if each.facts is not None)]
@@ -140,9 +146,11 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
         plan.notes.append("the store has no facts: the log starts at the first segment, even if it was trimmed further")
     alive = (each.metadata for each in read if each.metadata.segment_id.id not in dead)
     _leave_out_denied(plan, [after_cuts(each, plan.cuts) for each in alive])
-    candidates = _whole_segments(found, plan, dead)
+    whole = _whole_segments(found, plan, dead)
+    candidates = {uuid: each for uuid, each in whole.items() if uuid not in damaged}
     _drop_merged(plan, candidates)
     _take(plan, sorted(candidates.values(), key=lambda each: _place(each.metadata)))
+    _refuse_damaged(plan, [after_cuts(whole[uuid].metadata, plan.cuts) for uuid in damaged if uuid in whole], damaged)
     plan.gaps = _gaps_left(plan, gaps)
     _note_holes(plan)
     _check_epochs(plan)
@@ -247,10 +255,21 @@ def _take(plan: PartitionPlan, candidates: Sequence[FoundIndexes]) -> None:
             )
         elif any(each.valid_end_offset >= segment.valid_end_offset for each in beside):
             plan.dropped.append(f"{name}: other segments have its records")
+            plan.unsure += [each for each in beside if each not in plan.unsure]
         else:
             plan.unsure += [each for each in (*beside, segment) if beside and each not in plan.unsure]
             plan.segments.append(segment)
     plan.unsure += [each for each in plan.readable[-1:] if each not in plan.unsure]
+
+
+def _refuse_damaged(plan: PartitionPlan, segments: Sequence[RemoteLogSegmentMetadata], damaged: Damages) -> None:
+    """Drops the damaged segments whose records others have, and refuses the other ones."""
+    for segment in segments:
+        missing = next(_without(LogGap(segment.start_offset, segment.valid_end_offset + 1), _runs(plan)), None)
+        if missing is None:
+            plan.dropped.append(f"{_named(segment)}: it is damaged, and other segments have its records")
+        else:
+            plan.refused += [f"{_named(segment)}: {what}" for what in damaged[segment.segment_id.id]]
 
 
 def _agrees(segment: RemoteLogSegmentMetadata, beside: Iterable[RemoteLogSegmentMetadata]) -> bool:

@@ -150,6 +150,8 @@ class UncopiedRecords:
         self._replica_bytes: int | None = None
         self._replica_end = 0
         """The high watermark when the leader answered `_replica_bytes`. Later answers of the leader may be the same."""
+        self._replica_end_before = 0
+        """The high watermark of the survey before that one: the answer, to whichever partition, came after it."""
         self._leader_epoch = -1
         self._log_start = 0
         self._since_ms: dict[int, int] = {}
@@ -171,7 +173,7 @@ class UncopiedRecords:
         is_continued = is_same_leader and self._first <= first and self._end <= end
         size_bytes = self._from(known.offset) + self._guess(end - self._end)
         if not is_continued or replica_bytes != before:
-            self._replica_end = end
+            self._replica_end, self._replica_end_before = end, self._end if is_continued else end
         self._first, self._end, self._replica_bytes = first, end, replica_bytes
         if not is_continued or (known.replica_bytes is None and replica_bytes is not None):
             self._begin()
@@ -232,7 +234,8 @@ class UncopiedRecords:
 
         A segment counts as nothing if another one has some of its records, or if some lie below the log start or above
         a CUT. The records that the replica has below its log start count."""
-        rest_bytes, next_offset = self._replica_bytes or 0, self._log_start
+        grown_bytes = int(self._guess(self._end - self._replica_end_before))
+        rest_bytes, next_offset = (self._replica_bytes or -grown_bytes) + grown_bytes, self._log_start
         for segment in self._services.state.answering_segments(self._partition, next_offset):
             if segment.start_offset >= next_offset:
                 rest_bytes -= segment.retained_bytes

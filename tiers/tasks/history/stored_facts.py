@@ -19,6 +19,7 @@ from tiers.errors import (
     MetadataLostError,
     RemoteLogMetadataError,
     RemoteResourceNotFoundError,
+    RetriableRemoteStorageError,
 )
 from tiers.metadata.metadata_log import MetadataLog, MetadataPosition
 from tiers.metadata.partition_facts import (
@@ -55,20 +56,20 @@ WAY_BACK = (
 )
 _PROVED_FOR_MS = 24 * 3_600_000
 _LISTINGS = 3
-_INDEXES_PER_LOOK = 16
-"""A copy that was made while the owner was in doubt names no position. So an earlier one may have to be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFacts:
     """One listing of a partition, and the newest facts in it.
 
-    `segments` are the listed `.indexes` objects, by their keys alone, in the order of their offsets. `objects` are the
-    `.facts` objects by their keys. `latest` are the facts of the last segment with a position."""
+    `segments` are the listed `.indexes` objects, by their keys alone, in the order of their offsets, and `logs` are the
+    listed `.log` objects. `objects` are the `.facts` objects by their keys. `latest` are the facts of the last segment
+    with a position: a copy that was made before the owner had compared the metadata with the store names none."""
 
     storage: RemoteStorageManager
     partition: TopicIdPartition
     segments: Sequence[RemoteLogSegmentMetadata]
+    logs: frozenset[UUID]
     objects: dict[str, PartitionFacts]
     latest: PartitionFacts | None
 
@@ -131,14 +132,37 @@ class StoredFacts:
         gone.update(known.dead if known else ())
         for segment in self.segments:
             is_in_hole = segment.start_offset < hole.next_offset and hole.first_offset <= segment.end_offset
-            # One answer may be damaged on its way, and the gap that is recorded because of it stays.
+            # One answer may be damaged on its way. A gap that was recorded because of it stays.
             if (
                 is_in_hole
                 and segment.segment_id.id not in gone
                 and log.state.remote_log_segment_metadata_by_id(segment.segment_id) is None
-                and (await _reads_whole(self.storage, segment) or await _reads_whole(self.storage, segment))
+                and (await self._reads_whole(segment) or await self._reads_whole(segment))
             ):
                 yield replace(segment, segment_id=replace(segment.segment_id, topic_id_partition=self.partition))
+
+    async def _reads_whole(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Returns whether the store has the `.indexes` object, which is written last, and the `.log` that it describes.
+
+        A copy counts only after it was read back, so the metadata never knew one that the store has damaged. Reads the
+        last chunk alone. In doubt a segment is whole: an owner of a later release may have written a format that this
+        one does not read. Raises the store's errors, also if it lists an object and does not find it."""
+        try:
+            last = decode_indexes_object(await self.storage.fetch_indexes(segment), segment).chunks()[-1]
+            begin, size_bytes = last.stored_position, last.stored_bytes
+            return len(await self.storage.fetch_log_segment(segment, begin, begin + size_bytes - 1)) == size_bytes
+        except LaterFormatError:
+            return True
+        except CorruptSegmentError:
+            return False
+        except RemoteResourceNotFoundError as error:
+            if segment.segment_id.id in self.logs:
+                raise _listed_but_not_found(error) from error
+            return False
+
+
+def _listed_but_not_found(error: RemoteResourceNotFoundError) -> RetriableRemoteStorageError:
+    return RetriableRemoteStorageError(f"the store lists an object and does not find it, so it is not known: {error}")
 
 
 def _lacks(state: RemoteLogMetadataState, several: Sequence[PartitionFacts]) -> bool:
@@ -154,46 +178,36 @@ def _lacks(state: RemoteLogMetadataState, several: Sequence[PartitionFacts]) -> 
     )
 
 
-async def _reads_whole(storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> bool:
-    """Returns whether the store has the `.indexes` object, which is written last, and the `.log` that it describes.
-
-    A copy counts only after it was read back, so the metadata never knew one that the store has damaged. Reads the last
-    chunk alone. In doubt a segment is whole: an owner of a later release may have written a format that this one does
-    not read. Raises the store's errors."""
-    try:
-        last = decode_indexes_object(await storage.fetch_indexes(segment), segment).chunks()[-1]
-        end = last.stored_position + last.stored_bytes
-        return len(await storage.fetch_log_segment(segment, last.stored_position, end - 1)) == last.stored_bytes
-    except LaterFormatError:
-        return True
-    except (RemoteResourceNotFoundError, CorruptSegmentError):
-        return False
-
-
 async def read_stored_facts(
     storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition, *, is_strict: bool = True
 ) -> StoredFacts:
     """Lists the partition, and reads the newest facts.
 
-    Costs one LIST per 1000 objects, and a GET of each `.facts` object and of one `.indexes` object, or a few. If
-    `is_strict`, facts that cannot be read are an error, unless later ones can be read. Raises the store's errors,
-    `LaterFormatError` and `RemoteLogMetadataError`."""
-    for _ in range(_LISTINGS):
-        with suppress(RemoteResourceNotFoundError):  # an owner replaced a listed object by a later one
+    Costs one LIST per 1000 objects, and a GET of each `.facts` object and of one `.indexes` object, or of all down to
+    one with a position. If `is_strict`, facts that cannot be read are an error, unless later ones can be read. Raises
+    the store's errors, `LaterFormatError` and `RemoteLogMetadataError`."""
+    for number in range(_LISTINGS):
+        try:
             return await _read_listed(storage, cluster_id, partition, is_strict=is_strict)
-    return await _read_listed(storage, cluster_id, partition, is_strict=is_strict)
+        except RemoteResourceNotFoundError as error:  # an owner replaced a listed object by a later one
+            if number == _LISTINGS - 1:
+                raise _listed_but_not_found(error) from error
+    raise AssertionError
 
 
 async def _read_listed(
     storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition, *, is_strict: bool
 ) -> StoredFacts:
     segments: list[RemoteLogSegmentMetadata] = []
+    logs: set[UUID] = set()
     objects: dict[str, PartitionFacts] = {}
     unread: dict[str, RemoteLogMetadataError] = {}
     async for found in storage.list_objects(partition_prefix(cluster_id, partition)):
         key = parse_segment_key(found.key)
         if key is not None and key.suffix == INDEXES_SUFFIX:
             segments.append(segment_of_key(key, found.custom_metadata))
+        elif key is not None:
+            logs.add(key.segment_uuid)
         elif parse_facts_key(found.key) is not None:
             try:
                 objects[found.key] = decode_partition_facts(await storage.get_object(found.key))
@@ -202,19 +216,25 @@ async def _read_listed(
     if is_strict and unread and max(unread) > max(objects, default=""):
         raise RemoteLogMetadataError(f"{max(unread)}: {unread[max(unread)]}")
     segments.sort(key=lambda each: (each.start_offset, each.end_offset))
-    for segment in segments[: -_INDEXES_PER_LOOK - 1 : -1]:
+    for segment in reversed(segments):
         try:
-            indexes = decode_indexes_object(await storage.fetch_indexes(segment), segment).indexes
-            facts = decode_partition_facts(indexes.facts) if indexes.facts else None
+            facts = await _facts_of_copy(storage, segment)
         except (LaterFormatError, RemoteLogMetadataError):
             if is_strict:
                 raise
             continue
-        except (RemoteResourceNotFoundError, CorruptSegmentError):
-            continue
         if facts is not None and facts.position is not None:
-            return StoredFacts(storage, partition, segments, objects, facts)
-    return StoredFacts(storage, partition, segments, objects, None)
+            return StoredFacts(storage, partition, segments, frozenset(logs), objects, facts)
+    return StoredFacts(storage, partition, segments, frozenset(logs), objects, None)
+
+
+async def _facts_of_copy(storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> PartitionFacts | None:
+    """Returns the facts in an `.indexes` object. None: it has none, or two answers of the store are damaged."""
+    for _ in range(2):
+        with suppress(CorruptSegmentError):
+            facts = decode_indexes_object(await storage.fetch_indexes(segment), segment).indexes.facts
+            return decode_partition_facts(facts) if facts else None
+    return None
 
 
 async def put_facts(storage: RemoteStorageManager, facts: PartitionFacts) -> str:
@@ -251,9 +271,10 @@ class Look:
 class FactsTask:
     """Gives the facts of one partition to its copies, and compares the metadata with the stored ones.
 
-    The owner compares once before it removes anything, and again after a day. Until then, and while it doubts, its
-    copies name no position. Facts that have changed go with the next copy. If none follows within a round, the owner
-    stores them as an object of their own. It deletes an earlier one when it has read a later one that contains it."""
+    The owner compares once before it removes anything, and again after a day. Until then its copies name no position.
+    While it doubts, they repeat the newest stored facts. Facts that have changed go with the next copy. If none follows
+    within a round, the owner stores them as an object of their own. It deletes an earlier one when it has read a later
+    one that contains it."""
 
     def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
         self._services = services
@@ -266,6 +287,8 @@ class FactsTask:
         self._accepted: tuple[MetadataPosition, ...] = ()
         self._changed: PartitionFacts | None = None
         """The content that the last `run` found, if it is not stored."""
+        self._doubted: PartitionFacts | None = None
+        """The newest facts that `check` found while it doubted the metadata."""
         self._announced: dict[UUID, PartitionFacts] = {}
         """The content of the facts that copies have, whose outcome is not known."""
         self.doubt: MetadataLostError | None = None
@@ -287,8 +310,8 @@ class FactsTask:
         return facts_of(services.log, services.cluster_id, self._partition, self._accepted, is_proved=self.is_proved)
 
     def for_copy(self, segment_id: UUID) -> bytes:
-        """Returns the present facts for the `.indexes` object of a copy that is about to be announced."""
-        facts = self.present()
+        """Returns the facts for the `.indexes` object of a copy that is about to be announced."""
+        facts = self._doubted or self.present()
         self._announced[segment_id] = facts.content
         return encode_partition_facts(facts)
 
@@ -307,6 +330,7 @@ class FactsTask:
             self._objects, self._accepted = stored.objects, tuple(stored.accepted())
             newest = newest_of(stored.not_accepted(), services.log.position(partition).topic_id)
             self._stored = None if newest is None else newest.content
+            self._doubted = newest_of(stored.not_accepted()) if reason else None
         services.require_ownership(partition)  # to a former owner, the copies of the present one are unknown
         if reason:
             self.doubt, self._proved_at_ms = MetadataLostError(reason), None

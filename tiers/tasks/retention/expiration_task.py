@@ -6,7 +6,8 @@
 * Time is that of the brokers (docs/design.md, safety rule 6). Too much skew stops every expiry.
 * Before anything expires, the topic's tier settings are read to their end, and compared once more right before the
   write of the log start, which may have to wait. If the policy was made of others, or was replaced, nothing expires.
-* As in Kafka, a record with a timestamp in the future keeps its segment and all later ones.
+* As in Kafka, a record with a timestamp in the future keeps its segment and all later ones. So do records below a
+  segment that are not known to be remote: those of an attempt, of the broker alone, or of a copy that was lost.
 * If two copies of a range exist, the copy that answers for no offset is deleted too (KAFKA-16511). Right before that,
   the owner looks whether the store still has the copies that answer.
 * If a broker's log start went back (unclean stop), the task tells the broker again to delete the records, unless its
@@ -67,7 +68,7 @@ class RLMExpirationTask:
         The caller has compared the remote records up to `remote_end` (inclusive) with the log of the leader of
         `bounds`. None: there were none. A later record may have another history, so it does not expire yet: the broker
         would delete its own records at the same offsets."""
-        log_start = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes, remote_end)
+        log_start = await self.expire(policy, bounds, log_start, local_only_bytes, remote_end)
         await self.apply_log_start(bounds, log_start)
         return log_start
 
@@ -132,37 +133,39 @@ class RLMExpirationTask:
             return found
         return []
 
-    def expired(self, policy: TopicPolicy, log_start: int) -> tuple[int, list[RemoteLogSegmentMetadata]]:
+    def expired(
+        self, policy: TopicPolicy, log_start: int, local_log_start: int
+    ) -> tuple[int, list[RemoteLogSegmentMetadata]]:
         """Returns the log start that retention asks for, at least `log_start`, and the segments to delete after it."""
-        expired_to = self._expired_to(policy, log_start, 0)
+        expired_to = self._expired_to(policy, log_start, local_log_start, 0)
         return expired_to, self.deletable(policy, expired_to)
 
     async def expire(
         self,
         policy: TopicPolicy,
-        leader_epoch: int,
+        bounds: LocalLogBounds,
         log_start: int,
         local_only_bytes: int,
         remote_end: int | None,
     ) -> int:
         """Moves the log start, and returns the new one.
 
-        `log_start` is the one that the leader of `leader_epoch` keeps. `remote_end` is as in `run`."""
-        services, partition = self._services, self._partition
-        expired_to = self._expired_to(policy, log_start, local_only_bytes)
+        `log_start` is the one that the leader of `bounds` keeps. `remote_end` is as in `run`."""
+        services, partition, local_log_start = self._services, self._partition, bounds.log_start_offset
+        expired_to = self._expired_to(policy, log_start, local_log_start, local_only_bytes)
         expired_to = min(expired_to, log_start if remote_end is None else max(log_start, remote_end + 1))
         if expired_to <= log_start:
             services.metrics.alarms.end(*self._skew_alarm)  # the clocks hold nothing up now
         elif await self._clock_is_trusted() and await self._settings_still_expire(policy):
             # The clock may have been set since the first judgement, so the records are judged again.
-            expired_to = min(expired_to, self._expired_to(policy, log_start, local_only_bytes))
+            expired_to = min(expired_to, self._expired_to(policy, log_start, local_log_start, local_only_bytes))
         else:
             expired_to = log_start
         self._watch_head(policy, max(log_start, expired_to))
         if expired_to > log_start:
             self._check_ownership()
             last_epoch = RemoteLog(services.state, partition).epoch_at(expired_to - 1)
-            expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION, last_epoch)
+            expired = LogStart(expired_to, bounds.leader_epoch, LogStartReason.RETENTION, last_epoch)
             await services.metadata.put_log_start(partition, expired, check=partial(self._check_settings, policy))
             logger.info(
                 "records expired by the total retention",
@@ -248,17 +251,20 @@ class RLMExpirationTask:
     def _is_present(self, policy: TopicPolicy, tier_settings: Mapping[str, str]) -> bool:
         return tier_settings == policy.tier_settings and self._is_in_effect(policy)
 
-    def _expired_to(self, policy: TopicPolicy, log_start: int, local_only_bytes: int) -> int:
+    def _expired_to(self, policy: TopicPolicy, log_start: int, local_log_start: int, local_only_bytes: int) -> int:
         """Returns the log start that retention asks for, at least `log_start`.
 
         It is limited by the bytes that one run may expire."""
         if expiry_hold(policy):
             return log_start
+        remote = RemoteLog(self._services.state, self._partition)
+        if remote.is_head_unknown(log_start, local_log_start):
+            return log_start
         alive, retention = self._answering(log_start), Retention(policy.retention_ms, policy.retention_bytes)
         now_ms, budget_bytes = self._services.wall_clock_ms(), self._services.settings.expire_max_bytes_per_run
         alive_bytes, end = self._retained_bytes(log_start), log_start
         for segment, hold in expiry_holds(alive, retention, now_ms, local_only_bytes, budget_bytes, alive_bytes):
-            if hold is not None:
+            if hold is not None or (end > log_start and segment.start_offset > remote.behind_gaps(end)):
                 break
             end = max(end, segment.valid_end_offset + 1)
         return end

@@ -76,7 +76,7 @@ async def test_a_pause_holds_trims_and_expiry_as_soon_as_it_is_recorded(copied: 
 async def test_a_job_expires_nothing_of_a_paused_topic(copied: Workbench) -> None:
     await copied.record_log_start(30)
     policy = paused(EXPIRES_ALL, TierWork.EXPIRING)
-    assert copied.expiration_task.expired(policy, 30) == (30, [])
+    assert copied.expiration_task.expired(policy, 30, 60) == (30, [])
 
 
 async def test_each_work_is_paused_alone_and_goes_on(running: Running) -> None:

@@ -166,7 +166,7 @@ async def test_retention_by_bytes_counts_no_copy_in_the_range_of_a_cut_one(bench
     await bench.metadata.put_cut(PARTITION, 2, 60)
     for start in (60, 70, 80, 90):
         await write(start, start + 9, 300, finished, epoch=2)
-    log_start, _ = bench.expiration_task.expired(replace(POLICY, retention_bytes=1000), 55)
+    log_start, _ = bench.expiration_task.expired(replace(POLICY, retention_bytes=1000), 55, 100)
     assert log_start == 60  # the later ones have 1200 bytes
 
 
