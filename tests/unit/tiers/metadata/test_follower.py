@@ -15,7 +15,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from protocol.errors import ErrorCode
 from tests.support.simulation.loop import VirtualLoop
 from tests.support.tiers.following import NODE, TOPIC, Cluster, Following, finished
-from tests.support.tiers.metadata_state import NOW_MS, open_state, segment
+from tests.support.tiers.metadata_state import NOW_MS, open_state, segment, to
 from tests.support.tiers.waiting import until
 from tiers.broker.client import Leader
 from tiers.broker.fetch import FetchedPartition
@@ -25,9 +25,11 @@ from tiers.metadata.state import writer as writer_module
 from tiers.metadata.state.layout import Databases, delete_prefix
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.topic import follower as follower_module
+from tiers.metadata.topic.followed_state import Answer
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import OffsetAndEpoch
+from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 
 async def test_after_a_loss_of_records_the_state_is_kept_and_is_not_fresh(
@@ -189,6 +191,24 @@ async def test_a_broker_that_hangs_holds_up_no_proof_that_another_one_leads(
     assert as_of_ms > before_ms
 
 
+@pytest.mark.parametrize("named", [NODE, 3])
+async def test_a_broker_that_answers_a_moment_later_counts(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch, named: int
+) -> None:
+    """The follower also waits until another broker names the leader."""
+    monkeypatch.setattr("tiers.metadata.topic.leadership._NEWER_WITHIN_MS", 60_000)
+    cluster.isr = [NODE, 3]
+    cluster.leaders = {NODE: Leader(NODE, 4), 3: Leader(named, 4 if named == NODE else 5)}
+    if named != NODE:
+        cluster.leaders[2] = Leader(NODE, 4)
+    cluster.hanging[3] = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, cluster.hanging[3].set)
+    partition = following.follower._partitions[0]
+    await following.follower._leadership.confirm(1_000, partition)
+    assert partition.leader.node_id == named
+    assert partition.holds_as_of(Leader(NODE, 4), 1) == (1 if named == NODE else None)
+
+
 async def test_a_topic_that_was_grown_is_read_on(cluster: Cluster, following: Following) -> None:
     assert await following.poll()
     cluster.logs[2] = []
@@ -210,6 +230,23 @@ async def test_an_answer_counts_no_more_once_another_leader_is_known(cluster: Cl
         patch.setattr(follower_module, "fetch_raw", overtaken)
         await following.poll()
     assert following.follower.fresh_at_ms(0) is None
+
+
+async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, following: Following) -> None:
+    cluster.logs[0] = finished(1, 0)
+    late = [cluster._fetched(0, 0)]
+    cluster.logs[0] += [
+        to(segment(1, 0, 9), State.DELETE_SEGMENT_STARTED),
+        to(segment(1, 0, 9), State.DELETE_SEGMENT_FINISHED),
+    ]
+    partition = following.follower._partitions[0]
+    reads = [await following.follower._read(partition, each, OffsetAndEpoch(0, -1), True) for each in late]
+    assert await following.poll()
+    answers = [Answer(partition, OffsetAndEpoch(0, -1), each, 1_000_000) for each in reads if each is not None]
+    await following.follower._followed.replay(answers, following.follower._followed.now())
+    assert following.follower.position(0) == 4
+    assert list(following.state.list_remote_log_segments(segment(1, 0, 9).topic_id_partition)) == []
+    assert following.follower.is_fresh(0, 60_000)
 
 
 async def test_partitions_that_no_broker_serves_give_one_line(
@@ -363,6 +400,47 @@ async def test_a_state_that_cannot_be_written_is_trouble_and_not_fresh(
         monkeypatch.setattr(following.state, fails, works)
         await following.follower.ensure_fresh(0, 60_000, 20_000)
         await until(lambda: following.follower.trouble is None)
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def test_a_write_that_has_room_ends_no_trouble_of_another_leader(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state has room for the times of the reads, and none for the records that one of two leaders has."""
+    cluster.logs[0] = finished(1, 0)
+    named, has_room = cluster._named, False
+
+    def with_two_leaders(witness: int) -> Any:
+        answer = named(witness)
+        answer.topics[0].partitions[1].leader_id = NODE + 1
+        return answer
+
+    monkeypatch.setattr(cluster, "_named", with_two_leaders)
+    apply, poll = following.state.apply, following.follower._poll
+    troubles: list[str | None] = []
+
+    def apply_if_there_is_room(reads: Any) -> Any:
+        if not has_room:
+            raise lmdb.DiskError("No space left on device")
+        return apply(reads)
+
+    async def poll_and_look(node_id: int, partitions: Any) -> bool:
+        is_whole = await poll(node_id, partitions)
+        troubles.append(following.follower.trouble_of_all)
+        return is_whole
+
+    monkeypatch.setattr(following.state, "apply", apply_if_there_is_room)
+    monkeypatch.setattr(following.follower, "_poll", poll_and_look)
+    reading = asyncio.create_task(following.follower.run())
+    try:
+        await until(lambda: following.follower.trouble_of_all is not None)
+        troubles.clear()
+        await until(lambda: len(troubles) >= 5)
+        assert all(troubles)
+        has_room = True
+        await until(lambda: following.follower.trouble_of_all is None)
     finally:
         reading.cancel()
         await asyncio.wait([reading])
