@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.support.fakes.in_memory_rlmm import IN_MEMORY_TOPIC_ID
+from tests.support.tiers.interposed import refuse
 from tests.support.tiers.topic_deletion_bench import Existence, put_segments, round_after, rounds_for
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.errors import RemoteLogMetadataError
@@ -186,16 +187,14 @@ async def test_settings_are_forgotten_by_the_same_proof(bench: Workbench) -> Non
     assert bench.metadata.tier_configs == {}
 
 
-async def test_a_sighting_that_cannot_be_recorded_stops_no_proved_deletion(missing: Workbench) -> None:
+async def test_a_sighting_that_cannot_be_recorded_stops_no_proved_deletion(
+    missing: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench, delay_ms = missing, delay_of(missing)
     await put_segments(bench, 1, OTHER)
     await bench.metadata.put_topic_deletion(OTHER.topic_id, OTHER.topic, is_confirmed=True)
     task = TopicDeletionTask(bench.services, Existence(TOPIC_ID, OTHER.topic_id))
-
-    async def refuse(*args: object, **options: object) -> None:
-        raise RemoteLogMetadataError("no")
-
-    bench.metadata.put_topic_missing = refuse  # type: ignore[method-assign]  # a fault
+    refuse(monkeypatch, bench.metadata, "put_topic_missing", RemoteLogMetadataError("no"))
     await task.run()
     with pytest.raises(RemoteLogMetadataError):
         await round_after(bench, task, delay_ms)
