@@ -130,16 +130,6 @@ def test_the_newest_facts_count_and_those_of_segments_too(store: Store) -> None:
     assert [position.next_offset for _, position in plan.positions] == [80]
 
 
-def test_facts_of_a_segment_that_cannot_be_read_are_refused(store: Store) -> None:
-    segment = store.holds(0, 9)
-    known = store.found.segments[segment.segment_id.id]
-    assert isinstance(known.indexes, FoundIndexes)
-    known.indexes = replace(known.indexes, facts="a later release wrote them")
-    assert store.plan().refused == ["facts in the store cannot be read: a later release wrote them"]
-    store.found.facts.append("a wrong checksum")
-    assert "facts in the store cannot be read: a wrong checksum" in refused(store)
-
-
 def test_the_last_segment_and_those_that_overlap_are_read_back(store: Store) -> None:
     store.holds(0, 9)
     later = store.holds(10, 19)
@@ -164,6 +154,16 @@ def merged_of(
     return whole
 
 
+def test_a_merged_segment_counts_when_a_part_is_lost(store: Store) -> None:
+    """If a part had to be read back, damage to a copy that nobody needs would refuse the whole partition."""
+    parts = store.holds(0, 9), store.holds(10, 19), store.holds(20, 29)
+    whole = merged_of(store, *parts)
+    store.loses(parts[0])
+    plan = store.plan()
+    assert (plan.segments, plan.unsure) == ([whole], [whole])
+    assert all("other segments have its records" in each for each in plan.dropped[-2:])
+
+
 def test_a_merge_that_did_not_come_to_count_is_not_missed(store: Store) -> None:
     parts = store.holds(0, 9), store.holds(10, 19), store.holds(20, 29)
     merged_of(store, *parts[:2])
@@ -171,25 +171,6 @@ def test_a_merge_that_did_not_come_to_count_is_not_missed(store: Store) -> None:
     assert live(plan) == [(0, 9), (10, 19), (20, 29)]
     assert "it was merged from 2 segments, which all exist" in plan.dropped[0]
     assert {each.start_offset for each in plan.unsure} >= {each.start_offset for each in plan.segments}
-
-
-def test_a_merged_segment_with_a_lost_part_counts(store: Store) -> None:
-    parts = store.holds(0, 9), store.holds(10, 19)
-    whole = merged_of(store, *parts)
-    store.loses(parts[1])
-    assert live(store.plan()) == [(0, 9), (0, 19)]
-    store.loses(parts[0])
-    assert store.plan().segments == [whole]
-
-
-def test_a_copy_within_another_one_is_left_out_unread(store: Store) -> None:
-    """If it had to be read back, damage to a copy that nobody needs would refuse the whole partition."""
-    parts = store.holds(0, 9), store.holds(10, 19), store.holds(20, 29)
-    whole = merged_of(store, *parts)
-    store.loses(parts[0])
-    plan = store.plan()
-    assert (plan.segments, plan.unsure) == ([whole], [whole])
-    assert all("other segments have its records" in each for each in plan.dropped[-2:])
 
 
 def test_no_copy_that_was_not_read_back_takes_the_place_of_a_longer_one(store: Store) -> None:
@@ -305,10 +286,15 @@ def test_damaged_objects_are_refused(store: Store) -> None:
     assert live(store.plan()) == []
 
 
-def test_epochs_that_fall_are_refused(store: Store) -> None:
-    store.holds(0, 9, epoch=4)
+def test_facts_that_cannot_be_read_and_epochs_that_fall_are_refused(store: Store) -> None:
+    known = store.found.segments[store.holds(0, 9, epoch=4).segment_id.id]
     store.holds(10, 19, epoch=3)
     assert "begins in leader epoch 3, after epoch 4" in refused(store)
+    assert isinstance(known.indexes, FoundIndexes)
+    known.indexes = replace(known.indexes, facts="a later release wrote them")
+    store.found.facts.append("a wrong checksum")
+    for why in ("a later release wrote them", "a wrong checksum"):
+        assert f"facts in the store cannot be read: {why}" in refused(store)
 
 
 def replayed(plan: PartitionPlan, folder: Path) -> RemoteLogMetadataStateWriter:
@@ -345,48 +331,41 @@ def test_replay_makes_of_the_records_what_was_planned(store: Store, tmp_path: Pa
     assert (config.topic_id_partition.partition, config.config) == (0, {"local.retention.ms": "5"})
 
 
-def planned(*configs: Mapping[str, str]) -> list[PartitionPlan]:
-    """Plans of several partitions of one topic. The settings of each are of another metadata topic."""
+ASKS_TO_DELETE = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+ENABLED = {"remote.storage.enable": "true", "local.retention.ms": "5"}
+MONTH, QUARTER = {RETENTION_MINUTES: "30", "local.retention.ms": "5"}, {RETENTION_MINUTES: "90"}
+PAUSED = {TierWork.EXPIRING.key: "true"}
+
+
+@pytest.mark.parametrize(
+    ("configs", "rebuilt"),
+    [
+        ([MONTH], MONTH),
+        ([MONTH, QUARTER], {RETENTION_MINUTES: "90", RETENTION_BYTES: "-1", "local.retention.ms": "5"}),
+        ([{}, MONTH], {RETENTION_MINUTES: "-1", RETENTION_BYTES: "-1", "local.retention.ms": "5"}),
+        ([ASKS_TO_DELETE], ASKS_TO_DELETE),
+        ([ASKS_TO_DELETE, {}], None),  # the user may have taken the request back
+        ([ASKS_TO_DELETE, ENABLED], ENABLED),
+        ([PAUSED, {}], PAUSED),
+        ([{}, PAUSED], PAUSED),  # a pause too many costs nothing, and an operator ends it
+    ],
+)
+def test_settings_of_several_metadata_topics_delete_the_least(
+    configs: list[Mapping[str, str]], rebuilt: Mapping[str, str] | None
+) -> None:
+    """Each partition has the settings of another metadata topic. The longest total retention counts."""
     plans = [PartitionPlan(replace(PARTITION, partition=number)) for number in range(len(configs))]
     for number, (plan, config) in enumerate(zip(plans, configs, strict=True)):
         at = MetadataPosition(UUID(int=number), 0, 5)
         plan.facts = [PartitionFacts("c", plan.topic_id_partition, tier_config=config, settings_position=at)]
-    return plans
-
-
-def rebuilt(*plans: PartitionPlan) -> list[Mapping[str, str]]:
-    return [each.config for each in tier_configs_of(plans, "writer", 1)]
+    found = [each.config for each in tier_configs_of(plans, "writer", 1)]
+    assert found == ([] if rebuilt is None else [rebuilt])
 
 
 def test_the_newest_settings_of_a_metadata_topic_count() -> None:
-    older, newer = planned({RETENTION_MINUTES: "90"}, {RETENTION_MINUTES: "30", RETENTION_BYTES: "-1"})
-    newer.facts = [replace(newer.facts[0], settings_position=MetadataPosition(UUID(int=0), 1, 2))]
-    for plans in ((older, newer), (newer, older)):
-        assert rebuilt(*plans) == [{RETENTION_MINUTES: "30", RETENTION_BYTES: "-1"}]
-
-
-def test_the_longest_total_retention_of_several_metadata_topics_is_rebuilt() -> None:
-    old, new, none = planned({RETENTION_MINUTES: "30", "local.retention.ms": "5"}, {RETENTION_MINUTES: "90"}, {})
-    assert rebuilt(old, new) == [{RETENTION_MINUTES: "90", RETENTION_BYTES: "-1", "local.retention.ms": "5"}]
-    assert rebuilt(none, old) == [{RETENTION_MINUTES: "-1", RETENTION_BYTES: "-1", "local.retention.ms": "5"}]
-    assert rebuilt(old) == [old.facts[0].tier_config]
-
-
-@pytest.mark.parametrize("other", [{}, {"remote.storage.enable": "true", "local.retention.ms": "5"}])
-def test_a_deletion_that_one_metadata_topic_lacks_is_not_rebuilt(other: dict[str, str]) -> None:
-    """The user may have taken the request back."""
-    asks = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
-    asking, keeping = planned(asks, other)
-    assert rebuilt(asking, keeping) == ([other] if other else [])
-    assert rebuilt(asking) == [asks]
-
-
-def test_a_pause_counts_if_any_metadata_topic_has_it() -> None:
-    """A pause too many costs nothing, and an operator ends it."""
-    old, none, new = planned(
-        {"local.retention.ms": "60000"}, {}, {TierWork.EXPIRING.key: "true", "local.retention.ms": "1000"}
-    )
-    for plans in ([old, new], [new, old], [none, new, old]):
-        [config] = rebuilt(*plans)
-        assert config[TierWork.EXPIRING.key] == "true"
-        assert TierWork.TRIMMING.key not in config
+    plans = [PartitionPlan(replace(PARTITION, partition=number)) for number in range(2)]
+    for plan, minutes in zip(plans, ("90", "30"), strict=True):
+        at = MetadataPosition(UUID(int=1), 0, 100 - int(minutes))
+        config = {RETENTION_MINUTES: minutes}
+        plan.facts = [PartitionFacts("c", plan.topic_id_partition, tier_config=config, settings_position=at)]
+    assert [each.config for each in tier_configs_of(plans, "writer", 1)] == [{RETENTION_MINUTES: "30"}]

@@ -33,7 +33,6 @@ from tiers.metadata.records.serde import (
     key_of,
     known_record_types,
     log_gap_key,
-    nothing_key,
     tombstone,
 )
 from tiers.model.ids import TopicIdPartition
@@ -98,38 +97,6 @@ async def test_records_from_before_are_not_fresh_from_then_on(cluster: Cluster, 
         await is_stopped(following)
     cluster.logs[0] += finished(2, 20)
     await is_stopped(following)
-
-
-async def test_a_tombstone_of_what_is_not_known_counts_too(cluster: Cluster, following: Following) -> None:
-    cluster.logs[0] = [*finished(1, 0), tombstone(log_gap_key(PARTITION, 10)), *finished(2, 20)]
-    with an_earlier_release():
-        await is_stopped(following)
-
-
-async def test_when_compaction_has_removed_it_there_is_nothing_to_understand(cluster: Cluster, tmp_path: Path) -> None:
-    with an_earlier_release():
-        cluster.logs[0] = [*finished(1, 0), gap(10, 20), *finished(2, 20)]
-        with opened(cluster, tmp_path, is_kept=False) as before:
-            await is_stopped(before)
-        cluster.logs[0][2] = tombstone(nothing_key(PARTITION))
-        with opened(cluster, tmp_path, is_kept=False) as again:
-            assert await again.poll()
-            assert again.follower.trouble is None
-            assert again.follower.is_fresh(0, 60_000)
-
-
-async def test_ignorable_records_stop_no_member_and_are_read_after_the_upgrade(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    deletion = TopicDeletionUpdate(TopicIdPartition(PARTITION.topic_id, 0, "orders"), "a", NOW_MS, False)
-    cluster.logs[0] = [*finished(1, 0), deletion, *finished(2, 20)]
-    with an_earlier_release(serde.TOPIC_DELETION_API_KEY), opened(cluster, tmp_path, is_kept=False) as before:
-        assert await before.poll()
-        assert before.follower.is_fresh(0, 60_000)
-        assert before.follower.position(0) == 5
-    with opened(cluster, tmp_path, is_kept=False) as after:
-        assert await after.poll()
-        assert after.state.topic_deletions()
 
 
 def test_a_state_that_a_later_release_kept_is_read_anew(tmp_path: Path) -> None:

@@ -162,26 +162,6 @@ async def begun(metadata: Metadata, start: int, end: int) -> RemoteLogSegmentMet
     return replace(attempt, event_timestamp_ms=MINUTE_MS)
 
 
-async def test_the_search_ends_where_its_caller_needs_no_more(
-    metadata: Metadata, log: RemoteLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answered, looked_at = metadata.state.answered_offsets, []
-
-    def counted(partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
-        for run in answered(partition, offset):
-            looked_at.append(run)
-            yield run
-
-    for start in range(50, 99, 10):
-        await copied(metadata, segment(PARTITION, start, start + 9))
-    monkeypatch.setattr(metadata.state, "answered_offsets", counted)
-    assert await log.explained_to(40, 60) == 100, "the sums show that no offset is missing"
-    looked_at.clear()
-    await metadata.put_log_gap(PARTITION, LogGap(30, 40), 0)
-    assert await log.explained_to(20, 30) == 30
-    assert len(looked_at) <= 2
-
-
 async def test_attempts_are_the_segments_without_an_end(metadata: Metadata, log: RemoteLog) -> None:
     last, first = await begun(metadata, 50, 59), await begun(metadata, 0, 9)
     assert (list(log.attempts()), list(log.attempts(10))) == ([first, last], [last])

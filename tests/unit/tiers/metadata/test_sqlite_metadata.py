@@ -138,14 +138,6 @@ async def test_a_state_that_may_lack_tombstones_is_read_again(
         assert (ends(second), cleared) == ([99], [] if is_kept else [[0]])
 
 
-async def test_a_second_proxy_is_refused_until_the_first_ends(tmp_path: Path) -> None:
-    async with opened(manager_over(tmp_path)) as first:
-        await refused(manager_over(tmp_path, state="another"), "held by another proxy .* Stop the other proxy first")
-        await copied(first, segment(PARTITION, 0, 99))
-    async with opened(manager_over(tmp_path, state="another")) as second:
-        assert ends(second) == [99]
-
-
 @pytest.fixture
 def holder(tmp_path: Path, site_packages: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the file."""

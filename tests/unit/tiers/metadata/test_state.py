@@ -35,16 +35,13 @@ from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import (
     MetadataRecord,
     RecordKey,
-    api_key_of,
     decode_key,
     decode_value,
-    encode_value,
     key_of,
     segment_keys,
 )
 from tiers.metadata.remote_log_metadata_manager import is_log_start_known, records_of_deletion, records_of_log_start
 from tiers.metadata.state import segment_cursors, writer
-from tiers.metadata.state.layout import _decode, partition_key, recorded
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
@@ -441,17 +438,6 @@ def test_a_segment_is_seen_before_it_can_be_looked_up(tmp_path: Path, monkeypatc
             topic.put(to(each, State.COPY_SEGMENT_FINISHED))
         assert readable[-3:] == [None, 9, 19], "not yet at the time that counts"
         assert [state.seen_at_ms(each.segment_id) for each in segments] == [1_100, 1_200, 1_300]
-
-
-def test_large_records_are_not_kept_in_memory(tmp_path: Path) -> None:
-    """A plan with 20,000 tiles takes a megabyte, and an owner asks for it once a round."""
-    plan = CopyPlan(PARTITION, "a", NOW_MS, UUID(int=77), 1, 0, 0, tuple(range(20_001)))
-    with closing(open_state(tmp_path)) as state, state._env.begin(write=True) as txn:
-        key = partition_key(PARTITION) + plan.plan_id.bytes
-        txn.put(key, encode_value(plan), db=state._db.records[api_key_of(CopyPlan)])
-        kept = _decode.cache_info().currsize
-        assert recorded(txn, state._db, CopyPlan, partition_key(PARTITION)) == [plan]
-        assert _decode.cache_info().currsize == kept
 
 
 def test_a_change_during_a_listing_is_seen_from_the_next_piece_on(state: RemoteLogMetadataStateWriter) -> None:

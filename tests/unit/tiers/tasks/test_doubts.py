@@ -15,20 +15,6 @@ from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 KEEPS_NOTHING = replace(POLICY, local_retention_bytes=0, retention_bytes=0)
 
 
-async def in_doubt(bench: Workbench) -> PartitionTasks:
-    """A user has deleted 0 to 9, and retention may take the rest. The metadata has lost the segment 60 to 89."""
-    bench.log.append(*batches(0, 100))
-    await bench.copy_all()
-    await bench.check_facts()
-    await bench.facts_task.store()
-    bench.metadata.is_position_confirmed = False
-    [lost] = [each for each in bench.segments if each.start_offset == 60]
-    del bench.metadata.segments[lost.segment_id]
-    await bench.metadata.put_log_start(PARTITION, user_log_start(35, leader_epoch=0))
-    bench.now_ms += 60_000
-    return PartitionTasks(bench.services, PARTITION, KEEPS_NOTHING, Tenure(0, 1))
-
-
 async def about_to_trim(bench: Workbench) -> tuple[PartitionTasks, Surveyed]:
     """Copies 0 to 89, and surveys the partition. The brokers may trim what is copied."""
     bench.log.append(*batches(0, 100))
@@ -43,16 +29,30 @@ async def about_to_trim(bench: Workbench) -> tuple[PartitionTasks, Surveyed]:
 
 
 async def test_in_doubt_records_are_copied_and_none_is_removed(bench: Workbench) -> None:
-    tasks, objects = await in_doubt(bench), await bench.objects()
+    """A user has deleted 0 to 34, and retention may take the rest. The metadata loses the segment 60 to 89."""
+    bench.log.append(*batches(0, 100))
+    await bench.copy_all()
+    await bench.check_facts()
+    await bench.facts_task.store()
+    [lost] = [each for each in bench.segments if each.start_offset == 60]
+    objects = await bench.objects()
+    del bench.metadata.segments[lost.segment_id]
+    bench.metadata.is_position_confirmed = False
+    await bench.metadata.put_log_start(PARTITION, user_log_start(35, leader_epoch=0))
+    bench.now_ms += 60_000
+    tasks = PartitionTasks(bench.services, PARTITION, KEEPS_NOTHING, Tenure(0, 1))
     bench.log.append(*batches(100, 130))
     await whole_rounds(bench, tasks, 5)
     assert tasks.doubt
     assert bench.state.remote_end_offset(PARTITION) == 129
-    assert (bench.log.log_start_offset, [each.offset for each in bench.state.log_starts(PARTITION)]) == (
-        0,
-        [35],
-    )
+    assert (bench.log.log_start_offset, [each.offset for each in bench.state.log_starts(PARTITION)]) == (0, [35])
     assert set(objects) <= set(await bench.objects())
+    alarm = {"topic": "orders", "reason": "metadata-lost"}
+    assert (bench.active("metadata-lost"), bench.metric("remote_log_alarms_total", **alarm)) == (1, 1)
+    bench.metadata.segments[lost.segment_id], bench.metadata.is_position_confirmed = lost, True
+    await whole_rounds(bench, tasks, 20)
+    assert (tasks.doubt, bench.active("metadata-lost")) == ("", 0)
+    assert bench.log.log_start_offset == 130
 
 
 async def test_a_doubt_that_begins_during_a_trim_ends_it(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

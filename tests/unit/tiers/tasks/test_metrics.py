@@ -12,7 +12,6 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.topic_policy import TierWork
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import STATES, AlarmReason
-from tiers.tasks.deletion.segment_deletion import delete_segment
 from tiers.tasks.metrics import TOPIC_KEPT_MS, RemoteLogManagerMetrics
 
 HOUR_MS = 3_600_000
@@ -103,18 +102,6 @@ def test_a_topic_with_an_alarm_keeps_its_series() -> None:
     for hour in range(5, 8):
         metrics.keep_topics(set(), hour * TOPIC_KEPT_MS)
     assert samples(registry) == {}
-
-
-async def test_the_deletions_of_a_deleted_topic_leave_no_series(bench: Workbench) -> None:
-    """No process copies the topic any more, and its deletions count under its name."""
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
-    await bench.copy_all()
-    await delete_segment(bench.services, bench.segments[0])
-    assert bench.metric("remote_delete_requests_total", topic="orders") == 1
-    for hour in range(3):
-        bench.services.metrics.keep_topics(set(), hour * TOPIC_KEPT_MS)
-    names = {name for name, *_ in samples(bench.registry)}
-    assert not any(name.startswith("tidegate_remote_delete_requests") for name in names)
 
 
 async def test_the_oldest_uncopied_record_has_the_age_of_its_timestamp(bench: Workbench) -> None:

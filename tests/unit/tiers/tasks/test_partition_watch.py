@@ -75,11 +75,6 @@ async def test_a_copy_ends_the_episode(filled: Workbench) -> None:
     assert [filled.active(reason) for reason in REASONS] == [0, 0, 0]
 
 
-async def test_imported_records_with_an_old_create_time_alarm_at_once(filled: Workbench) -> None:
-    filled.log.records = batch_of(0, 10, timestamp=filled.wall_ms - 2 * DAY_MS)
-    assert await looked(filled) == [1, 1, 1]
-
-
 async def test_records_behind_an_open_transaction_age_since_they_are_known(filled: Workbench) -> None:
     filled.log.last_stable_offset = 0
     assert await looked(filled) == [0, 0, 0]

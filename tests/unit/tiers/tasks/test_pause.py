@@ -8,11 +8,14 @@ import pytest
 
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.attempts import whole_rounds
 from tests.support.tiers.running_manager import Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.topic_policy import TierWork, TopicPolicy, paused_work
+from tiers.metadata.metadata_log import Tenure
 from tiers.model.log_start import LogGap
+from tiers.tasks.partition_tasks import PartitionTasks
 
 KEEP_NOTHING = replace(POLICY, partition_count=1, local_retention_bytes=0)
 EXPIRES_ALL = replace(KEEP_NOTHING, retention_bytes=0)
@@ -73,10 +76,16 @@ async def test_a_pause_holds_trims_and_expiry_as_soon_as_it_is_recorded(copied: 
     assert await copied.expire(EXPIRES_ALL) > 0
 
 
-async def test_a_job_expires_nothing_of_a_paused_topic(copied: Workbench) -> None:
+async def test_paused_expiry_keeps_segments_that_users_deleted(copied: Workbench) -> None:
+    """They are hidden from clients already, and go after the pause. A job deletes none of them either."""
     await copied.record_log_start(30)
-    policy = paused(EXPIRES_ALL, TierWork.EXPIRING)
-    assert copied.expiration_task.expired(policy, 30, 60) == (30, [])
+    assert copied.expiration_task.expired(paused(EXPIRES_ALL, TierWork.EXPIRING), 30, 60) == (30, [])
+    tasks = PartitionTasks(copied.services, PARTITION, paused(POLICY, TierWork.EXPIRING), Tenure(0, 0))
+    await whole_rounds(copied, tasks, 2)
+    assert copied.finished[0] == (0, 29)
+    tasks.policy = POLICY
+    await whole_rounds(copied, tasks, 2)
+    assert copied.finished[0] == (30, 59)
 
 
 async def test_each_work_is_paused_alone_and_goes_on(running: Running) -> None:
@@ -124,22 +133,3 @@ async def test_records_that_brokers_remove_while_nothing_is_copied_are_a_gap(
         running.topics.policies = {POLICY.topic_id: replace(POLICY, partition_count=1)}
         produce(running, 12, 15)
         await until(lambda: bench.finished[-1] == (110, 139))
-
-
-async def test_paused_expiry_keeps_segments_that_users_deleted(running: Running) -> None:
-    """They are hidden from clients already, and go after the pause."""
-    bench, log = running.bench, running.logs.of[PARTITION]
-    policy = replace(POLICY, partition_count=1)
-    running.topics.policies = {POLICY.topic_id: policy}
-    async with running.run():
-        await until(lambda: len(bench.finished) == 3)
-        await record(bench, TierWork.EXPIRING)
-        work = running.manager._managed[PARTITION]
-        running.topics.policies = {POLICY.topic_id: paused(policy, TierWork.EXPIRING)}
-        await until(lambda: TierWork.EXPIRING in work.policy.paused)
-        await bench.record_log_start(30)
-        await rounds(log, 3)
-        assert bench.finished[0] == (0, 29)
-        await record(bench)
-        running.topics.policies = {POLICY.topic_id: policy}
-        await until(lambda: bench.finished[0] == (30, 59))

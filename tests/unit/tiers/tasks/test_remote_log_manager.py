@@ -64,31 +64,9 @@ async def test_a_failing_partition_is_retried_and_leaves_the_others_alone(
     assert ("a stage of a partition failed" in said) is isinstance(error, ZeroDivisionError)
 
 
-async def test_a_cut_that_is_not_proved_is_an_alarm_and_copying_goes_on(running: Running) -> None:
-    """The leader has forgotten where its log parts from the copied records."""
-    async with running.run():
-        await until(lambda: running.remote_end(PARTITION) == 89)
-        log = running.logs.of[PARTITION]
-        await until(lambda: log.log_start_offset == 60)
-        log.records, log.leader_epoch = b"", 3
-        log.append(*[batch_of(offset, 10, value_bytes=15, leader_epoch=3) for offset in range(60, 200, 10)])
-        await until(lambda: running.bench.active("diverged") == 1)
-        await until(lambda: (running.remote_end(PARTITION) or 0) >= 149)
-        assert [(cut.offset, cut.is_proved) for cut in running.bench.state.cuts(PARTITION)] == [(60, False)]
-        await running.bench.metadata.put_named_cut(PARTITION, 3, 60)
-        await until(lambda: running.bench.active("diverged") == 0)
-    assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 1
-
-
 async def some_rounds(running: Running) -> None:
     rounds = running.topics.refreshes + 5
     await until(lambda: running.topics.refreshes >= rounds)
-
-
-def raised(running: Running, caplog: pytest.LogCaptureFixture, reason: str) -> tuple[float, int]:
-    """Returns how often the alarm was raised, and how often it was logged."""
-    lines = [line for line in caplog.records if line.levelname == "ERROR" and reason[:8] in line.getMessage()]
-    return running.bench.metric("remote_log_alarms_total", topic="orders", reason=reason), len(lines)
 
 
 async def test_a_partition_that_stops_is_one_alarm_until_it_goes_on(
@@ -105,31 +83,13 @@ async def test_a_partition_that_stops_is_one_alarm_until_it_goes_on(
             await until(lambda: survey.last_error == "no leader")
             log.failure = error
             await until(lambda: survey.last_error == str(error))
-            assert raised(running, caplog, "diverged") == (episode, episode)
+            said = [line.levelname for line in caplog.records if "diverged" in line.getMessage()]
+            alarms = running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged")
+            assert (alarms, said.count("ERROR")) == (episode, episode)
             assert running.bench.active("diverged") == 1
             log.failure = None
             await until(lambda: survey.failures == 0)
             await until(lambda: running.bench.active("diverged") == 0)
-
-
-async def test_a_doubt_is_one_alarm_until_it_ends_and_copying_goes_on(
-    running: Running, caplog: pytest.LogCaptureFixture
-) -> None:
-    log, metadata = running.logs.of[PARTITION], running.bench.metadata
-    async with running.run():
-        await until(lambda: log.log_start_offset == 60)
-        middle = metadata.state.remote_log_segment_metadata(PARTITION, 30)
-        assert middle is not None
-        for episode in (1, 2):
-            stored, trimmed_to = metadata.segments.pop(middle.segment_id), log.log_start_offset
-            await until(lambda: running.bench.active("metadata-lost") == 1)
-            log.append(*[batch_of(log.end_offset + 10 * n, 10, value_bytes=15) for n in range(6)])
-            await until(lambda: running.remote_end(PARTITION) == log.end_offset - 11)
-            assert raised(running, caplog, "metadata-lost") == (episode, episode)
-            assert log.log_start_offset == trimmed_to
-            metadata.segments[middle.segment_id] = stored
-            await until(lambda: running.bench.active("metadata-lost") == 0)
-            await until(lambda: log.log_start_offset == log.end_offset - 40)
 
 
 async def test_partitions_of_another_owner_are_given_up(running: Running) -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.interposed import refuse
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.settings import RemoteLogConfig
-from tiers.errors import RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
@@ -92,14 +92,13 @@ async def test_after_a_success_the_process_interval_passes(schedule: Schedule) -
 async def test_after_a_failure_of_the_store_the_retry_interval_passes(
     schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy, is_down = schedule.bench.store.copy_log_segment_data, True
-
-    async def failing(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        if is_down and metadata.topic_id_partition == PARTITION:
-            raise RetriableRemoteStorageError("503 Slow Down")
-        return await copy(metadata, data)
-
-    monkeypatch.setattr(schedule.bench.store, "copy_log_segment_data", failing)
+    is_down = True
+    refuse(
+        monkeypatch,
+        schedule.bench.store,
+        "copy_log_segment_data",
+        when=lambda segment: is_down and segment.topic_id_partition == PARTITION,
+    )
     now_ms = schedule.bench.now_ms
     async with schedule.running.run():
         await schedule.until_rounds(1, 1)

@@ -14,6 +14,7 @@ import pytest
 from tests.support.fakes.in_memory_log import DamagedLog
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.attempts import batches
+from tests.support.tiers.interposed import before, refuse
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
@@ -215,14 +216,13 @@ async def test_a_doubt_ends_the_deletions_in_progress(
     tasks = PartitionTasks(bench.services, PARTITION, EXPIRING if are_expired else POLICY, Tenure(0, 0))
     surveyed = await tasks.round()
     assert surveyed is not None
-    delete, deleted = bench.store.delete_log_segment_data, []
+    deleted = []
 
-    async def delete_and_survey(segment: RemoteLogSegmentMetadata) -> bool:
+    def survey(segment: RemoteLogSegmentMetadata) -> None:
         deleted.append(segment.start_offset)
         tasks.facts.doubt = MetadataLostError("the metadata has lost segments")
-        return await delete(segment)
 
-    monkeypatch.setattr(bench.store, "delete_log_segment_data", delete_and_survey)
+    before(monkeypatch, bench.store, "delete_log_segment_data", survey)
     await tasks.run_deletion(surveyed)
     assert tasks.doubt
     assert deleted == [0]
@@ -231,10 +231,8 @@ async def test_a_doubt_ends_the_deletions_in_progress(
 async def test_an_expiry_that_fails_stops_no_copy_and_no_trim(
     running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def unreadable(*arguments: object, **options: object) -> int:
-        raise RemoteLogMetadataNotReadyError("the skew is not known")
-
-    monkeypatch.setattr(running.bench.metadata, "clock_skew_ms", unreadable)
+    unknown = RemoteLogMetadataNotReadyError("the skew is not known")
+    refuse(monkeypatch, running.bench.metadata, "clock_skew_ms", unknown)
     set_policy(running, EXPIRING)
     services = running.bench.services
     running.manager = RemoteLogManager(

@@ -9,8 +9,9 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.attempts import batches, begun, copied, planned, whole_rounds
+from tests.support.tiers.interposed import refuse
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
-from tiers.errors import LogDivergedError, RetriableRemoteStorageError
+from tiers.errors import LogDivergedError
 from tiers.metadata.metadata_log import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead
@@ -68,17 +69,11 @@ async def test_a_leader_without_the_records_ends_no_refusal(log: Workbench, anno
 
 async def test_a_whole_attempt_above_a_cut_stays(log: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store refuses to return the attempt until other copies have its offsets."""
-    attempt, tasks, fetch_indexes = await begun(log, 30, 60), owner(log), log.store.fetch_indexes
+    attempt, tasks = await begun(log, 30, 60), owner(log)
     log.log.elect_unclean(30)
     log.log.append(*batches(30, 200, leader_epoch=1))
-
-    async def refuse(segment: RemoteLogSegmentMetadata) -> bytes:
-        if segment.segment_id == attempt.segment_id:
-            raise RetriableRemoteStorageError("503")
-        return await fetch_indexes(segment)
-
     with monkeypatch.context() as failing:
-        failing.setattr(log.store, "fetch_indexes", refuse)
+        refuse(failing, log.store, "fetch_indexes", when=lambda segment: segment.segment_id == attempt.segment_id)
         await whole_rounds(log, tasks, 5)
     assert unread(log, 30, 60) == []
     await whole_rounds(log, tasks, 10)
@@ -210,11 +205,7 @@ async def test_a_survey_compares_a_kept_segment_before_the_next_copy(
 
     monkeypatch.setattr(tasks.watch, "share_from", half)
     with monkeypatch.context() as failing:
-
-        async def refuse(*_: object) -> None:
-            raise RetriableRemoteStorageError("503")
-
-        failing.setattr(bench.store, "copy_log_segment_data", refuse)
+        refuse(failing, bench.store, "copy_log_segment_data")
         await round_of_all(bench, tasks)
         log.elect_unclean(70)
         log.log_start_offset = 70

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from tests.support.fakes.segments import build_segment
 from tests.support.tiers.attempts import batches, begun, copied
+from tests.support.tiers.interposed import before, refuse
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import (
     EncryptionKeyError,
     RemoteResourceNotFoundError,
-    RemoteStorageError,
     RetriableRemoteStorageError,
 )
 from tiers.metadata.metadata_log import Tenure
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.storage.object_key import log_key
@@ -85,22 +83,8 @@ async def end_after(bench: Workbench, step: str) -> None:
     await bench.services.spool.open()
 
 
-def refuse(
-    bench: Workbench,
-    monkeypatch: pytest.MonkeyPatch,
-    what: str,
-    first_offset: int = 0,
-    error: type[RemoteStorageError] = RetriableRemoteStorageError,
-) -> None:
-    """Lets the store refuse requests for the segments that begin at `first_offset`."""
-    call = getattr(bench.store, what)
-
-    async def refused(segment: RemoteLogSegmentMetadata, *args: object) -> object:
-        if segment.start_offset == first_offset:
-            raise error("503")
-        return await call(segment, *args)
-
-    monkeypatch.setattr(bench.store, what, refused)
+def begins_at(first_offset: int) -> Callable[[RemoteLogSegmentMetadata], bool]:
+    return lambda segment: segment.start_offset == first_offset
 
 
 @pytest.mark.parametrize(
@@ -138,7 +122,7 @@ async def test_an_attempt_that_is_not_known_is_neither_deleted_nor_replaced(
     raw = indexes.read_bytes()
     with monkeypatch.context() as patched:
         if is_refused:
-            refuse(log, patched, "fetch_indexes")
+            refuse(patched, log.store, "fetch_indexes")
         else:
             indexes.write_bytes(raw[:5] + bytes([raw[5] + 1]) + raw[6:])
         log.log.log_start_offset = 20
@@ -166,7 +150,7 @@ async def test_no_gap_is_recorded_over_an_attempt_that_may_be_whole(
     log.log.log_start_offset = 60
     with monkeypatch.context() as patched:
         if not is_stored_late:
-            refuse(log, patched, "fetch_log_segment", 30)
+            refuse(patched, log.store, "fetch_log_segment", when=begins_at(30))
         await log.copy()
         log.now_ms += MEMBER_RETURNS_WITHIN_MS - 1
         await log.copy()
@@ -242,7 +226,7 @@ async def test_attempts_whose_key_is_missing_keep_no_other_waiting(
 ) -> None:
     for first in (0, 10, 20):
         await begun(log, first, first + 10)
-        refuse(log, monkeypatch, "fetch_indexes", first, EncryptionKeyError)
+        refuse(monkeypatch, log.store, "fetch_indexes", EncryptionKeyError("no key"), begins_at(first))
     await begun(log, 30, 60)
     log.log.log_start_offset = 30
     await run(log)
@@ -377,7 +361,7 @@ async def test_copying_goes_on_behind_an_attempt_that_is_stored_and_kept(
     log: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        refuse(log, patched, "fetch_log_segment")
+        refuse(patched, log.store, "fetch_log_segment", when=begins_at(0))
         with pytest.raises(RetriableRemoteStorageError, match="503"):
             await log.copy()
         await log.copy_all()
@@ -392,7 +376,7 @@ async def test_copying_goes_on_behind_an_attempt_that_is_stored_and_kept(
 async def test_only_urgent_records_are_copied_behind_an_attempt_not_stored(
     log: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse(log, monkeypatch, "copy_log_segment_data")
+    refuse(monkeypatch, log.store, "copy_log_segment_data", when=begins_at(0))
     with pytest.raises(RetriableRemoteStorageError, match="503"):
         await log.copy()
     with pytest.raises(RetriableRemoteStorageError, match="copying waits"):
@@ -410,7 +394,7 @@ async def test_only_urgent_records_are_copied_behind_an_attempt_not_stored(
 async def test_copying_waits_for_an_attempt_of_another_owner(log: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next segment would continue one that this owner does not have."""
     await begun(log, 0, 30)
-    refuse(log, monkeypatch, "fetch_indexes")
+    refuse(monkeypatch, log.store, "fetch_indexes")
     await run(log)
     with pytest.raises(RetriableRemoteStorageError, match=r"copying waits.*503"):
         log.attempts.start_behind(0, is_urgent=True)
@@ -419,7 +403,7 @@ async def test_copying_waits_for_an_attempt_of_another_owner(log: Workbench, mon
 
 async def test_a_cut_attempt_holds_up_no_record_behind_the_cut(log: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        refuse(log, patched, "fetch_indexes")
+        refuse(patched, log.store, "fetch_indexes")
         with pytest.raises(RetriableRemoteStorageError):
             await log.copy()
         await log.metadata.put_cut(PARTITION, 1, 20)
@@ -429,20 +413,14 @@ async def test_a_cut_attempt_holds_up_no_record_behind_the_cut(log: Workbench, m
 async def test_a_store_in_trouble_is_not_asked_about_every_attempt(
     log: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
-
-    async def refuse(segment: RemoteLogSegmentMetadata) -> bytes:
-        asked.append(segment.start_offset)
-        raise RetriableRemoteStorageError("503")
-
     for first in range(0, 50, 10):
         await begun(log, first, first + 10)
     log.log.log_start_offset = 50
-    monkeypatch.setattr(log.store, "fetch_indexes", refuse)
+    asked = refuse(monkeypatch, log.store, "fetch_indexes")
     await run(log)
-    assert asked == [0, 10, 20]
+    assert [each.start_offset for each in asked] == [0, 10, 20]
     await run(log)
-    assert asked == [0, 10, 20, 30, 40], "the first ones wait for their backoff"
+    assert [each.start_offset for each in asked] == [0, 10, 20, 30, 40], "the first ones wait for their backoff"
 
 
 async def test_a_copy_ends_before_the_metadata_drops_its_deletion(
@@ -465,18 +443,14 @@ async def test_an_attempt_is_found_by_the_custom_metadata_of_the_listing(
     log: Workbench, monkeypatch: pytest.MonkeyPatch, custom_metadata: bytes | None
 ) -> None:
     """The record of an attempt has none, and a store may need it to find the objects."""
-    attempt, fetch, listed = await begun(log, 0, 30), log.store.fetch_indexes, log.store.list_objects
-
-    async def strict(segment: RemoteLogSegmentMetadata) -> bytes:
-        if segment.custom_metadata is None:
-            raise RemoteResourceNotFoundError("which bucket?")
-        return await fetch(segment)
+    attempt, listed = await begun(log, 0, 30), log.store.list_objects
 
     async def listing(prefix: str) -> AsyncIterator[StoredObject]:
         async for each in listed(prefix):
             yield replace(each, custom_metadata=custom_metadata)
 
-    monkeypatch.setattr(log.store, "fetch_indexes", strict)
+    lost = RemoteResourceNotFoundError("which bucket?")
+    refuse(monkeypatch, log.store, "fetch_indexes", lost, lambda segment: segment.custom_metadata is None)
     monkeypatch.setattr(log.store, "list_objects", listing)
     await run(log)
     assert log.finished == [(0, 29)] * (custom_metadata is not None)
@@ -502,12 +476,7 @@ async def test_copying_continues_behind_kept_attempts_without_a_hole(
 async def test_an_attempt_whose_deletion_begins_meanwhile_is_not_finished(
     log: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt, ask = await begun(log, 0, 30), log.log.end_offset_for_epoch
-
-    async def delete_and_answer(*args: Any) -> EpochEndOffset:
-        await log.services.write_state(attempt, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
-        return await ask(*args)
-
-    monkeypatch.setattr(log.log, "end_offset_for_epoch", delete_and_answer)
+    attempt, deleting = await begun(log, 0, 30), RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+    before(monkeypatch, log.log, "end_offset_for_epoch", lambda *_: log.services.write_state(attempt, deleting))
     await run(log)
-    assert [each.state for each in log.segments] == [RemoteLogSegmentState.DELETE_SEGMENT_STARTED]
+    assert [each.state for each in log.segments] == [deleting]

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.attempts import batches
+from tests.support.tiers.interposed import after, refuse
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.tier_config import ConfigError
 from tiers.errors import (
@@ -28,7 +29,6 @@ from tiers.model.log_source import LogRead
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.segment.segment_builder import SegmentBuilder
-from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.copy import segment_copy
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.spool import Spool, SpoolError
@@ -66,18 +66,16 @@ async def test_a_store_that_damages_each_copy_gets_the_next_one_later_and_later(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The damaged objects are deleted."""
-    copy, copied_ms = bench.store.copy_log_segment_data, []
+    copied_ms = []
 
-    async def damaging(segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+    def damage(segment: RemoteLogSegmentMetadata, _: object) -> None:
         copied_ms.append(bench.now_ms)
-        custom_metadata = await copy(segment, data)
         path = next((bench.folder / "remote").rglob(f"*{segment.segment_id.id}.indexes"))
         path.write_bytes(path.read_bytes()[:-10])
-        return custom_metadata
 
     bench.log.append(*batches(0, 30))
     await bench.check_facts()
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", damaging)
+    after(monkeypatch, bench.store, "copy_log_segment_data", damage)
     for _ in range(120):
         with suppress(CorruptSegmentError, RetriableRemoteStorageError):
             await bench.copy()
@@ -186,18 +184,12 @@ async def test_too_long_custom_metadata_goes_to_the_store_alone_for_deletion(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may need it to find the objects (KIP-917)."""
-    told = []
-
-    async def deaf(segment: RemoteLogSegmentMetadata) -> bool:
-        told.append(segment.custom_metadata)
-        raise RetriableRemoteStorageError("slow down")
-
     bench.log.append(*batches(0, 40))
     let_the_store_return(b"x" * 129, bench, monkeypatch)
-    monkeypatch.setattr(bench.store, "delete_log_segment_data", deaf)
+    told = refuse(monkeypatch, bench.store, "delete_log_segment_data")
     with pytest.raises(CustomMetadataTooLargeError):
         await bench.copy()
-    assert told == [b"x" * 129]
+    assert [segment.custom_metadata for segment in told] == [b"x" * 129]
     assert [(one.state.name, one.custom_metadata) for one in bench.segments] == [("DELETE_SEGMENT_STARTED", None)]
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support.tiers.attempts import batches, whole_rounds
+from tests.support.tiers.interposed import refuse
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.errors import BrokerError, RetriableRemoteStorageError
+from tiers.errors import BrokerError
 from tiers.metadata.metadata_log import Tenure
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.quota import QuotaWindow, RateQuota
@@ -50,10 +51,6 @@ async def test_attempts_that_fail_again_are_no_progress(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str, error: str
 ) -> None:
     """Each writes the same records anew. A partition without work has no need of progress."""
-
-    async def refuse(*args: object) -> bool:
-        raise RetriableRemoteStorageError("503")
-
     caplog.set_level("INFO", "tiers.tasks.partition_watch")
     quota = RateQuota(1 if refused == "the quota" else None, QuotaWindow(1, 3_600_000), lambda: bench.now_ms)
     quota.exceed(1 << 40)
@@ -63,7 +60,7 @@ async def test_attempts_that_fail_again_are_no_progress(
         if refused == "the broker":
             bench.log.failure = BrokerError(error, retriable=True)
         elif hasattr(bench.store, refused):
-            failing.setattr(bench.store, refused, refuse)
+            refuse(failing, bench.store, refused)
         count, stalled_s = await minutes(bench, tasks, 10)
         assert (count, stalled_s > ALARM_MS / 1000) == ((1, True) if refused else (0, False))
     lines = [vars(line) for line in caplog.records if line.getMessage() == STALLED]

@@ -9,6 +9,7 @@ import pytest
 from tests.support.fakes.in_memory_log import Aborted
 from tests.support.fakes.record_batches import build_batch, control_batch, record
 from tests.support.tiers.attempts import batches
+from tests.support.tiers.interposed import refuse
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.log_start import LogGap
@@ -22,11 +23,8 @@ from tiers.tasks.copy.segment_copy import continuation_at
 async def test_leader_epochs_are_carried_from_a_kept_segment_over_a_gap(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fails(*_: object) -> None:
-        raise RetriableRemoteStorageError("down")
-
     bench.log.append(*batches(0, 20, leader_epoch=1), *batches(20, 40, leader_epoch=4))
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", fails)
+    refuse(monkeypatch, bench.store, "copy_log_segment_data")
     with pytest.raises(RetriableRemoteStorageError):
         await bench.copy()
     await bench.metadata.put_log_gap(PARTITION, LogGap(30, 60), 4)

@@ -117,36 +117,36 @@ async def test_a_missing_key_is_named_for_the_segment(stored: Stored) -> None:
     assert ["add it to [encryption.keys]" in each.what for each in found] == [True] * is_sealed
 
 
+def later(remote_log_index: bytes) -> bytes:
+    first, second, *others = decode_remote_log_index(remote_log_index)
+    return encode_remote_log_index([first, replace(second, max_timestamp_ms=second.max_timestamp_ms + 1), *others])
+
+
 @pytest.mark.parametrize(
-    ("section", "what"),
+    ("section", "make_stale", "what"),
     [
-        (Section.OFFSET_INDEX, "the offset index does not match the log"),
-        (Section.TIME_INDEX, "the time index does not match the log"),
-        (Section.REMOTE_LOG_INDEX, "the remote log index does not match the log"),
-        (Section.LEADER_EPOCH_CHECKPOINT, "the leader epochs do not match the log"),
-        (Section.ABORTED_TRANSACTIONS, "the aborted transactions do not match the log"),
+        (Section.OFFSET_INDEX, lambda index: index + struct.pack(">ii", 70, 1000), "offset index does"),
+        (Section.TIME_INDEX, flipped(7), "time index does"),
+        (Section.REMOTE_LOG_INDEX, later, "remote log index does"),
+        (
+            Section.LEADER_EPOCH_CHECKPOINT,
+            lambda _: encode_leader_epoch_checkpoint((LeaderEpochEntry(3, 0),)),
+            "leader epochs do",
+        ),
+        (
+            Section.ABORTED_TRANSACTIONS,
+            lambda _: encode_aborted_ranges((AbortedTransactionRange(7, 0, 19),)),
+            "aborted transactions do",
+        ),
     ],
 )
-async def test_an_index_that_is_whole_and_not_the_logs_is_stale(stored: Stored, section: Section, what: str) -> None:
+async def test_an_index_that_is_whole_and_not_the_logs_is_stale(
+    stored: Stored, section: Section, make_stale: Callable[[bytes], bytes], what: str
+) -> None:
     def change(data: bytes) -> bytes:
         sections = {number: bytes(content) for number, content in decode_sections(data).items()}
-        sections[section] = STALE[section](sections[section])
-        return encode_sections(sections)
+        return encode_sections(sections | {section: make_stale(sections[section])})
 
     stored.change(".indexes", change)
-    assert await stored.verify() == [Damage(0, 79, None, what, DamageKind.STALE_INDEX)]
-
-
-def _later(remote_log_index: bytes) -> bytes:
-    first, second, *others = decode_remote_log_index(remote_log_index)
-    later = replace(second, max_timestamp_ms=second.max_timestamp_ms + 1)
-    return encode_remote_log_index([first, later, *others])
-
-
-STALE: dict[Section, Callable[[bytes], bytes]] = {
-    Section.OFFSET_INDEX: lambda index: index + struct.pack(">ii", 70, 1000),
-    Section.TIME_INDEX: lambda index: index[:7] + bytes((index[7] ^ 1,)) + index[8:],
-    Section.REMOTE_LOG_INDEX: _later,
-    Section.LEADER_EPOCH_CHECKPOINT: lambda _: encode_leader_epoch_checkpoint((LeaderEpochEntry(3, 0),)),
-    Section.ABORTED_TRANSACTIONS: lambda _: encode_aborted_ranges((AbortedTransactionRange(7, 0, 19),)),
-}
+    said = f"the {what} not match the log"
+    assert await stored.verify() == [Damage(0, 79, None, said, DamageKind.STALE_INDEX)]

@@ -106,18 +106,6 @@ def test_the_estimate_grows_with_the_replica(
     asyncio.run(run())
 
 
-async def test_an_owner_begins_with_the_density_of_the_newest_segment(bench: Workbench) -> None:
-    """The broker has trimmed records in its files, and they count for nothing."""
-    bench.log.has_large_files = True
-    produce(bench, 5)
-    await bench.copy()
-    assert bench.finished == [(0, 29)]
-    bench.log.log_start_offset = 30
-    bench.restart()
-    await bench.survey()
-    assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
-
-
 async def test_larger_records_behind_the_copies_of_a_job_are_estimated(bench: Workbench) -> None:
     produce(bench, 40, value_bytes=1)
     await bench.survey()

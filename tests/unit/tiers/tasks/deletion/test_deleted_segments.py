@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.interposed import before, refuse
 from tests.support.tiers.topic_deletion_bench import put_segments
 from tests.support.tiers.workbench import PARTITION, Workbench, with_retention
-from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteStorageError
 from tiers.metadata.partition_facts import facts_of
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key, marker_key
-from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.deletion import segment_deletion
 from tiers.tasks.deletion.segment_deletion import forget_deleted_segments
 
@@ -34,16 +33,20 @@ async def late(bench: Workbench) -> RemoteLogSegmentMetadata:
     return segment
 
 
-async def test_a_late_object_is_deleted_after_a_day(bench: Workbench, late: RemoteLogSegmentMetadata) -> None:
-    bench.wall_ms += DAY_MS - 1
+@pytest.mark.parametrize("skew_ms", [-50_000, 0, 50_000])
+async def test_a_late_object_is_deleted_after_a_day_of_the_brokers_clock(
+    bench: Workbench, late: RemoteLogSegmentMetadata, skew_ms: int
+) -> None:
+    """The brokers' clock is ahead of this machine's by `skew_ms`, which the proxy tolerates."""
+    bench.metadata.skew_ms = skew_ms
+    (deleted,) = bench.state.deleted_segments(PARTITION)
+    assert (deleted.segment_id, deleted.state) == (late.segment_id, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+    bench.wall_ms = deleted.event_timestamp_ms + DAY_MS - skew_ms - 1
     assert await forget_deleted_segments(bench.services) == 0
     assert len(await bench.objects()) == 2
-    (kept,) = bench.state.deleted_segments(PARTITION)
-    assert (kept.segment_id, kept.state) == (late.segment_id, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
     bench.wall_ms += 1
     assert await forget_deleted_segments(bench.services) == 1
-    assert await bench.objects() == []
-    assert bench.state.deleted_segments() == []
+    assert (await bench.objects(), bench.state.deleted_segments()) == ([], [])
     assert await forget_deleted_segments(bench.services) == 0
 
 
@@ -59,21 +62,14 @@ async def test_a_segment_that_cannot_be_deleted_holds_up_no_other(
     await bench.expire(with_retention(retention_bytes=0))
     bench.wall_ms += 2 * DAY_MS
     known = {one.segment_id for one in bench.state.deleted_segments()}
-    delete, first, asked = bench.store.delete_log_segment_data, bench.state.deleted_segments()[0].segment_id, []
-
-    async def all_but_the_first(metadata: RemoteLogSegmentMetadata) -> bool:
-        asked.append(metadata.segment_id)
-        if metadata.segment_id == first:
-            raise refusal
-        return await delete(metadata)
-
-    monkeypatch.setattr(bench.store, "delete_log_segment_data", all_but_the_first)
+    first = bench.state.deleted_segments()[0].segment_id
+    asked = refuse(monkeypatch, bench.store, "delete_log_segment_data", refusal, lambda each: each.segment_id == first)
     with pytest.raises(type(refusal)):
         await forget_deleted_segments(bench.services)
     left = {one.segment_id for one in bench.state.deleted_segments()}
     assert len(known) == 25
     assert (left == {first}) is are_others_forgotten
-    assert (set(asked) == known) is are_others_forgotten
+    assert ({each.segment_id for each in asked} == known) is are_others_forgotten
     assert first in left
 
 
@@ -81,15 +77,10 @@ async def test_a_segment_that_is_announced_again_keeps_its_objects(
     bench: Workbench, late: RemoteLogSegmentMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job announces a segment again, while the list of the deleted segments is being worked on."""
-
-    async def again(*arguments: object, **options: object) -> int:
-        await bench.metadata.add_remote_log_segment_metadata(
-            replace(late, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
-        )
-        return 0
-
+    again = replace(late, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+    announce = bench.metadata.add_remote_log_segment_metadata
+    before(monkeypatch, bench.metadata, "clock_skew_ms", lambda _: announce(again))
     bench.wall_ms += DAY_MS
-    monkeypatch.setattr(bench.metadata, "clock_skew_ms", again)
     assert await forget_deleted_segments(bench.services) == 0
     assert len(await bench.objects()) == 2
 
@@ -102,12 +93,9 @@ async def test_only_the_owner_forgets_in_its_place_by_a_clock_that_it_trusts(
     assert await forget_deleted_segments(bench.services) == 0
     bench.metadata.owned = True
 
-    async def ahead(*arguments: object, **options: object) -> int:
-        return 61_000
-
-    with monkeypatch.context() as skewed:
-        skewed.setattr(bench.metadata, "clock_skew_ms", ahead)
-        assert await forget_deleted_segments(bench.services) == 0
+    bench.metadata.skew_ms = 61_000
+    assert await forget_deleted_segments(bench.services) == 0
+    bench.metadata.skew_ms = 0
 
     async def unconfirmed(metadata: RemoteLogSegmentMetadata) -> bool:
         return False
@@ -128,42 +116,8 @@ async def test_only_the_owner_forgets_in_its_place_by_a_clock_that_it_trusts(
         await forget_deleted_segments(bench.services)
 
 
-@pytest.mark.parametrize("skew_ms", [-50_000, 0, 50_000])
-async def test_the_time_since_a_deletion_is_counted_on_the_clock_of_the_brokers(
-    bench: Workbench, late: RemoteLogSegmentMetadata, monkeypatch: pytest.MonkeyPatch, skew_ms: int
-) -> None:
-    """The brokers' clock is ahead of this machine's by `skew_ms`, which the proxy tolerates."""
-
-    async def measured(*arguments: object, **options: object) -> int:
-        return skew_ms
-
-    monkeypatch.setattr(bench.metadata, "clock_skew_ms", measured)
-    (deleted,) = bench.state.deleted_segments()
-    bench.wall_ms = deleted.event_timestamp_ms + DAY_MS - skew_ms - 1
-    assert await forget_deleted_segments(bench.services) == 0
-    bench.wall_ms += 1
-    assert await forget_deleted_segments(bench.services) == 1
-
-
 async def test_the_facts_call_a_kept_segment_dead(bench: Workbench, late: RemoteLogSegmentMetadata) -> None:
     """Otherwise `rebuild` would take its late objects for those of a newer segment, unless the log start passed it."""
     assert late.segment_id.id not in facts_of(bench.metadata.log, "cluster", PARTITION).dead
     bench.metadata.all_log_starts.clear()
     assert late.segment_id.id in facts_of(bench.metadata.log, "cluster", PARTITION).dead
-
-
-async def test_a_copy_gives_up_after_half_of_the_time(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        await asyncio.Event().wait()
-        return None
-
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", never)
-    remote_log = bench.services.settings.remote_log.model_copy(update={"deleted_segment_retention_ms": 40})
-    settings = replace(bench.services.settings, remote_log=remote_log)
-    bench.services = replace(bench.services, settings=settings)
-    bench.restart()
-    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(5)))
-    with pytest.raises(RetriableRemoteStorageError, match="did not end within 20 ms"):
-        await bench.copy_all()
-    assert [one.state for one in bench.segments] == [RemoteLogSegmentState.COPY_SEGMENT_STARTED]
-    assert bench.attempts.in_progress is None

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from uuid import UUID
 
 import pytest
+from kafka.protocol.metadata import MetadataRequest
 
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.interposed import refuse
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.broker.client import BrokerClient
 from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
-from tiers.tasks.deletion.failed_deletions import FailedDeletion
+from tiers.model.segment_metadata import RemoteLogSegmentState
+from tiers.tasks.deletion.failed_deletions import FailedDeletion, FailedDeletionsTopic
 from tiers.tasks.deletion.segment_deletion import delete_attempts
 
 HOUR_MS = 3_600_000
@@ -23,16 +28,10 @@ class Undeletable:
 
     def __init__(self, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refused: set[int] = {0, 30, 60}
-        self.asked: list[int] = []
-        delete = bench.store.delete_log_segment_data
-
-        async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
-            self.asked.append(metadata.start_offset)
-            if metadata.start_offset in self.refused:
-                raise RetriableRemoteStorageError("AccessDenied")
-            return await delete(metadata)
-
-        monkeypatch.setattr(bench.store, "delete_log_segment_data", refuse)
+        error = RetriableRemoteStorageError("AccessDenied")
+        self.asked = refuse(
+            monkeypatch, bench.store, "delete_log_segment_data", error, lambda each: each.start_offset in self.refused
+        )
 
 
 @pytest.fixture
@@ -127,3 +126,24 @@ def test_a_record_that_is_no_failed_deletion_is_an_error() -> None:
     for raw in (b"?", b"{}", b"[]", b"\xff"):
         with pytest.raises(RemoteLogMetadataError):
             FailedDeletion.decode(raw)
+
+
+async def test_the_cluster_is_asked_for_a_missing_topic_only_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a failure there is no topic, and every expiring segment asks for it."""
+    monkeypatch.setattr("tiers.broker.metadata_reads._OTHER_BROKER_MS", 30_000)  # who is given up may be heard later
+    now_ms = 1_000
+    async with ScriptedBroker() as broker:
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test", clock_ms=lambda: now_ms)
+        topic = FailedDeletionsTopic(client, 5_000, clock_ms=lambda: now_ms)
+        await client.open()
+        asked = []
+        for now_ms in (1_000, 1_001, 5_999, 6_000, 6_001):
+            await topic.retract(UUID(int=now_ms))
+            asked.append(len(broker.received(MetadataRequest)))
+        await client.close()
+    first, *later = asked
+    assert first > 1, "what was known may be older than the topic"
+    assert later[0] == later[1] == first
+    assert later[2] == later[3] > first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 from uuid import UUID
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.interposed import before, refuse
 from tests.support.tiers.topic_deletion_bench import rebuilt
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.config.topic_policy import TierWork
@@ -19,11 +19,9 @@ from tiers.errors import (
     RemoteLogError,
     RemoteLogMetadataError,
     RemoteLogMetadataNotReadyError,
-    RetriableRemoteStorageError,
 )
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import parse_facts_key
 from tiers.tasks.deletion.remote_disable import delete_disabled
 
@@ -92,21 +90,42 @@ async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -
     assert len(copied.finished) == 3
 
 
-async def test_a_request_that_is_taken_back_in_time_deletes_nothing(
-    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("meanwhile", "left"),
+    [
+        ("the settings are read", [(0, 29), (30, 59), (60, 89)]),
+        ("the log start is written", [(0, 29), (30, 59), (60, 89)]),
+        ("a segment is deleted", [(0, 29), (30, 59)]),
+    ],
+)
+async def test_a_request_that_is_taken_back_meanwhile_ends_the_deletion(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch, meanwhile: str, left: list[tuple[int, int]]
 ) -> None:
+    """Segments go one after the other from the end, and the owner copies their records again.
+
+    A hole before the remaining segments would end the trimming, and the broker's own retention would remove records
+    that nobody has copied."""
     metadata = copied.metadata
     await metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    put_log_start = metadata.put_log_start
+    places: dict[str, tuple[object, str]] = {
+        "the settings are read": (metadata.log, "ensure_fresh"),
+        "the log start is written": (metadata, "put_log_start"),
+        "a segment is deleted": (copied.store, "delete_log_segment_data"),
+    }
 
-    async def waits(*arguments: Any, **options: Any) -> None:
-        await metadata.change_topic_tier_config(PARTITION.topic_id, "orders", ENABLED_AGAIN)
-        await put_log_start(*arguments, **options)
+    def request(*arguments: Any) -> None:
+        if meanwhile != "the settings are read" or arguments[1] == 0:  # to their end
+            metadata.tier_configs[PARTITION] = ENABLED_AGAIN
 
-    monkeypatch.setattr(metadata, "put_log_start", waits)
-    with pytest.raises(RemoteLogError, match="tiered again"):
-        await delete_disabled(copied.services, idle)
-    assert (len(copied.finished), metadata.state.log_starts(PARTITION)) == (3, [])
+    with monkeypatch.context() as patched:
+        before(patched, *places[meanwhile], request)
+        with pytest.raises(RemoteLogError, match="tiered again"):
+            await delete_disabled(copied.services, idle)
+    assert (copied.finished, bool(metadata.state.log_starts(PARTITION))) == (left, len(left) < 3)
+    copied.restart()
+    await copied.copy_all()
+    assert copied.finished == [(0, 29), (30, 59), (60, 89)]
+    assert await copied.remote_bytes() == copied.log.bytes_of(0, 89)
 
 
 async def test_a_segment_that_only_the_store_knows_stops_the_deletion(copied: Workbench) -> None:
@@ -136,18 +155,12 @@ async def test_a_store_that_fails_is_left_alone_until_the_next_round(
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(20)])
     await bench.copy_all()
     assert len(bench.finished) == 6
-    asked: list[int] = []
-
-    async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
-        asked.append(metadata.start_offset)
-        raise RetriableRemoteStorageError("503")
-
-    monkeypatch.setattr(bench.store, "delete_log_segment_data", refuse)
+    asked = refuse(monkeypatch, bench.store, "delete_log_segment_data")
     await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     assert await delete_disabled(bench.services, idle) == 0
-    assert asked == [150, 120, 90]
+    assert [each.start_offset for each in asked] == [150, 120, 90]
     assert await delete_disabled(bench.services, idle) == 0
-    assert asked == [150, 120, 90, 60, 30, 0]
+    assert [each.start_offset for each in asked] == [150, 120, 90, 60, 30, 0]
 
 
 async def test_only_the_owner_deletes_and_a_failure_is_tried_again(copied: Workbench) -> None:
@@ -163,87 +176,23 @@ async def test_only_the_owner_deletes_and_a_failure_is_tried_again(copied: Workb
     assert await delete_disabled(copied.services, idle) == 3
 
 
-async def test_a_request_that_was_taken_back_unread_deletes_nothing(
-    copied: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another proxy recorded that the user has enabled tiering again. This one is behind with the topic's settings."""
-    metadata, read = copied.metadata, copied.metadata.log.ensure_fresh
-
-    async def read_to_the_end(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
-        if max_age_ms == 0:
-            metadata.tier_configs[PARTITION] = ENABLED_AGAIN
-        await read(partition, max_age_ms, timeout_ms)
-
-    metadata.tier_configs[PARTITION] = DISABLED
-    monkeypatch.setattr(metadata.log, "ensure_fresh", read_to_the_end)
-    with pytest.raises(RemoteLogError, match="tiered again"):
-        await delete_disabled(copied.services, idle)
-    assert len(copied.finished) == 3
-    assert metadata.state.log_starts(PARTITION) == []
-
-
-async def test_a_request_that_is_taken_back_half_way_leaves_no_record_uncopied(
-    copied: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The brokers have the records of the deleted segments, and the owner copies them again.
-
-    A hole before the remaining segments would end the trimming, and the broker's own retention would remove records
-    that nobody has copied."""
-    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    delete = copied.store.delete_log_segment_data
-
-    async def delete_and_tier_again(metadata: RemoteLogSegmentMetadata) -> bool:
-        await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", ENABLED_AGAIN)
-        return await delete(metadata)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(copied.store, "delete_log_segment_data", delete_and_tier_again)
-        with pytest.raises(RemoteLogError, match="tiered again"):
-            await delete_disabled(copied.services, idle)
-    assert copied.finished == [(0, 29), (30, 59)]
-    copied.restart()
-    await copied.copy_all()
-    assert copied.finished == [(0, 29), (30, 59), (60, 89)]
-    assert await copied.remote_bytes() == copied.log.bytes_of(0, 89)
-
-
 @pytest.mark.parametrize("left", [3, 2])
 async def test_the_deletion_ends_while_the_metadata_cannot_be_read(
     copied: Workbench, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     """The metadata of the partition before, or the settings while the segments go one after the other."""
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    delete, fresh = copied.store.delete_log_segment_data, copied.metadata.log.ensure_fresh
 
-    async def delete_and_lag(metadata: RemoteLogSegmentMetadata) -> bool:
-        copied.metadata.fresh = False
-        return await delete(metadata)
-
-    async def only_settings(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+    def behind(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
         if max_age_ms:
             raise RemoteLogMetadataNotReadyError("behind")
-        await fresh(partition, max_age_ms, timeout_ms)
 
     if left == 3:
-        monkeypatch.setattr(copied.metadata.log, "ensure_fresh", only_settings)
-    monkeypatch.setattr(copied.store, "delete_log_segment_data", delete_and_lag)
+        before(monkeypatch, copied.metadata.log, "ensure_fresh", behind)
+    before(monkeypatch, copied.store, "delete_log_segment_data", lambda _: setattr(copied.metadata, "fresh", False))
     with pytest.raises(RemoteLogMetadataNotReadyError):
         await delete_disabled(copied.services, idle)
     assert len(copied.finished) == left
-
-
-async def test_segments_go_one_after_the_other_from_the_end(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    delete, under_way = copied.store.delete_log_segment_data, list[int]()
-
-    async def alone(metadata: RemoteLogSegmentMetadata) -> bool:
-        under_way.append(metadata.start_offset)
-        assert len(under_way) == 1
-        await asyncio.sleep(0)
-        return await delete(metadata) and metadata.start_offset == under_way.pop()
-
-    monkeypatch.setattr(copied.store, "delete_log_segment_data", alone)
-    assert await delete_disabled(copied.services, idle) == 3
 
 
 async def test_a_request_that_came_back_with_lost_metadata_deletes_nothing(copied: Workbench) -> None:

@@ -9,6 +9,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from tests.support.fakes.broker.metadata import without_brokers
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.tiers.interposed import after, refuse
 from tests.support.tiers.topic_deletion_bench import Existence, put_segments, rebuilt
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.broker.client import BrokerClient
@@ -17,14 +18,10 @@ from tiers.errors import (
     MetadataLostError,
     OwnershipLostError,
     RemoteLogMetadataError,
-    RetriableRemoteStorageError,
 )
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import (
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentMetadataUpdate,
-    RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
 )
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
@@ -127,14 +124,8 @@ async def test_the_segments_of_a_copy_of_the_cluster_stop_the_deletion(told: Wor
 async def test_while_anything_is_left_the_facts_say_that_it_is_dead(
     told: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delete, stuck = told.store.delete_log_segment_data, told.segments[1].segment_id
-
-    async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
-        if metadata.segment_id == stuck:
-            raise RetriableRemoteStorageError("503")
-        return await delete(metadata)
-
-    monkeypatch.setattr(told.store, "delete_log_segment_data", refuse)
+    stuck = told.segments[1].segment_id
+    refuse(monkeypatch, told.store, "delete_log_segment_data", when=lambda each: each.segment_id == stuck)
     task = await deleted_after_the_delay(told)
     for _ in range(2):
         assert await task.run() == 0
@@ -143,7 +134,7 @@ async def test_while_anything_is_left_the_facts_say_that_it_is_dead(
         assert plan is not None
         assert (plan.segments, plan.refused) == ([], [])
         assert len(plan.dropped) == 1
-    monkeypatch.setattr(told.store, "delete_log_segment_data", delete)
+    monkeypatch.undo()
     told.now_ms += 3_600_000
     assert await task.run() == 1
     assert await rebuilt(told) is None
@@ -180,13 +171,11 @@ async def test_losing_the_partition_ends_the_deletion(
 ) -> None:
     """The facts go last."""
     task = await deleted_after_the_delay(told)
-    update = told.metadata.update_remote_log_segment_metadata
 
-    async def then_lose(one: RemoteLogSegmentMetadataUpdate) -> None:
-        await update(one)
+    def lose(_: object) -> None:
         told.metadata.owned = len(told.segments) > 3 - deleted
 
-    monkeypatch.setattr(told.metadata, "update_remote_log_segment_metadata", then_lose)
+    after(monkeypatch, told.metadata, "update_remote_log_segment_metadata", lose)
     with pytest.raises(OwnershipLostError):
         await task.run()
     assert len(await told.objects()) == objects
@@ -199,14 +188,8 @@ async def test_a_partition_that_cannot_be_deleted_leaves_the_others_alone(
     await copied.metadata.put_log_start(stuck, LogStart(1, 0, LogStartReason.USER))
     await copied.metadata.put_topic_deletion(stuck.topic_id, stuck.topic, is_confirmed=True)
     task = await deleted_after_the_delay(copied, stuck.topic_id)
-    put = copied.metadata.put_remote_partition_delete_metadata
-
-    async def refuses(metadata: RemotePartitionDeleteMetadata) -> None:
-        if metadata.topic_id_partition == stuck:
-            raise RemoteLogMetadataError("no")
-        await put(metadata)
-
-    monkeypatch.setattr(copied.metadata, "put_remote_partition_delete_metadata", refuses)
+    write, error = "put_remote_partition_delete_metadata", RemoteLogMetadataError("no")
+    refuse(monkeypatch, copied.metadata, write, error, lambda each: each.topic_id_partition == stuck)
     assert copied.state.partitions() == [stuck, PARTITION]
     with pytest.raises(RemoteLogMetadataError):
         await task.run()

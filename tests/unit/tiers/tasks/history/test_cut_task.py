@@ -9,6 +9,7 @@ import pytest
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.tiers.attempts import batches
+from tests.support.tiers.interposed import after, refuse
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
@@ -98,25 +99,19 @@ async def test_a_cut_whose_write_failed_is_told_once(
 async def test_a_cut_is_returned_again_until_a_run_succeeds(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller discards what its tasks remember only when it is told of the CUT."""
     await copied(bench, 10)
-    ask, put = bench.log.end_offset_for_epoch, bench.metadata.put_cut
+    gone = BrokerError("the leader is gone", retriable=True)
 
-    async def refuse(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
-        raise BrokerError("the leader is gone", retriable=True)
+    def lose_the_leader(*_: object) -> None:
+        refuse(monkeypatch, bench.log, "end_offset_for_epoch", gone)
 
-    async def put_and_lose_the_leader(
-        partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool
-    ) -> None:
-        await put(partition, leader_epoch, offset, **options)
-        monkeypatch.setattr(bench.log, "end_offset_for_epoch", refuse)
-
-    monkeypatch.setattr(bench.metadata, "put_cut", put_and_lose_the_leader)
+    after(monkeypatch, bench.metadata, "put_cut", lose_the_leader)
     bench.log.elect_unclean(50)
     bounds = await bench.log.bounds(PARTITION, 1000)
     for _ in range(2):
         with pytest.raises(BrokerError, match="the leader is gone"):
             await bench.cut_task.run(bounds)
         assert answering(bench)[-1][1] == 49
-    monkeypatch.setattr(bench.log, "end_offset_for_epoch", ask)
+    monkeypatch.undo()
     assert await bench.cut_task.run(bounds)
     assert not await bench.cut_task.run(bounds)
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
@@ -260,13 +255,8 @@ async def test_a_leader_that_comes_during_the_cut_needs_another_round(
 ) -> None:
     await copied(bench, 10)
     bench.log.elect_unclean(50)
-    bounds, put = await bench.log.bounds(PARTITION, 1000), bench.metadata.put_cut
-
-    async def put_and_elect(partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool) -> None:
-        await put(partition, leader_epoch, offset, **options)
-        bench.log.elect_unclean(20)
-
-    monkeypatch.setattr(bench.metadata, "put_cut", put_and_elect)
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    after(monkeypatch, bench.metadata, "put_cut", lambda *_: bench.log.elect_unclean(20))
     with pytest.raises(BrokerError, match="parts from the tier again"):
         await bench.cut_task.run(bounds)
     assert [each.offset for each in bench.state.cuts(PARTITION)] == [50]

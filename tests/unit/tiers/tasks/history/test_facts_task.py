@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.interposed import before
 from tests.support.tiers.workbench import PARTITION, Workbench, copied
 from tiers.config.topic_policy import TierWork
 from tiers.config.total_retention import RETENTION_MINUTES
@@ -148,18 +151,15 @@ async def test_facts_that_an_owner_replaces_during_the_look_are_read(
     await bench.check_facts()
     await bench.record_log_start(5)
     await bench.facts_task.store()
-    get, owner = bench.store.get_object, bench.facts_task
-    replaced = False
+    owner = bench.facts_task
 
-    async def replacing(key: str) -> bytes:
-        nonlocal replaced
-        if key.endswith(".facts") and not replaced:
-            replaced = True
+    async def replace_facts(key: str) -> None:
+        if key.endswith(".facts"):
+            monkeypatch.undo()
             await bench.record_log_start(6)
             await owner.store()
-        return await get(key)
 
-    monkeypatch.setattr(bench.store, "get_object", replacing)
+    before(monkeypatch, bench.store, "get_object", replace_facts)
     found = await read_stored_facts(bench.store, "cluster", PARTITION)
     assert [start.offset for each in found.objects.values() for start in each.log_starts] == [6]
 
@@ -184,8 +184,21 @@ async def test_a_change_that_is_taken_back_is_stored_once_more(bench: Workbench)
     assert last > first
 
 
-@pytest.mark.parametrize("lacking", ["settings", "cut", "log start"])
-async def test_positions_of_another_topic_count_for_what_an_import_lacks(bench: Workbench, lacking: str) -> None:
+@pytest.mark.parametrize(
+    ("lacking", "record"),
+    [
+        (
+            {"tier_config": {RETENTION_MINUTES: "9"}},
+            lambda to: to.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "9"}),
+        ),
+        ({"cuts": (Cut(7, 500, 0),)}, lambda to: to.put_cut(PARTITION, 7, 500)),
+        ({"log_starts": (user_log_start(5),)}, lambda to: to.put_log_start(PARTITION, user_log_start(5, 0))),
+    ],
+    ids=["settings", "cut", "log start"],
+)
+async def test_positions_of_another_topic_count_for_what_an_import_lacks(
+    bench: Workbench, lacking: dict[str, Any], record: Callable[[Any], Awaitable[None]]
+) -> None:
     """Otherwise records would expire too early, or deleted and replaced ones would come back."""
     await copied(bench)
     await bench.check_facts()
@@ -196,26 +209,13 @@ async def test_positions_of_another_topic_count_for_what_an_import_lacks(bench: 
     await put_facts(bench.store, old)
     bench.restart()
     await bench.check_facts()
-    old = replace(old, position=at._replace(leader_epoch=9))
-    match lacking:
-        case "settings":
-            await put_facts(bench.store, replace(old, tier_config={RETENTION_MINUTES: "9"}))
-        case "cut":
-            await put_facts(bench.store, replace(old, cuts=(Cut(7, 500, 0),)))
-        case _:
-            await put_facts(bench.store, replace(old, log_starts=(user_log_start(5),)))
+    await put_facts(bench.store, replace(old, position=at._replace(leader_epoch=9), **lacking))
     for segment in bench.segments:  # no copy names the present topic
         await bench.store.delete_log_segment_data(segment)
     bench.restart()
     with pytest.raises(MetadataLostError, match="lacks the settings"):
         await bench.check_facts()
-    match lacking:
-        case "settings":
-            await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "9"})
-        case "cut":
-            await bench.metadata.put_cut(PARTITION, 7, 500)
-        case _:
-            await bench.record_log_start(5)
+    await record(bench.metadata)
     await bench.check_facts()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -235,43 +235,31 @@ async def test_a_store_that_cannot_be_listed_at_the_head_is_asked_less_and_less(
     assert bench.gap_task.doubt is not None
 
 
-async def test_without_metadata_no_record_comes_before_a_listing(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lost", "starts", "most"), [((), (0, 30, 30, 31, 32, 32, 33), 2), ((1, 2), range(90, 190), 9)]
+)
+async def test_a_local_log_start_that_moves_costs_few_listings(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, lost: Sequence[int], starts: Sequence[int], most: int
 ) -> None:
-    """Any record makes clients begin at the local log, unless it is the end of a trim."""
-    await with_lost_segments(bench, 0, 1, 2)
-    bench.metadata.all_log_starts.clear()
-    bench.metadata.segments.clear()
-    list_objects = bench.store.list_objects
-
-    def refused(prefix: str) -> AsyncIterator[StoredObject]:
-        raise RetriableRemoteStorageError("503")
-
-    monkeypatch.setattr(bench.store, "list_objects", refused)
-    assert await copy_start(bench) is None
-    assert not bench.state.is_known(PARTITION)
-    monkeypatch.setattr(bench.store, "list_objects", list_objects)
-    bench.now_ms += 60_000
-    assert await copy_start(bench) == 90
-    assert bench.state.local_log_start(PARTITION) == (90, 0)
-    assert bench.state.log_starts(PARTITION) == []
-
-
-async def test_a_head_that_has_grown_is_listed_once_a_minute(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.log.append(*batches(0, 200))
-    await bench.record_log_start(0)
+    """Before the first copy, and in doubt."""
+    if lost:
+        await with_lost_segments(bench, *lost)
+    else:
+        await bench.record_log_start(0)
+    bench.log.append(*batches(bench.log.end_offset, 200))
     listed, list_objects = [], bench.store.list_objects
 
     def counted(prefix: str) -> AsyncIterator[StoredObject]:
-        listed.append(bench.log.log_start_offset)
+        listed.append(prefix)
         return list_objects(prefix)
 
     monkeypatch.setattr(bench.store, "list_objects", counted)
-    for local_log_start in (0, 30, 30, 31, 32, 32, 33):
+    for local_log_start in starts:
         bench.log.log_start_offset = local_log_start
         assert await copy_start(bench) == local_log_start
+        assert (bench.gap_task.doubt is not None) is bool(lost)
         bench.now_ms += 20_000
-    assert listed == [30, 32]
+    assert 1 < len(listed) <= most
 
 
 async def test_two_holes_become_gaps_at_once(bench: Workbench) -> None:
@@ -300,26 +288,6 @@ async def test_a_hole_whose_segment_the_store_has_becomes_no_gap(bench: Workbenc
         assert "the metadata does not know" in str(bench.gap_task.doubt)
         bench.now_ms += GAP_ALARM_MS
     assert bench.state.gaps(PARTITION) == []
-
-
-async def test_a_local_log_start_that_moves_costs_few_listings(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await with_lost_segments(bench, 1, 2)
-    bench.log.append(*batches(100, 200))
-    listed, list_objects = [], bench.store.list_objects
-
-    def counted(prefix: str) -> AsyncIterator[StoredObject]:
-        listed.append(prefix)
-        return list_objects(prefix)
-
-    monkeypatch.setattr(bench.store, "list_objects", counted)
-    for local_log_start in range(90, 190):
-        bench.log.log_start_offset = local_log_start
-        await copy_start(bench)
-        assert bench.gap_task.doubt is not None
-        bench.now_ms += 30_000
-    assert len(listed) < 10
 
 
 async def test_copying_goes_on_behind_an_attempt_whose_member_may_return(bench: Workbench) -> None:

@@ -22,6 +22,7 @@ from tiers.tasks.history.align import find_parting, open_cut
 from tiers.tasks.partition_tasks import PartitionTasks
 
 DELETED = user_log_start(90, leader_epoch=0, last_epoch=0)
+DIVERGED = {"topic": "orders", "reason": "diverged"}
 HOUR_MS = 3_600_000
 
 
@@ -174,6 +175,7 @@ async def test_a_cut_that_is_not_proved_keeps_all_until_an_operator_looked(parti
     partition.empty(3, log_start=50, end=200)
     await partition.rounds()
     assert (partition.cuts, partition.is_held, partition.readable) == ([(3, 50, False)], True, (0, [(0, 199)]))
+    assert bench.active("diverged") == 1
     state = partition.metadata.state
     assert (open_cut(state, PARTITION, 49) is not None, open_cut(state, PARTITION, 50)) == (True, None)
     partition.new_owner(retention_ms=HOUR_MS)
@@ -184,6 +186,7 @@ async def test_a_cut_that_is_not_proved_keeps_all_until_an_operator_looked(parti
     await partition.cut(30)
     await partition.rounds()
     assert (partition.cuts, partition.is_held) == ([(3, 30, True), (3, 50, False)], False)
+    assert (bench.active("diverged"), bench.metric("remote_log_alarms_total", **DIVERGED)) == (0, 1)
     bench.wall_ms += 2 * HOUR_MS
     await partition.rounds()
     assert not old & await partition.stored()

@@ -2,15 +2,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
+from tests.support.tiers.interposed import before
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import OwnershipLostError
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 HOUR_MS = 3_600_000
 
@@ -112,13 +111,8 @@ async def test_a_clock_that_is_set_during_the_check_expires_nothing(
     copied: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The records were judged by the wrong clock, and the clocks were compared when it was right again."""
-    measured = copied.metadata.clock_skew_ms
-
-    async def set_meanwhile(*arguments: Any, **options: Any) -> int:
-        copied.wall_ms -= 10 * HOUR_MS
-        return await measured(*arguments, **options)
-
-    monkeypatch.setattr(copied.metadata, "clock_skew_ms", set_meanwhile)
+    right_ms = copied.wall_ms
+    before(monkeypatch, copied.metadata, "clock_skew_ms", lambda _: setattr(copied, "wall_ms", right_ms))
     copied.wall_ms += 10 * HOUR_MS
     assert await copied.expire(replace(POLICY, retention_ms=10 * HOUR_MS)) == 0
     assert len(copied.finished) == 3
@@ -150,13 +144,6 @@ async def test_a_record_dated_in_the_future_holds_the_expiry_with_an_alarm(
     assert (await bench.expire(replace(one_hour, retention_bytes=0)), bench.active("future-timestamp")) == (3, 0)
 
 
-async def test_a_trim_is_repeated_after_the_log_start_went_back(copied: Workbench) -> None:
-    copied.log.log_start_offset = 0
-    await copied.record_log_start(45)
-    await copied.expire(POLICY)
-    assert copied.log.trims == [45]
-
-
 async def test_the_remote_start_deletes_no_earlier_record_of_the_broker(copied: Workbench) -> None:
     del copied.metadata.segments[copied.segments[0].segment_id]
     assert copied.state.log_start_offset(PARTITION) == 30
@@ -172,34 +159,11 @@ async def test_only_the_owner_expires(copied: Workbench) -> None:
     assert copied.state.log_start_offset(PARTITION) == 0
 
 
-@pytest.mark.parametrize(
-    "step", ["log-start-raised", "delete-started-written", "objects-deleted", "delete-finished-written"]
-)
-async def test_an_expiry_that_ended_after_any_step_is_taken_up_again(copied: Workbench, step: str) -> None:
-    copied.wall_ms += HOUR_MS
-    everything = replace(POLICY, retention_ms=0)
-    copied.end_after = step
-    with pytest.raises(ProcessEnded):
-        await copied.expire(everything)
-    copied.end_after = ""
-    copied.restart()
-    await copied.copy()
-    await copied.expire(everything)
-    assert copied.segments == []
-    assert await copied.objects() == []
-    assert copied.state.log_start_offset(PARTITION) == 100
-
-
 async def test_segments_that_another_owner_cut_are_not_deleted(
     copied: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delete = copied.store.delete_log_segment_data
-
-    async def cut_then_delete(segment: RemoteLogSegmentMetadata) -> bool:
-        await copied.metadata.put_cut(PARTITION, 1, 35)
-        return await delete(segment)
-
-    monkeypatch.setattr(copied.store, "delete_log_segment_data", cut_then_delete)
+    cut = copied.metadata.put_cut
+    before(monkeypatch, copied.store, "delete_log_segment_data", lambda _: cut(PARTITION, 1, 35))
     assert await copied.expire(replace(POLICY, retention_ms=HOUR_MS // 2)) == 1
     assert copied.finished == [(30, 59), (60, 89)]
     assert len(await copied.objects()) == 4

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.interposed import after
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import (
     BrokerError,
@@ -13,9 +15,7 @@ from tiers.errors import (
     RemoteLogMetadataNotReadyError,
     RemoteStorageError,
 )
-from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
-from tiers.model.log_start import OffsetAndEpoch
 from tiers.tasks.deletion.segment_deletion import delete_segment
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
@@ -35,8 +35,74 @@ async def copied(bench: Workbench) -> Workbench:
 
 async def test_all_but_the_newest_segment_may_go(copied: Workbench) -> None:
     assert await copied.trim(KEEP_NOTHING) == 60
-    assert copied.log.trims == [60]
-    assert copied.steps == ["trim-decided", "trimmed"]
+    assert (copied.log.trims, copied.steps) == ([60], ["trim-decided", "trimmed"])
+
+
+def diverged(bench: Workbench) -> None:
+    bench.log.epoch_answer = EpochEndOffset(0, 0)
+
+
+def owned_by_another(bench: Workbench) -> None:
+    bench.metadata.owned = False
+
+
+def with_unread_settings(bench: Workbench) -> None:
+    bench.metadata.fresh = False
+
+
+def with_another_folder_as_store(bench: Workbench) -> None:
+    shutil.rmtree(bench.folder / "remote")
+    (bench.folder / "remote" / ".tmp").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("arrange", "error", "said"),
+    [
+        (diverged, RemoteLogMetadataNotReadyError, "from offset 0 on"),
+        (owned_by_another, OwnershipLostError, None),
+        (with_unread_settings, RemoteLogMetadataNotReadyError, None),
+        (with_another_folder_as_store, RemoteStorageError, "another place"),
+    ],
+)
+async def test_in_doubt_about_the_place_nothing_is_trimmed(
+    copied: Workbench, arrange: Callable[[Workbench], None], error: type[Exception], said: str | None
+) -> None:
+    arrange(copied)
+    with pytest.raises(error, match=said):
+        await copied.trim_task.run(KEEP_NOTHING)
+    assert copied.log.trims == []
+
+
+async def test_a_segment_that_the_owners_reader_has_not_seen_is_not_trimmed(copied: Workbench) -> None:
+    del copied.metadata.seen[copied.segments[1].segment_id]
+    assert await copied.trim(KEEP_NOTHING) == 30
+
+
+async def test_a_gap_in_the_remote_tier_ends_the_trim(copied: Workbench) -> None:
+    await delete_segment(copied.services, copied.segments[1])
+    assert await copied.trim(KEEP_NOTHING) is None
+
+
+async def test_a_segment_that_the_store_lost_after_the_copy_is_not_trimmed(copied: Workbench) -> None:
+    await copied.store.delete_log_segment_data(copied.segments[1])
+    assert await copied.trim(KEEP_NOTHING) == 30
+    with pytest.raises(RemoteStorageError, match="keep its records"):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == [30]
+
+
+async def test_tier_settings_that_changed_since_the_policy_was_made_end_the_trim(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the trim is recorded: the write may wait for a takeover. A request may also delete remote records."""
+    off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+    changed = {PARTITION: off}
+    with monkeypatch.context() as late:
+        after(late, copied.metadata, "put_local_log_start", lambda *_: copied.metadata.tier_configs.update(changed))
+        assert await copied.trim(KEEP_NOTHING) is None
+    assert await copied.trim(KEEP_NOTHING) is None
+    assert copied.log.trims == []
+    assert await copied.trim(replace(KEEP_NOTHING, tier_settings=off)) == 60
 
 
 async def test_where_a_trim_ends_is_recorded_before_it_begins(copied: Workbench) -> None:
@@ -59,37 +125,12 @@ async def test_a_segment_is_trimmed_only_when_all_proxies_had_time_to_see_it(cop
     assert await copied.trim(KEEP_NOTHING) == 60
 
 
-async def test_a_segment_that_the_owners_reader_has_not_seen_is_not_trimmed(copied: Workbench) -> None:
-    second = copied.segments[1]
-    del copied.metadata.seen[second.segment_id]
-    assert await copied.trim(KEEP_NOTHING) == 30
-
-
 @pytest.mark.parametrize(("start", "trimmed_to"), [(0, None), (45, 45), (60, 60), (95, 60)])
 async def test_the_start_of_a_share_group_is_never_passed(
     copied: Workbench, start: int, trimmed_to: int | None
 ) -> None:
     copied.share_groups.start = start
     assert await copied.trim(KEEP_NOTHING) == trimmed_to
-
-
-async def test_a_gap_in_the_remote_tier_ends_the_trim(copied: Workbench) -> None:
-    await delete_segment(copied.services, copied.segments[1])
-    assert await copied.trim(KEEP_NOTHING) is None
-
-
-async def test_a_diverged_log_is_not_trimmed(copied: Workbench) -> None:
-    copied.log.epoch_answer = EpochEndOffset(0, 0)
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="from offset 0 on"):
-        await copied.trim(KEEP_NOTHING)
-    assert copied.log.trims == []
-
-
-async def test_only_the_owner_trims(copied: Workbench) -> None:
-    copied.metadata.owned = False
-    with pytest.raises(OwnershipLostError):
-        await copied.trim(KEEP_NOTHING)
-    assert copied.log.trims == []
 
 
 async def test_the_trim_names_the_leader_epoch_of_the_bounds_it_was_decided_on(
@@ -103,54 +144,5 @@ async def test_the_trim_names_the_leader_epoch_of_the_bounds_it_was_decided_on(
 
     monkeypatch.setattr(copied.log, "bounds", before_the_election)
     with pytest.raises(BrokerError):
-        await copied.trim(KEEP_NOTHING)
-    assert copied.log.trims == []
-
-
-async def test_a_segment_that_the_store_lost_after_the_copy_is_not_trimmed(copied: Workbench) -> None:
-    await copied.check_facts()
-    await copied.store.delete_log_segment_data(copied.segments[1])
-    assert await copied.trim(KEEP_NOTHING) == 30
-    with pytest.raises(RemoteStorageError, match="keep its records"):
-        await copied.trim(KEEP_NOTHING)
-    assert copied.log.trims == [30]
-
-
-async def test_an_empty_store_in_place_of_the_right_one_is_given_no_trim(copied: Workbench) -> None:
-    await copied.check_facts()
-    shutil.rmtree(copied.folder / "remote")
-    (copied.folder / "remote" / ".tmp").mkdir(parents=True)
-    with pytest.raises(RemoteStorageError, match="another place"):
-        await copied.trim(KEEP_NOTHING)
-    assert copied.log.trims == []
-
-
-async def test_tier_settings_that_changed_since_the_policy_was_made_end_the_trim(copied: Workbench) -> None:
-    off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
-    copied.metadata.tier_configs[PARTITION] = off
-    assert await copied.trim(KEEP_NOTHING) is None
-    assert copied.log.trims == []
-    assert await copied.trim(replace(KEEP_NOTHING, tier_settings=off)) == 60
-
-
-async def test_tier_settings_that_change_while_the_trim_is_recorded_end_it(
-    copied: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The write may wait for a takeover. The user's request may also delete the remote records."""
-    put = copied.metadata.put_local_log_start
-
-    async def late(partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
-        await put(partition, start)
-        copied.metadata.tier_configs[PARTITION] = {"remote.storage.enable": "false"}
-
-    monkeypatch.setattr(copied.metadata, "put_local_log_start", late)
-    assert await copied.trim(KEEP_NOTHING) is None
-    assert copied.log.trims == []
-
-
-async def test_nothing_is_trimmed_while_the_tier_settings_cannot_be_read(copied: Workbench) -> None:
-    await copied.check_facts()
-    copied.metadata.fresh = False
-    with pytest.raises(RemoteLogMetadataNotReadyError):
         await copied.trim(KEEP_NOTHING)
     assert copied.log.trims == []
