@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.examples import install_example
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.servers.stores import CLUSTER_ID, opened, settings_of
 from tests.support.tiers.waiting import until
+from tiers.config.managers import create_storage
+from tiers.config.settings import StorageConfig
 from tiers.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
@@ -77,74 +80,69 @@ async def test_a_usable_store_passes_its_check_and_keeps_nothing_of_it(storage: 
     assert await keys(storage) == []
 
 
-async def test_a_copied_segment_is_read_back(storage: RemoteStorageManager, segment: Copied) -> None:
+async def read_ranges(storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, log: bytes) -> None:
+    """Checks every kind of range of a copied segment."""
+    size = len(log)
+    for start in (0, 1, size // 2, size - 1, size, size + 1, 1 << 40):
+        assert await storage.fetch_log_segment(metadata, start) == log[start:]
+        assert await storage.fetch_log_segment(metadata, start, start) == log[start : start + 1]
+    for start, end in ((0, size - 1), (3, 9), (size - 4, size + 100), (0, 1 << 40)):
+        assert await storage.fetch_log_segment(metadata, start, end) == log[start : end + 1]
+    for start, no_end in ((1, 0), (10, 3), (0, -1), (-1, 5), (-1, None)):
+        with pytest.raises(ValueError, match="not a range"):
+            await storage.fetch_log_segment(metadata, start, no_end)
+
+
+async def test_a_copied_segment_is_read_back_by_ranges(storage: RemoteStorageManager, segment: Copied) -> None:
+    """Ranges are inclusive, are clamped, and may have no end. The spool file may go once it is copied."""
     metadata, data = segment
     assert await storage.copy_log_segment_data(metadata, data) is None
     log = data.log_segment.read_bytes()
-    size = len(log)
-    assert await storage.fetch_log_segment(metadata, 0, size - 1) == log
+    data.log_segment.unlink()
     assert await storage.fetch_indexes(metadata) == data.indexes
-
-
-async def test_ranges_are_inclusive_and_clamped(storage: RemoteStorageManager, segment: Copied) -> None:
-    metadata, data = segment
-    await storage.copy_log_segment_data(metadata, data)
-    log = data.log_segment.read_bytes()
-    size = len(log)
-    for start, end in ((0, 0), (1, 1), (3, 9), (size - 1, size - 1), (size - 4, size + 100), (0, 1 << 40)):
-        assert await storage.fetch_log_segment(metadata, start, end) == log[start : end + 1]
-    for start in (size, size + 1, 1 << 40):
-        assert len(await storage.fetch_log_segment(metadata, start, start + 10)) == 0
-
-
-async def test_a_range_without_an_end_goes_to_the_end(storage: RemoteStorageManager, segment: Copied) -> None:
-    metadata, data = segment
-    await storage.copy_log_segment_data(metadata, data)
-    log = data.log_segment.read_bytes()
-    size = len(log)
-    for start in (0, 1, size // 2, size - 1):
-        assert await storage.fetch_log_segment(metadata, start) == log[start:]
-        assert await storage.fetch_log_segment(metadata, start, None) == log[start:]
-    for start in (size, size + 1, 1 << 40):
-        assert len(await storage.fetch_log_segment(metadata, start)) == 0
-
-
-async def test_a_range_that_ends_before_its_start_is_an_error(storage: RemoteStorageManager, segment: Copied) -> None:
-    metadata, data = segment
-    await storage.copy_log_segment_data(metadata, data)
-    for start, end in ((1, 0), (10, 3), (0, -1), (-1, 5), (-1, None)):
-        with pytest.raises(ValueError, match="not a range"):
-            await storage.fetch_log_segment(metadata, start, end)
-
-
-async def test_the_caller_owns_the_buffer(storage: RemoteStorageManager, segment: Copied) -> None:
-    metadata, data = segment
-    await storage.copy_log_segment_data(metadata, data)
+    await read_ranges(storage, metadata, log)
     view = await storage.fetch_log_segment(metadata, 0, 9)
-    if not view.readonly:
+    if not view.readonly:  # the caller owns the buffer
         view[0] = view[0] ^ 0xFF
-    assert await storage.fetch_log_segment(metadata, 0, 9) == data.log_segment.read_bytes()[:10]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(storage.fetch_log_segment(metadata, n, n + 99)) for n in range(0, 1000, 10)]
+    assert [bytes(task.result()) for task in tasks] == [log[n : n + 100] for n in range(0, 1000, 10)]
 
 
-async def test_a_second_copy_of_one_attempt_changes_nothing(storage: RemoteStorageManager, segment: Copied) -> None:
+@pytest.mark.parametrize("store", ["local"])
+@pytest.mark.parametrize("kind", ["tape", "located"])
+async def test_ranges_of_a_third_partys_store_and_of_a_location(
+    kind: str, store: str, segment: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "east").mkdir()
+    place = {"path": str(tmp_path), "locations": [{"name": "east", "path": str(tmp_path / "east")}]}
+    config = {"implementation": "local", **place}
+    if kind == "tape":
+        install_example("tape-store", tmp_path / "site-packages")
+        monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+        config = {"implementation": "tape", "folder": str(tmp_path / "east")}
+    storage = create_storage(StorageConfig.model_validate(config), "c")
+    await storage.open()
     metadata, data = segment
-    await storage.copy_log_segment_data(metadata, data)
-    await storage.copy_log_segment_data(metadata, data)
-    assert await storage.fetch_indexes(metadata) == data.indexes
-    assert len(await keys(storage)) == 2
+    metadata = replace(metadata, custom_metadata=await storage.copy_log_segment_data(metadata, data))
+    await read_ranges(storage, metadata, data.log_segment.read_bytes())
+    await storage.close()
 
 
-async def test_one_uuid_is_not_used_for_different_data(
+async def test_a_second_copy_changes_nothing_and_with_other_data_is_refused(
     storage: RemoteStorageManager, segment: Copied, tmp_path: Path
 ) -> None:
     metadata, data = segment
-    await storage.copy_log_segment_data(metadata, data)
+    for _ in range(2):
+        await storage.copy_log_segment_data(metadata, data)
     shorter = tmp_path / "shorter"
     shorter.write_bytes(data.log_segment.read_bytes()[:-1])
     with pytest.raises(RemoteStorageError, match="a uuid was used twice") as raised:
         await storage.copy_log_segment_data(metadata, replace(data, log_segment=shorter))
     assert not raised.value.retriable
     assert await storage.fetch_log_segment(metadata, 0, 1 << 40) == data.log_segment.read_bytes()
+    assert await storage.fetch_indexes(metadata) == data.indexes
+    assert len(await keys(storage)) == 2
 
 
 async def test_attempts_live_side_by_side(storage: RemoteStorageManager, segment: Copied) -> None:
@@ -156,14 +154,6 @@ async def test_attempts_live_side_by_side(storage: RemoteStorageManager, segment
     assert await storage.fetch_indexes(metadata) == data.indexes
     with pytest.raises(RemoteResourceNotFoundError):
         await storage.fetch_indexes(other)
-
-
-async def test_the_spool_file_may_go_once_it_is_copied(storage: RemoteStorageManager, segment: Copied) -> None:
-    metadata, data = segment
-    log = data.log_segment.read_bytes()
-    await storage.copy_log_segment_data(metadata, data)
-    data.log_segment.unlink()
-    assert await storage.fetch_log_segment(metadata, 0, 1 << 40) == log
 
 
 async def test_a_segment_file_that_is_gone_is_an_error_for_good(
@@ -197,25 +187,17 @@ async def test_delete_is_idempotent_and_leaves_nothing(storage: RemoteStorageMan
         await storage.fetch_log_segment(metadata, 0, 0)
 
 
-async def test_small_objects_are_written_replaced_and_read(storage: RemoteStorageManager, segment: Copied) -> None:
+async def test_a_small_object_is_written_replaced_and_deleted_twice(storage: RemoteStorageManager) -> None:
     key = marker_key(CLUSTER_ID)
-    await storage.put_object(key, b"first")
-    await storage.put_object(key, b"second")
-    assert await storage.get_object(key) == b"second"
-    await storage.put_object(key, b"")
-    assert await storage.get_object(key) == b""
-
-
-async def test_a_small_object_is_deleted_once_or_twice(storage: RemoteStorageManager, segment: Copied) -> None:
-    metadata, data = segment
-    await storage.copy_log_segment_data(metadata, data)
-    key = marker_key(CLUSTER_ID)
-    await storage.put_object(key, b"data")
-    await storage.delete_object(key)
-    await storage.delete_object(key)
+    for content in (b"first", b"second", b""):
+        await storage.put_object(key, content)
+        assert await storage.get_object(key) == content
+    await storage.put_object("other", b"stays")
+    for _ in range(2):
+        await storage.delete_object(key)
     with pytest.raises(RemoteResourceNotFoundError):
         await storage.get_object(key)
-    assert await storage.fetch_indexes(metadata) == data.indexes
+    assert await keys(storage) == ["other"]
 
 
 async def test_a_listing_names_all_below_a_prefix_in_order(storage: RemoteStorageManager, segment: Copied) -> None:
@@ -250,17 +232,6 @@ async def test_a_listing_of_more_than_a_page(store: str, storage: RemoteStorageM
         for number in range(count):
             group.create_task(storage.put_object(f"many/{number:04d}", b""))
     assert await keys(storage, "many/") == [f"many/{number:04d}" for number in range(count)]
-
-
-async def test_many_reads_at_once(storage: RemoteStorageManager, segment: Copied) -> None:
-    metadata, data = segment
-    await storage.copy_log_segment_data(metadata, data)
-    log = data.log_segment.read_bytes()
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(storage.fetch_log_segment(metadata, start, start + 99)) for start in range(0, 1000, 10)
-        ]
-    assert [bytes(task.result()) for task in tasks] == [log[start : start + 100] for start in range(0, 1000, 10)]
 
 
 async def test_the_probe_tells_what_a_store_proves_of_concurrent_writers(
@@ -304,70 +275,54 @@ async def test_a_refusal_names_the_setting_to_change(
 
 
 @pytest.mark.parametrize("store", ["gcs", "azure", "hdfs"])
-async def test_a_copy_that_is_cancelled_takes_back_what_it_wrote(
-    store: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("written", ["a copy", "a replacement"])
+async def test_a_write_that_is_cancelled_is_taken_back(
+    store: str, written: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a thread, which cannot be stopped. `local` and `s3` have tests of their own."""
     make = hdfs.in_this_process if store == "hdfs" else arrow.in_this_process
     calls = make(await settings_of(store, request, tmp_path) | {"cluster.id": CLUSTER_ID})
     storage = file_system.FileSystemRemoteStorageManager(calls)
     await storage.open()
+    await storage.put_object("manifest", b"before")
     built = build_segment(tmp_path / "log", [batch_of(0, 1, value_bytes=5 << 19)])
     metadata = metadata_of(built)
     data = built.log_segment_data(metadata)
-    halfway, resumed = asyncio.Event(), threading.Event()
-    pieces_of, loop = file_system._pieces_of, asyncio.get_running_loop()
+    halfway, resumed, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
 
-    def held(*args: Any) -> Iterator[bytes]:
-        pieces = pieces_of(*args)
-        yield next(pieces)
-        loop.call_soon_threadsafe(halfway.set)
-        resumed.wait()
-        yield from pieces
+    async def write() -> None:
+        if written == "a copy":
+            await storage.copy_log_segment_data(metadata, data)
+        else:
+            await storage.put_object("manifest", b"after")
 
-    monkeypatch.setattr(file_system, "_pieces_of", held)
+    def hold(name: str) -> None:
+        pieces_of = getattr(file_system, name)
+
+        def held(*args: Any) -> Iterator[bytes]:
+            pieces = pieces_of(*args)
+            yield next(pieces)
+            loop.call_soon_threadsafe(halfway.set)
+            resumed.wait()
+            yield from pieces
+
+        monkeypatch.setattr(file_system, name, held)
+
+    for name in ("_pieces_of", "_one_piece"):
+        hold(name)
     async with asyncio.TaskGroup() as group:
-        copying = group.create_task(storage.copy_log_segment_data(metadata, data))
+        writing = group.create_task(write())
         await halfway.wait()
-        copying.cancel()
+        assert await storage.get_object("manifest") == b"before"
+        writing.cancel()
     assert calls.abandoned == 1
     resumed.set()
     await until(lambda: calls.abandoned == 0)
-    assert await keys(storage) == []
+    assert (await keys(storage), await storage.get_object("manifest")) == (["manifest"], b"before")
     monkeypatch.undo()
-    await storage.copy_log_segment_data(metadata, data)
-    assert await storage.fetch_log_segment(metadata, 0, 1 << 40) == data.log_segment.read_bytes()
-    await storage.close()
-
-
-@pytest.mark.parametrize("store", ["gcs", "azure", "hdfs"])
-async def test_a_replacement_that_is_cancelled_leaves_the_object(
-    store: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make = hdfs.in_this_process if store == "hdfs" else arrow.in_this_process
-    calls = make(await settings_of(store, request, tmp_path) | {"cluster.id": CLUSTER_ID})
-    storage = file_system.FileSystemRemoteStorageManager(calls)
-    await storage.open()
-    await storage.put_object("manifest", b"before")
-    opened_for_writing, resumed = asyncio.Event(), threading.Event()
-    one_piece, loop = file_system._one_piece, asyncio.get_running_loop()
-
-    def held(*args: Any) -> Iterator[bytes]:
-        loop.call_soon_threadsafe(opened_for_writing.set)
-        resumed.wait()
-        yield from one_piece(*args)
-
-    monkeypatch.setattr(file_system, "_one_piece", held)
-    async with asyncio.TaskGroup() as group:
-        putting = group.create_task(storage.put_object("manifest", b"after"))
-        await opened_for_writing.wait()
-        assert await storage.get_object("manifest") == b"before"
-        putting.cancel()
-    resumed.set()
-    await until(lambda: calls.abandoned == 0)
-    assert await storage.get_object("manifest") == b"before"
-    monkeypatch.undo()
-    await storage.put_object("manifest", b"after")
-    assert await storage.get_object("manifest") == b"after"
-    assert await keys(storage) == ["manifest"]
+    await write()
+    if written == "a copy":
+        assert await storage.fetch_log_segment(metadata, 0, 1 << 40) == data.log_segment.read_bytes()
+    else:
+        assert await storage.get_object("manifest") == b"after"
     await storage.close()

@@ -17,8 +17,7 @@ import atheris
 with atheris.instrument_imports(
     include=["protocol", "tiers", "proxy", "pipeline"], exclude=["pipeline.decode.kernels"]
 ):
-    from tests.fuzz.make_corpus import CORPUS
-    from tests.fuzz.targets import TARGETS
+    from tests.fuzz.targets import CORPUS, MAX_SEED_BYTES, TARGETS
 
 CACHE = Path(__file__).parents[2] / ".cache" / "fuzz"
 
@@ -35,7 +34,7 @@ def main() -> None:
     atheris.Setup(
         [
             sys.argv[0],
-            "-max_len=2047",
+            f"-max_len={MAX_SEED_BYTES}",
             "-rss_limit_mb=3000",
             "-timeout=20",
             f"-artifact_prefix={CACHE}/found-{name}-",

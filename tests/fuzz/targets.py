@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.fuzz import (
     connection_targets,
@@ -14,6 +15,9 @@ from tests.fuzz import (
     wire_targets,
 )
 
+CORPUS = Path(__file__).parent / "corpus"
+"""Messages by Kafka's schemas, batches of every format, stored objects, programs, and `found-*`: what fuzzing found."""
+MAX_SEED_BYTES = 2047
 Target = Callable[[bytes], bool]
 
 TARGETS: dict[str, Target] = {

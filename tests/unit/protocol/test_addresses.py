@@ -18,7 +18,6 @@ VERSIONS = [
     (api_key, version) for api_key in ADDRESS_FIELDS for version in versions_of(message_name(api_key, "Response"))
 ]
 CHANGED = [entry for entry in VERSIONS if carries_addresses(*entry)]
-moderate = settings(max_examples=25)
 
 
 def proxy_address(node_id: int) -> Address | None:
@@ -44,123 +43,12 @@ def test_metadata_v0() -> None:
     )
 
 
-def test_metadata_v9_is_compact_and_has_tagged_sections() -> None:
-    response = bytes.fromhex(
-        "0000002a 00"  # correlation id, tags of the header
-        "00000000"  # throttle time
-        "02"  # one broker
-        "00000001 03 6231 00002384 03 7261 01 07 01 ff"  # node 1, "b1", 9092, rack "ra", an unknown tag 7
-        "00"  # cluster id: null
-        "00000001"  # controller id
-        "01"  # no topics
-        "80000000"  # cluster authorized operations
-        "00"
-    )
-    assert rewrite_addresses(ApiKey.METADATA, 9, response, lambda node_id: ("p", 1)) == bytes.fromhex(
-        "0000002a 00 00000000 0200000001 02 70 00000001 03 7261 01 07 01 ff00 00000001 01 80000000 00"
-    )
-
-
-def test_metadata_v12_with_a_broker_that_keeps_its_address() -> None:
-    response = bytes.fromhex(
-        "0000002a 00"
-        "00000000"
-        "03"  # two brokers
-        "00000001 03 6231 00002384 00 00"
-        "00000002 03 6232 00002384 00 00"
-        "02 63"  # cluster id "c"
-        "00000001"
-        "02"  # one topic
-        "0000 00 0123456789abcdef0123456789abcdef 00 01 80000000 00"  # named by id: null name
-        "00"
-    )
-    only_2 = {2: ("b2", 19092)}
-    rewritten = rewrite_addresses(ApiKey.METADATA, 12, response, only_2.get)
-    assert rewritten == response.replace(
-        bytes.fromhex("00000002 03 6232 00002384"), bytes.fromhex("00000002 03 6232 00004a94")
-    )
-    assert address_splices(ApiKey.METADATA, 12, response, only_2.get) == [(30, 34, bytes.fromhex("00004a94"))]
-
-
-def test_find_coordinator_v3_with_an_error_stays() -> None:
-    response = bytes.fromhex(
-        "0000002a 00"
-        "00000000"
-        "000f 00"  # COORDINATOR_NOT_AVAILABLE, null message
-        "ffffffff 01 ffffffff"  # node -1, "", -1
-        "00"
-    )
-    assert rewrite_addresses(ApiKey.FIND_COORDINATOR, 3, response, proxy_address) is response
-
-
-def test_find_coordinator_v4() -> None:
-    response = bytes.fromhex(
-        "0000002a 00"
-        "00000000"
-        "03"  # two coordinators
-        "02 67 00000003 03 6233 00002384 0000 01 00"  # key "g", node 3, "b3", 9092, no error, ""
-        "02 68 ffffffff 01 ffffffff 000f 00 00"  # key "h", COORDINATOR_NOT_AVAILABLE
-        "00"
-    )
-    assert rewrite_addresses(ApiKey.FIND_COORDINATOR, 4, response, lambda node_id: ("p", node_id)) == bytes.fromhex(
-        "0000002a 00 00000000 0302 67 00000003 02 70 00000003 0000 01 0002 68 ffffffff 01 ffffffff 000f 00 0000"
-    )
-
-
-def test_produce_v10_with_node_endpoints_resizes_the_tag() -> None:
-    response = bytes.fromhex(
-        "0000002a 00"
-        "02 02 74"  # one topic, "t"
-        "02"  # one partition
-        "00000000 0006 ffffffffffffffff ffffffffffffffff ffffffffffffffff 01 00"  # NOT_LEADER_OR_FOLLOWER
-        "01 00 09 00000007 00000001 00"  # CurrentLeader: node 7, epoch 1
-        "00"  # tags of the topic
-        "00000000"  # throttle time
-        "02"  # two tagged fields
-        "00 0e 02 00000007 03 6237 00002384 00 00"  # NodeEndpoints: node 7, "b7", 9092
-        "05 01 ee"  # an unknown one
-    )
-    long_host = "h" * 120
-    assert (
-        rewrite_addresses(ApiKey.PRODUCE, 10, response, lambda node_id: (long_host, 9092))
-        == bytes.fromhex(
-            "0000002a 00"
-            "02 02 74 02"
-            "00000000 0006 ffffffffffffffff ffffffffffffffff ffffffffffffffff 01 00"
-            "01 00 09 00000007 00000001 00"
-            "00"
-            "00000000"
-            "02"
-            "00 8401 02 00000007 79" + "68" * 120 + "00002384 00 00"  # 14 + 118 takes two bytes
-            "05 01 ee"
-        )
-    )
-
-
-def test_produce_without_node_endpoints_is_the_same_object() -> None:
-    response = bytes.fromhex("0000002a 00 01 00000000 00")
-    assert rewrite_addresses(ApiKey.PRODUCE, 10, response, proxy_address) is response
-
-
 def test_an_endpoints_tag_that_comes_twice_is_refused() -> None:
     response = bytes.fromhex("0000002a 00 01 00000000 02") + 2 * bytes.fromhex(
         "00 0e 02 00000007 03 6237 00002384 00 00"
     )
     with pytest.raises(ProtocolError, match="twice"):
         rewrite_addresses(ApiKey.PRODUCE, 10, response, proxy_address)
-
-
-@pytest.mark.parametrize(("endpoint_type", "rewritten"), [(1, True), (2, False)])
-def test_describe_cluster_lists_brokers_or_controllers(endpoint_type: int, rewritten: bool) -> None:
-    response = bytes.fromhex(
-        "0000002a 00"
-        "00000000 0000 00"  # throttle time, error code, null message
-        f"{endpoint_type:02x}"
-        "02 63 00000001"  # cluster id "c", controller 1
-        "02 00000001 03 6231 00002384 00 00"  # node 1, "b1", 9092
-        "80000000 00"
-    )
-    assert (rewrite_addresses(ApiKey.DESCRIBE_CLUSTER, 1, response, proxy_address) != response) is rewritten
 
 
 def test_apis_without_addresses_are_not_looked_at() -> None:
@@ -204,10 +92,10 @@ def address_entries(api_key: int, version: int, value: Value) -> list[Value]:
     return entries
 
 
-@pytest.mark.parametrize(("api_key", "version"), CHANGED)
-@moderate
-@given(data=st.data())
-def test_the_rewritten_response_is_the_one_that_names_the_proxy(api_key: int, version: int, data: Any) -> None:
+@settings(max_examples=400)
+@given(st.sampled_from(CHANGED), st.data())
+def test_the_rewritten_response_is_the_one_that_names_the_proxy(case: tuple[int, int], data: Any) -> None:
+    api_key, version = case
     value = data.draw(responses(api_key, version))
     known = data.draw(
         st.dictionaries(st.integers(0, 4), st.tuples(st.sampled_from(["", "p", "h" * 130]), st.integers(0, 65535)))
@@ -224,13 +112,5 @@ def test_the_rewritten_response_is_the_one_that_names_the_proxy(api_key: int, ve
     rewritten = rewrite_addresses(api_key, version, payload, known.get)
     assert rewritten == header + bytes(encode(name, version, expected).data)
     assert rewrite_addresses(api_key, version, rewritten, known.get) is rewritten
-
-
-@pytest.mark.parametrize(("api_key", "version"), CHANGED)
-@moderate
-@given(noise=st.binary(max_size=120))
-def test_bad_bytes_raise_nothing_but_protocol_errors(api_key: int, version: int, noise: bytes) -> None:
-    try:
-        rewrite_addresses(api_key, version, noise, proxy_address)
-    except ProtocolError:
-        return
+    splices = address_splices(api_key, version, payload, known.get)
+    assert (splices == []) == (rewritten == payload)

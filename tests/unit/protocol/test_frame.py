@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from protocol.errors import FrameSizeError, HttpError, TlsHandshakeError
 from protocol.frame import FramePart, FrameTracker, frame_length
-from tests.support.fakes.frame_decoder import FrameDecoder
 
 payloads = st.lists(st.binary(max_size=40), max_size=8)
 
@@ -25,14 +24,6 @@ def split_stream(draw: st.DrawFn) -> tuple[list[bytes], list[bytes]]:
     cuts = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=20)))
     borders = [0, *cuts, len(stream)]
     return frames, [stream[a:b] for a, b in itertools.pairwise(borders)]
-
-
-@given(split_stream())
-def test_decoder_gives_the_same_frames_for_every_split(case: tuple[list[bytes], list[bytes]]) -> None:
-    frames, chunks = case
-    decoder = FrameDecoder()
-    assert [payload for chunk in chunks for payload in decoder.feed(chunk)] == frames
-    assert decoder.is_between_frames
 
 
 @given(split_stream(), st.sampled_from([0, 4, 8, 30]))
@@ -72,48 +63,35 @@ def test_a_body_chunk_is_passed_on_without_a_copy() -> None:
     assert not tracker.is_between_frames
 
 
-def test_frames_before_a_body_that_is_still_to_come_are_complete() -> None:
-    tracker = FrameTracker(4)
-    stream = wire([b"aaaa", b"bbbbbb"]) + struct.pack(">i", 9) + b"cc"
-    first, second = tracker.feed(stream)
-    assert (bytes(first.data[4:]), first.remaining) == (b"aaaa", 0)
-    assert (bytes(second.data[4:]), second.remaining) == (b"bbbbbb", 0)
-    third, rest = tracker.feed(b"cccdddd")
-    assert (bytes(third.data), third.is_start, third.remaining) == (b"\0\0\0\x09cccc", True, 5)
-    assert (bytes(rest.data), rest.is_start, rest.remaining) == (b"cdddd", False, 0)
-
-
 @pytest.mark.parametrize("size", [-1, -(2**31), 101, 2**31 - 1])
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
 def test_a_length_that_is_negative_or_above_the_limit_is_refused(size: int, cut: int) -> None:
     prefix = struct.pack(">i", size)
-    decoder = FrameDecoder(max_frame_bytes=100)
+    tracker = FrameTracker(4, 100)
     with pytest.raises(FrameSizeError):
-        decoder.feed(prefix[:cut]), decoder.feed(prefix[cut:])
-
-
-def test_a_frame_of_exactly_the_limit_is_taken() -> None:
-    assert FrameDecoder(max_frame_bytes=100).feed(wire([b"x" * 100])) == [b"x" * 100]
+        tracker.feed(prefix[:cut]), tracker.feed(prefix[cut:])
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 6])
-@pytest.mark.parametrize("record", ["16030102000100 01fc0303", "15030300020250"], ids=["client hello", "alert"])
-def test_tls_is_told_apart(record: str, cut: int) -> None:
-    data = bytes.fromhex(record)
+@pytest.mark.parametrize(
+    ("begin", "error"),
+    [
+        (bytes.fromhex("16030102000100 01fc0303"), TlsHandshakeError),
+        (bytes.fromhex("15030300020250"), TlsHandshakeError),
+        (b"GET /metrics HTTP/1.1\r\n", HttpError),
+        (b"HTTP/1.1 400 Bad Request\r\n", HttpError),
+    ],
+    ids=["client hello", "alert", "request", "answer"],
+)
+def test_tls_and_http_are_told_apart(begin: bytes, error: type[FrameSizeError], cut: int) -> None:
     tracker = FrameTracker(8)
-    with pytest.raises(TlsHandshakeError):
-        tracker.feed(data[:cut]), tracker.feed(data[cut:])
-
-
-@pytest.mark.parametrize("cut", [1, 3, 4, 6])
-@pytest.mark.parametrize("begin", [b"GET /metrics HTTP/1.1\r\n", b"HTTP/1.1 400 Bad Request\r\n"])
-def test_http_is_told_apart(begin: bytes, cut: int) -> None:
-    tracker = FrameTracker(8)
-    with pytest.raises(HttpError):
+    with pytest.raises(error):
         tracker.feed(begin[:cut]), tracker.feed(begin[cut:])
 
 
 def test_a_frame_above_the_limit_names_the_setting() -> None:
+    (taken,) = FrameTracker(4, 100).feed(wire([b"x" * 100]))
+    assert taken.size == 100
     with pytest.raises(FrameSizeError, match=r"a frame of 101 bytes, above the limit of 100 bytes \(max\.bytes\)"):
         FrameTracker(4, 100, "max.bytes").feed(wire([b"x" * 101]))
 
@@ -123,17 +101,3 @@ def test_a_later_frame_may_have_a_length_that_looks_like_tls() -> None:
     tracker.feed(wire([b"abcd"]))
     (part,) = tracker.feed(bytes.fromhex("16030100") + b"abcd")
     assert part.size == 0x16030100
-
-
-@given(st.binary(max_size=60))
-def test_arbitrary_bytes_raise_nothing_but_a_frame_size_error(noise: bytes) -> None:
-    decoder = FrameDecoder(max_frame_bytes=1000)
-    try:
-        payloads_seen = decoder.feed(noise)
-    except FrameSizeError:
-        return
-    assert wire(payloads_seen) == noise[: len(wire(payloads_seen))]
-
-
-def test_frame_length_counts_every_buffer() -> None:
-    assert frame_length(b"abc", memoryview(b"de")) == b"\0\0\0\x05"

@@ -95,16 +95,6 @@ def test_a_request_with_too_many_items_is_refused(case: str) -> None:
         decode(head + write_array_length(most + 1, compact=False) + item * (most + 1) + behind)
 
 
-def test_a_description_of_20000_topics_is_decoded() -> None:
-    """`kafka-topics.sh --describe` asks for the settings of all topics in one request."""
-    count = 20_000
-    names = [write_string(f"topic-{number}", compact=False) for number in range(count)]
-    resources = b"".join(b"\x02" + name + INT32.pack(-1) for name in names)
-    head = build_request_header(ApiKey.DESCRIBE_CONFIGS, 1, 1, "admin")
-    asked, _ = config_entries.parse_describe_configs_request(head + INT32.pack(count) + resources + b"\x00")
-    assert len(asked) == count
-
-
 def test_the_settings_of_1000_mirrored_topics_are_decoded() -> None:
     """MirrorMaker 2 changes every setting of every topic in one request."""
     topics, settings = 1_000, 35

@@ -46,33 +46,9 @@ def test_v3() -> None:
     )
 
 
-def test_v0_of_an_old_broker() -> None:
-    response = bytes.fromhex(
-        "0000002a 0000 00000004"
-        "0000 0000 000b"  # Produce 0-11
-        "0001 0000 0011"  # Fetch 0-17
-        "0007 0000 0003"  # ControlledShutdown
-        "000b 0000 0009"  # JoinGroup is opaque
-    )
-    assert intersect_api_versions(response, 0) == bytes.fromhex(
-        "0000002a 0000 00000003 0000 0000 000b 0001 0004 0011 000b 0000 0009"
-    )
-
-
-def test_an_api_whose_versions_do_not_meet_ours_is_left_out() -> None:
-    response = bytes.fromhex("0000002a 0000 00000002 0001 0000 0003 0003 0000 000c")
-    assert intersect_api_versions(response, 0) == bytes.fromhex("0000002a 0000 00000001 0003 0000 000c")
-
-
 def test_a_broker_that_does_not_know_the_version_answers_as_version_0() -> None:
     response = bytes.fromhex("0000002a 0023 00000001 0012 0000 0005")
     assert intersect_api_versions(response, 4) == bytes.fromhex("0000002a 0023 00000001 0012 0000 0004")
-
-
-def test_the_apis_between_brokers_are_hidden() -> None:
-    vote, read_share_group_state, add_raft_voter = "0034 0000 0002", "0054 0000 0000", "0050 0000 0001"
-    response = bytes.fromhex(f"0000002a 0000 00000003 {vote} {read_share_group_state} {add_raft_voter}")
-    assert intersect_api_versions(response, 0) == bytes.fromhex(f"0000002a 0000 00000001 {add_raft_voter}")
 
 
 def test_the_answer_to_a_version_beyond_ours() -> None:

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import contextlib
 from typing import Any
-from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.protocol.consumer import FetchRequest as KafkaPythonFetchRequest
 
 from protocol.apis.fetch.request import (
     FetchRequest,
@@ -17,18 +14,16 @@ from protocol.apis.fetch.request import (
     topics_position,
 )
 from protocol.errors import ProtocolError
-from protocol.schema import compile_message
 from protocol.steps import finished
 from tests.support.fakes.message_encoder import Message, encoded_messages
 
-FETCH = 1
 VERSIONS = st.integers(4, 18)
 
 
 @st.composite
-def requests(draw: st.DrawFn, unknown_tags: bool = True) -> tuple[int, Message]:
+def requests(draw: st.DrawFn) -> tuple[int, Message]:
     version = draw(VERSIONS)
-    return version, draw(encoded_messages("FetchRequest", version, unknown_tags=unknown_tags))
+    return version, draw(encoded_messages("FetchRequest", version))
 
 
 def topic_key(tree: dict[str, Any]) -> Any:
@@ -64,54 +59,16 @@ def assert_reads(request: FetchRequest, tree: dict[str, Any], version: int) -> N
     assert request.forgotten == [(topic_key(t), tuple(t["Partitions"])) for t in forgotten]
 
 
-@given(requests(), st.binary(max_size=20))
-def test_every_version_is_read(message: tuple[int, Message], header: bytes) -> None:
+@given(requests(), st.binary(max_size=20), st.binary(max_size=3))
+def test_every_version_is_read_and_what_follows_is_ignored(
+    message: tuple[int, Message], header: bytes, more: bytes
+) -> None:
     version, (body, tree) = message
+    assert parse_fetch_request(body + more, 0, version)._replace(payload=body) == parse_fetch_request(body, 0, version)
     request = parse_fetch_request(header + body, len(header), version)
     assert_reads(request, tree, version)
     assert topics_of(header + body, len(header), version) == [topic_key(t) for t in tree["Topics"]]
     assert request.topics_position == topics_position(len(header), version)
-
-
-@given(requests())
-def test_positions_are_those_of_the_schema(message: tuple[int, Message]) -> None:
-    version, (body, _) = message
-    request = parse_fetch_request(body, 0, version)
-    spans = {(span.path, span.kind): span for span in compile_message(FETCH, version, "Request").walk(body, 0)}
-    assert request.topics_position == spans[("Topics",), "length"].start
-    indexes = [
-        (t, p) for t, topic in enumerate(request.topics) for p in range(topic.end_partition - topic.first_partition)
-    ]
-    for (t, p), partition in zip(indexes, request.partitions, strict=True):
-        assert partition.start == spans[("Topics", t, "Partitions", p, "Partition"), "value"].start
-        offset = spans[("Topics", t, "Partitions", p, "FetchOffset"), "value"]
-        assert int.from_bytes(body[offset.start : offset.end], "big", signed=True) == partition.fetch_offset
-    for t, topic in enumerate(request.topics):
-        assert topic.partitions_position == spans[("Topics", t, "Partitions"), "length"].start
-    if version >= 7:
-        assert request.forgotten_position == spans[("ForgottenTopicsData",), "length"].start
-
-
-@pytest.mark.parametrize("version", range(4, 19))
-def test_a_request_that_kafka_python_wrote(version: int) -> None:
-    body = bytes(
-        KafkaPythonFetchRequest(
-            version=version,
-            replica_id=-1,
-            max_wait_ms=500,
-            min_bytes=1,
-            max_bytes=52428800,
-            isolation_level=1,
-            session_id=77 if version >= 7 else 0,
-            session_epoch=3 if version >= 7 else -1,
-        ).encode()
-    )
-    request = parse_fetch_request(body, 0, version)
-    assert (request.max_wait_ms, request.min_bytes, request.max_bytes) == (500, 1, 52428800)
-    assert request.is_read_committed
-    assert not request.is_from_follower
-    assert request.is_full is (version < 7)
-    assert request.partitions == []
 
 
 @given(requests(), st.integers(0, 2**31 - 1))
@@ -128,18 +85,9 @@ def test_patches_change_their_field_alone(message: tuple[int, Message], value: i
         assert_reads(parse_fetch_request(patched, 4, version), tree | {name: value}, version)
         patch_fetch_request(patched, 4, version, **{argument: tree[name]})
         assert patched[4:] == body
-
-
-@given(
-    VERSIONS.filter(lambda version: version < 7).flatmap(
-        lambda v: st.tuples(st.just(v), encoded_messages("FetchRequest", v))
-    )
-)
-def test_a_version_without_sessions_has_no_session_to_patch(message: tuple[int, Message]) -> None:
-    version, (body, _) = message
-    patched = bytearray(body)
-    patch_fetch_request(patched, 0, version, session_id=0, session_epoch=-1)
-    assert patched == body
+    if version < 7:  # without sessions
+        patch_fetch_request(patched := bytearray(body), 0, version, session_id=0, session_epoch=-1)
+        assert patched == body
 
 
 @given(requests(), st.data())
@@ -188,64 +136,10 @@ def test_entries_that_stay_may_ask_for_other_offsets(message: tuple[int, Message
         assert len(differing) <= changed
 
 
-@given(requests(unknown_tags=False), st.data())
-def test_kafka_python_reads_a_reduced_request_alike(message: tuple[int, Message], data: st.DataObject) -> None:
-    version, (body, _) = message
-    request = parse_fetch_request(body, 0, version)
-    kept = {i for i in range(len(request.partitions)) if data.draw(st.booleans())}
-    reduced = bytes(finished(request.with_only(kept)))
-    ours = parse_fetch_request(reduced, 0, version)
-    theirs = KafkaPythonFetchRequest.decode(reduced, version=version)
-    assert (ours.max_wait_ms, ours.max_bytes, ours.isolation_level) == (
-        theirs.max_wait_ms,
-        theirs.max_bytes,
-        theirs.isolation_level,
-    )
-    assert [(p.topic, p.partition, p.fetch_offset) for p in ours.partitions] == [
-        ((topic.topic_id or UUID(int=0)) if version >= 13 else topic.topic, p.partition, p.fetch_offset)
-        for topic in theirs.topics
-        for p in topic.partitions
-    ]
-    assert theirs.forgotten_topics_data == []
-
-
-@given(requests(), st.data())
-def test_a_message_cut_short(message: tuple[int, Message], data: st.DataObject) -> None:
-    version, (body, _) = message
-    with pytest.raises(ProtocolError):
-        parse_fetch_request(body[: data.draw(st.integers(0, len(body) - 1))], 0, version)
-
-
-@given(requests(), st.binary(min_size=1))
-def test_what_follows_a_request_is_ignored(message: tuple[int, Message], more: bytes) -> None:
-    version, (body, _) = message
-    longer = parse_fetch_request(body + more, 0, version)
-    assert longer._replace(payload=body) == parse_fetch_request(body, 0, version)
-
-
-@given(requests(), st.data())
-def test_damage_raises_nothing_but_protocol_errors(message: tuple[int, Message], data: st.DataObject) -> None:
-    version, (body, _) = message
-    damaged = bytearray(body)
-    for position in data.draw(st.lists(st.integers(0, len(body) - 1), min_size=1, max_size=4)):
-        damaged[position] = data.draw(st.integers(0, 255))
-    for read in (parse_fetch_request, topics_of):
-        with contextlib.suppress(ProtocolError):
-            read(damaged, 0, version)
-
-
 @pytest.mark.parametrize("version", [3, 19])
 def test_versions_that_are_not_read(version: int) -> None:
     with pytest.raises(ProtocolError, match=f"version {version}"):
         parse_fetch_request(bytes(100), 0, version)
-
-
-@given(requests(), st.data())
-def test_the_topics_of_a_message_cut_before_their_end(message: tuple[int, Message], data: st.DataObject) -> None:
-    version, (body, _) = message
-    request = parse_fetch_request(body, 0, version)
-    with pytest.raises(ProtocolError):
-        topics_of(body[: data.draw(st.integers(0, request.forgotten_position - 1))], 0, version)
 
 
 def test_a_follower_is_known_by_its_replica_id() -> None:
@@ -254,6 +148,7 @@ def test_a_follower_is_known_by_its_replica_id() -> None:
         body[:4] = replica_id.to_bytes(4, "big", signed=True)
         request = parse_fetch_request(body, 0, 4)
         assert (request.replica_id, request.is_from_follower) == (replica_id, is_follower)
+        assert (request.is_full, request.is_read_committed) == (True, False)
 
 
 V12_REQUEST = bytes.fromhex(
@@ -264,12 +159,6 @@ V12_REQUEST = bytes.fromhex(
     "00"  # tagged section of the topic
     "01 01 00"  # nothing forgotten, no rack, no tags
 )
-
-
-def test_a_v12_request() -> None:
-    request = parse_fetch_request(V12_REQUEST, 0, 12)
-    assert [p[:6] for p in request.partitions] == [("t", 3, 4, 99, 5, 65536)]
-    assert V12_REQUEST[request.partitions[0].end] == 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Sequence
 from uuid import UUID
@@ -22,7 +21,7 @@ from protocol.apis.topic_reference import TopicReference
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
 from tests.support.fakes.message_encoder import RECORDS, Message, encoded_messages
-from tests.support.fakes.streaming import chunked, completes_at_the_last_byte, damaged, stream
+from tests.support.fakes.streaming import chunked, stream
 
 FETCH = 1
 OVERRIDES = {
@@ -108,27 +107,17 @@ def test_streamed_in_any_chunks_as_held(message: tuple[int, bytes, int], data: s
         assert patcher.out_of_range == [head for head in script.heads if head.error_code == 1]
 
 
-@given(payloads(), st.lists(st.integers(1, 3000), max_size=8))
-def test_without_patches_every_byte_passes(message: tuple[int, bytes, int], cuts: list[int]) -> None:
-    version, payload, _ = message
-    assert stream(StreamingFetchPatcher(version, Scripted([])), chunked(payload, cuts)) == payload
-
-
 @given(payloads(), st.data())
 def test_a_response_is_complete_at_its_last_byte(message: tuple[int, bytes, int], data: st.DataObject) -> None:
     version, payload, _ = message
     length = data.draw(st.integers(0, len(payload) - 1))
-    completes_at_the_last_byte(StreamingFetchPatcher(version, Scripted([])), payload, length)
-
-
-@given(payloads(), st.data())
-def test_damage_raises_nothing_but_protocol_errors(message: tuple[int, bytes, int], data: st.DataObject) -> None:
-    version, payload, _ = message
-    broken = damaged(payload, data)
-    cuts = data.draw(st.lists(st.integers(1, len(payload)), max_size=4))
-    with contextlib.suppress(ProtocolError):
-        out = stream(StreamingFetchPatcher(version, Scripted([])), chunked(broken, cuts))
-        assert broken.startswith(out)
+    patcher, complete = StreamingFetchPatcher(version, Scripted([])), list[bool]()
+    for part in chunked(payload, [length]):
+        patcher.feed(part)
+        complete.append(patcher.is_complete)
+    assert complete == [False, True]
+    with pytest.raises(ProtocolError, match="1 bytes follow"):
+        patcher.feed(memoryview(b"\x00"))
 
 
 @pytest.mark.parametrize("version", [4, 11, 12, 18])
@@ -179,13 +168,6 @@ def test_a_node_endpoints_tag_stays_when_it_is_not_hidden() -> None:
     parse_fetch_response(payload[:-4] + b"\x7f\x02\x01\x00", 5, 16)
 
 
-def test_tag_zero_of_a_partition_is_not_taken_for_node_endpoints() -> None:
-    payload = bytearray(b"".join(encode_response(16, 1, [(topic_of(16), [encode_partition(16, 0)])])))
-    payload[-3:] = b"\x01\x00\x01\x00" + b"\x00" + b"\x00"
-    patcher = StreamingFetchPatcher(16, Scripted([]), hide_node_endpoints=True)
-    assert stream(patcher, chunked(bytes(payload), [])) == payload
-
-
 def test_a_group_without_end_is_refused() -> None:
     head = b"".join(encode_response(12, 1, [("t", [])]))[:-5]
     endless = head + b"\xff\xff\xff\x7f" + b"a" * (MAX_GROUP_BYTES + 100)
@@ -196,22 +178,23 @@ def test_a_group_without_end_is_refused() -> None:
         stream(patcher, chunked(endless, list(range(500, len(endless), 500))))
 
 
+@pytest.mark.parametrize(
+    ("start", "value", "complaint"),
+    [
+        (-4, -2, "records of -2 bytes"),
+        (14, -2, "array length -2"),
+        (14, 1_000_001, "1000001 elements"),
+    ],
+)
+def test_a_length_that_cannot_be(start: int, value: int, complaint: str) -> None:
+    payload = bytearray(b"".join(encode_response(11, 1, [("t", [encode_partition(11, 0)])])))
+    start %= len(payload)
+    payload[start : start + 4] = value.to_bytes(4, "big", signed=True)
+    with pytest.raises(ProtocolError, match=complaint):
+        StreamingFetchPatcher(11, Scripted([])).feed(memoryview(payload))
+
+
 @pytest.mark.parametrize("version", [3, 19])
 def test_versions_that_are_not_read(version: int) -> None:
     with pytest.raises(ProtocolError, match=f"version {version}"):
         StreamingFetchPatcher(version, Scripted([]))
-
-
-def test_records_of_a_length_that_cannot_be() -> None:
-    payload = bytearray(b"".join(encode_response(11, 1, [("t", [encode_partition(11, 0)])])))
-    payload[-4:] = b"\xff\xff\xff\xfe"
-    with pytest.raises(ProtocolError, match="records of -2 bytes"):
-        StreamingFetchPatcher(11, Scripted([])).feed(memoryview(payload))
-
-
-@pytest.mark.parametrize(("count", "complaint"), [(-2, "array length -2"), (1_000_001, "1000001 elements")])
-def test_an_array_of_a_length_that_cannot_be(count: int, complaint: str) -> None:
-    payload = bytearray(b"".join(encode_response(11, 1, [("t", [encode_partition(11, 0)])])))
-    payload[14:18] = count.to_bytes(4, "big", signed=True)
-    with pytest.raises(ProtocolError, match=complaint):
-        StreamingFetchPatcher(11, Scripted([])).feed(memoryview(payload))

@@ -40,14 +40,6 @@ def test_other_requests_have_no_acks() -> None:
         peek_acks(build_request_header(ApiKey.FETCH, 4, 1, None) + bytes(8))
 
 
-@given(st.binary(max_size=40))
-def test_bad_bytes_raise_nothing_but_protocol_errors(noise: bytes) -> None:
-    try:
-        peek_acks(b"\0\0" + noise)
-    except ProtocolError:
-        return
-
-
 def response(version: int, value: Any) -> bytes:
     return build_response_header(ApiKey.PRODUCE, version, 1) + bytes(encode("ProduceResponse", version, value).data)
 
@@ -73,14 +65,6 @@ def written(version: int, **changed: Any) -> bytes:
     }
     topic = {"Name": "a-topic", "TopicId": UUID(int=7), "PartitionResponses": [partition, {**partition, **changed}]}
     return response(version, {"Responses": [topic, topic], "ThrottleTimeMs": 0})
-
-
-@pytest.mark.parametrize("version", [10, 11, 12, 13])
-def test_an_ordinary_response_names_no_broker(version: int) -> None:
-    payload = written(version)
-    assert names_no_broker(memoryview(payload), version)
-    assert not any(names_no_broker(payload[:length], version) for length in range(len(payload)))
-    assert not names_no_broker(payload + b"\0", version)
 
 
 @pytest.mark.parametrize("version", [10, 13])

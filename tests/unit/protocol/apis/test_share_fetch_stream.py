@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from protocol.errors import LimitExceededError, ProtocolError
 from protocol.primitives import read_tag, read_tag_count
 from protocol.schema import compile_message
 from tests.support.fakes.message_encoder import RECORDS, Message, encoded_messages
-from tests.support.fakes.streaming import chunked, completes_at_the_last_byte, damaged, stream
+from tests.support.fakes.streaming import chunked, stream
 
 HEADERS = [b"\x00\x00\x00\x2a\x00", b"\x00\x00\x00\x2a\x01\x07\x03abc"]
 OVERRIDES = {
@@ -69,22 +67,6 @@ def test_only_the_endpoints_go_whatever_the_chunks(message: tuple[int, bytes, in
         assert not any(new_tags[-1][1])
 
 
-@given(payloads(), st.data())
-def test_a_response_is_complete_at_its_last_byte(message: tuple[int, bytes, int], data: st.DataObject) -> None:
-    _, payload, _ = message
-    length = data.draw(st.integers(0, len(payload) - 1))
-    completes_at_the_last_byte(StreamingShareFetchPatcher(), payload, length)
-
-
-@given(payloads(), st.data())
-def test_damage_raises_nothing_but_protocol_errors(message: tuple[int, bytes, int], data: st.DataObject) -> None:
-    _, payload, _ = message
-    broken = damaged(payload, data)
-    cuts = data.draw(st.lists(st.integers(1, len(payload)), max_size=4))
-    with contextlib.suppress(ProtocolError):
-        stream(StreamingShareFetchPatcher(), chunked(broken, cuts))
-
-
 def head_of_a_partition(records: bytes) -> bytes:
     top = HEADERS[0] + bytes.fromhex("00000000 0000 00 00007530 02") + bytes(16) + b"\x02"
     return top + bytes.fromhex("00000000 0000 00 0000 00") + NO_LEADER + records
@@ -102,16 +84,6 @@ def test_records_leave_as_they_arrive() -> None:
     tail = bytes.fromhex("01 00 00 01 00")
     assert stream(patcher, iter([memoryview(tail)])) == tail
     assert patcher.is_complete
-
-
-def test_records_behind_a_group_that_was_cut_are_not_copied() -> None:
-    patcher = StreamingShareFetchPatcher()
-    head = head_of_a_partition(bytes.fromhex("81808004"))
-    patcher.feed(memoryview(head[:-1]))
-    completed, records = patcher.feed(memoryview(head[-1:] + bytes(1 << 20)))
-    assert len(completed) < len(head)
-    assert isinstance(records, memoryview)
-    assert len(records) == 1 << 20
 
 
 def test_the_held_part_of_an_answer_is_bounded() -> None:

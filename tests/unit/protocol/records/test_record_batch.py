@@ -66,10 +66,6 @@ def test_an_abort_marker() -> None:
     assert control_batch(25, commit=False, producer_id=4000, producer_epoch=3, leader_epoch=5) == ABORT_AT_25
 
 
-def test_crc32c_check_value() -> None:
-    assert crc32c(b"..123456789..", 2, 11) == 0xE3069283
-
-
 @given(
     st.binary(min_size=1, max_size=40), st.integers(1, 5000), st.integers(0, 70), st.integers(0, 70), st.integers(0, 9)
 )
@@ -101,18 +97,6 @@ def test_headers_are_what_kafka_python_reads(sizes: list[tuple[int, int]]) -> No
     assert not theirs.has_next()
 
 
-@given(batch_sizes, st.integers(0, 80), st.data())
-def test_an_incomplete_last_batch_is_left_out(sizes: list[tuple[int, int]], before: int, data: st.DataObject) -> None:
-    batches = log_of(sizes)
-    log = b"".join(batches)
-    length = data.draw(st.integers(0, len(log)))
-    buf = b"\xee" * before + log[:length] + b"\xee" * before
-    whole = list(iterate_batches(memoryview(buf), before, before + length))
-    ends = [before + sum(map(len, batches[: i + 1])) for i in range(len(batches))]
-    assert [b.end for b in whole] == [end for end in ends if end <= before + length]
-    assert [b.start for b in whole] == [before, *ends][: len(whole)]
-
-
 @given(batch_sizes.filter(bool), st.data())
 def test_a_flipped_bit_under_the_crc_is_found(sizes: list[tuple[int, int]], data: st.DataObject) -> None:
     log = bytearray(b"".join(log_of(sizes)))
@@ -122,26 +106,6 @@ def test_a_flipped_bit_under_the_crc_is_found(sizes: list[tuple[int, int]], data
     log[position] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(CorruptBatchError):
         verify_batches(log)
-
-
-def test_the_leader_epoch_is_outside_the_crc() -> None:
-    log = bytearray(batch_of(5, 2))
-    struct.pack_into(">i", log, 12, 77)
-    (batch,) = verify_batches(log)
-    assert batch.leader_epoch == 77
-
-
-@given(batch_sizes.filter(bool), st.data())
-def test_damage_anywhere_raises_nothing_but_corrupt_batch(sizes: list[tuple[int, int]], data: st.DataObject) -> None:
-    log = bytearray(b"".join(log_of(sizes)))
-    for position in data.draw(st.lists(st.integers(0, len(log) - 1), min_size=1, max_size=4)):
-        log[position] = data.draw(st.integers(0, 255))
-    try:
-        verify_batches(log)
-        skip_to_offset(log, 103)
-        cut_at_batches(log, 200, min_one=True)
-    except CorruptBatchError:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -240,13 +204,6 @@ def test_legacy_messages_stand_beside_new_batches(magic: int) -> None:
     damaged[len(plain) - 1] ^= 1
     with pytest.raises(CorruptBatchError):
         verify_crc(damaged, batches[0])
-
-
-def test_a_log_that_ends_with_a_legacy_message_cut_short() -> None:
-    message = legacy_message(0, 6, -1, None, b"value")
-    for length in range(len(message)):
-        assert list(iterate_batches(message[:length])) == []
-    assert len(list(iterate_batches(message))) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,6 @@ from protocol.records.compression import decompress
 from protocol.records.record_batch import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD, iterate_batches
 from protocol.records.record_reader import Record, TimestampAndOffset, first_record_at_or_after, read_records
 from tests.support.fakes.record_batches import (
-    batch_of,
     build_batch,
     compress,
     control_batch,
@@ -104,57 +101,6 @@ def test_control_records_count_in_look_ups() -> None:
     assert first_record_at_or_after(log, batch, 500) == (500, 40)
 
 
-def test_an_empty_batch_answers_nothing() -> None:
-    log = build_batch(2, [], last_offset=8)
-    (batch,) = iterate_batches(log)
-    assert list(read_records(log, batch)) == []
-    assert first_record_at_or_after(log, batch, -1) is None
-
-
-@given(st.sampled_from(CODECS), st.data())
-def test_damage_raises_nothing_but_corrupt_batch(codec: int, data: st.DataObject) -> None:
-    log = bytearray(batch_of(0, 20, value_bytes=30, codec=codec))
-    (batch,) = iterate_batches(log)
-    for position in data.draw(st.lists(st.integers(61, len(log) - 1), min_size=1, max_size=4)):
-        log[position] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(CorruptBatchError):
-        list(read_records(log, batch))
-
-
-@pytest.mark.parametrize("codec", CODECS[1:])
-def test_output_is_bounded(codec: int) -> None:
-    packed = compress(codec, b"\x00" * 1_000_000)
-    assert bytes(decompress(codec, packed)) == b"\x00" * 1_000_000
-    with pytest.raises(CorruptBatchError, match="beyond 999999"):
-        decompress(codec, packed, max_bytes=999_999)
-
-
-def test_output_of_xerial_blocks_is_bounded() -> None:
-    packed = compress(CODEC_SNAPPY, b"\x00" * 1_000_000, xerial=True)
-    assert bytes(decompress(CODEC_SNAPPY, packed)) == b"\x00" * 1_000_000
-    with pytest.raises(CorruptBatchError, match="beyond"):
-        decompress(CODEC_SNAPPY, packed, max_bytes=999_999)
-
-
-@given(st.sampled_from([CODEC_SNAPPY, CODEC_LZ4]), st.binary(max_size=300), st.data())
-def test_framed_input_cut_short(codec: int, content: bytes, data: st.DataObject) -> None:
-    packed = compress(codec, content + b"end", xerial=True)
-    whole = bytes(decompress(codec, packed))
-    assert whole == content + b"end"
-    try:
-        part = bytes(decompress(codec, packed[: data.draw(st.integers(0, len(packed) - 1))]))
-    except CorruptBatchError:
-        return
-    assert codec == CODEC_SNAPPY
-    assert whole.startswith(part)
-    assert part != whole
-
-
-def test_an_lz4_block_that_was_stored_uncompressed() -> None:
-    frame = bytes.fromhex("04224d18 6040 82") + b"\x05\x00\x00\x80" + b"plain" + bytes(4)
-    assert bytes(decompress(CODEC_LZ4, frame)) == b"plain"
-
-
 @pytest.mark.parametrize("frame", ["05224d18 6040 82", "04224d18 4040 82", "04224d18 6000 82"])
 def test_lz4_frames_that_are_not_read(frame: str) -> None:
     with pytest.raises(CorruptBatchError, match="lz4 frame with"):
@@ -164,19 +110,6 @@ def test_lz4_frames_that_are_not_read(frame: str) -> None:
 def test_an_unknown_codec() -> None:
     with pytest.raises(CorruptBatchError, match="codec 7"):
         decompress(7, b"abc")
-
-
-@given(record_lists(), st.sampled_from([0, 1]), st.data())
-def test_damaged_legacy_messages_raise_nothing_but_corrupt_batch(
-    records: list[Record], magic: int, data: st.DataObject
-) -> None:
-    plain = legacy_message(magic, 9, 1000, b"key", b"value")
-    log = bytearray(data.draw(st.sampled_from([plain, legacy_wrapper(magic, records[0].offset, records, CODEC_GZIP)])))
-    for position in data.draw(st.lists(st.integers(17, len(log) - 1), min_size=1, max_size=4)):
-        log[position] = data.draw(st.integers(0, 255))
-    for batch in iterate_batches(log):
-        with contextlib.suppress(CorruptBatchError):
-            list(read_records(log, batch))
 
 
 def test_a_legacy_look_up() -> None:

@@ -10,7 +10,7 @@ from tests.support.examples import install_example
 from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import RemoteTierError, tiered_cluster
 from tiers.broker.client import BrokerClient
-from tiers.config.managers import create_metadata_log, create_record_log, create_remote_storage_manager, create_storage
+from tiers.config.managers import create_metadata_log, create_record_log, create_remote_storage_manager
 from tiers.config.tier_config import ConfigError
 from tiers.metadata.single_writer_log import SingleWriterLog
 from tiers.metadata.topic.settings import TopicBasedSettings
@@ -117,13 +117,6 @@ def test_a_metadata_manager_that_cannot_be_created_is_explained(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=said):
         create_record_log(name, settings)
-
-
-def test_an_unknown_storage_key_names_the_nearest_of_ours_too() -> None:
-    config = parse_config(LOCAL + "remote.log.storage.system.enabel = false\n" + UPSTREAM).storage
-    assert config is not None
-    with pytest.raises(ValueError, match=r"did you mean remote\.log\.storage\.system\.enable\?"):
-        create_storage(config, "c")
 
 
 async def test_commands_that_read_the_metadata_topic_refuse_another_manager() -> None:

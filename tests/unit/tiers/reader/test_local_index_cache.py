@@ -117,20 +117,6 @@ async def test_after_a_restart_nothing_is_fetched_but_records(tmp_path: Path) ->
         assert (tier.storage.index_gets, (local.hits, local.misses)) == (gets, counts)
 
 
-async def test_indexes_are_kept_in_the_founding_layout(bench: Bench) -> None:
-    segments = [segment_object(start) for start in (0, 30, 60)]
-    for one in (bench.cache(), bench.cache()):
-        await one.open()
-        if not await one.get(segments[0][0]):
-            await put(one, *segments)
-        assert await holds(one, *segments) == [True, True, True]
-        assert one.size_bytes == SET_BYTES
-    folder = f"{PARTITION.topic}-{PARTITION.partition}"
-    assert {str(path.relative_to(bench.folder)) for path in bench.folder.glob("*/*")} == {
-        f"{folder}/{0:020}{suffix}" for suffix in SUFFIXES
-    }
-
-
 async def test_a_segment_with_a_hole_that_no_set_can_hold_is_a_miss(bench: Bench, tmp_path: Path) -> None:
     far = build_segment(tmp_path / "log", [batch_of(2**31 + 30, 10)], base_offset=30)
     metadata = metadata_of(far)

@@ -173,16 +173,6 @@ async def test_a_damaged_chunk_leaves_its_neighbours_readable(tier: RemoteTier, 
     assert joined(await reader.read(asked(chunks[-1].last_offset, 1))) == batches[-1]
 
 
-async def test_offsets_that_no_segment_holds(tier: RemoteTier, reader: RemoteLogReader) -> None:
-    await tier.fill(P0, segments=1, batches=2)
-    await tier.rlmm.put_log_start(P0, user_log_start(5))
-    with pytest.raises(OffsetBelowLogStartError):
-        await reader.read(asked(4))
-    assert (await reader.read(asked(5))).first_offset == 0
-    with pytest.raises(OffsetGapError):
-        await reader.read(asked(20))
-
-
 async def test_sequential_reads_are_read_ahead_across_the_border(tier: RemoteTier, reader: RemoteLogReader) -> None:
     batches = await tier.fill(P0, segments=2, batches=30)
     offset = 0

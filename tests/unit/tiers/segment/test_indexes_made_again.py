@@ -130,12 +130,6 @@ def test_epochs_that_begin_in_a_hole_begin_there_again(tmp_path: Path, ends: lis
         assert damages_of(lost) == []
 
 
-def test_epochs_that_begin_at_one_offset_are_no_damage(tmp_path: Path) -> None:
-    builder = SegmentBuilder(tmp_path / "log", 0)
-    builder.append(build_batch(1, [record(1)], leader_epoch=5), (), (LeaderEpochEntry(3, 0), LeaderEpochEntry(5, 0)))
-    assert damages_of(builder.finish()) == []
-
-
 def test_an_aborted_transaction_without_its_first_records_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,8 +9,6 @@ from tempfile import TemporaryDirectory
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.fakes.local_indexes import contents, decoded, encrypted, expected, segment_object
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
@@ -142,19 +140,6 @@ def test_a_process_killed_at_any_byte_leaves_whole_segments_or_none() -> None:
                     dying.append(decoded(segment))
             counts.add(found_in(folder))
     assert counts == {0, 1, 2}
-
-
-@given(st.data())
-def test_no_damage_gives_a_wrong_answer(data: st.DataObject) -> None:
-    with a_folder() as folder:
-        files = filled(folder)
-        for suffix in data.draw(st.lists(st.sampled_from(SUFFIXES), min_size=1, max_size=3, unique=True)):
-            content = bytearray(files.path(suffix).read_bytes())
-            at, size = data.draw(st.integers(0, len(content) - 1)), len(content)
-            damage = data.draw(st.one_of(st.binary(min_size=1, max_size=12), st.just(bytes(size - at)), st.none()))
-            content[at : size if damage is None else at + len(damage)] = damage or b""  # none: a torn file
-            files.path(suffix).write_bytes(content)
-        found_in(folder)
 
 
 def test_files_of_another_copy_attempt_at_the_same_offsets_are_no_answer(tmp_path: Path) -> None:

@@ -222,12 +222,6 @@ async def test_keys_stay_inside_the_store(storage: LocalRemoteStorageManager, ke
         await storage.put_object(key, b"")
 
 
-async def test_a_listing_tells_when_an_object_was_written(storage: LocalRemoteStorageManager, root: Path) -> None:
-    await storage.put_object("small", b"1")
-    os.utime(root / "small", (1_700_000_000, 1_700_000_000.5))
-    assert [stored.modified_ms async for stored in storage.list_objects("")] == [1_700_000_000_500]
-
-
 async def test_an_opening_removes_what_a_crash_left_of_small_objects_long_ago(root: Path) -> None:
     temporaries = root / ".tmp"
     temporaries.mkdir()

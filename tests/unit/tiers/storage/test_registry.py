@@ -6,10 +6,8 @@ import pytest
 
 from tests.support.examples import install_example
 from tests.support.fakes.copies import segment_to_copy
-from tiers.config.managers import STORAGE_GROUP, create_remote_storage_manager, create_storage, installed_names
+from tiers.config.managers import create_remote_storage_manager, create_storage
 from tiers.config.settings import StorageConfig
-from tiers.storage.local import LocalRemoteStorageManager
-from tiers.storage.s3.storage import S3RemoteStorageManager
 
 
 def install(folder: Path, package: str, entry_point: str) -> None:
@@ -18,19 +16,6 @@ def install(folder: Path, package: str, entry_point: str) -> None:
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[tidegate.remote_storage_manager]\n{entry_point}\n")
-
-
-def test_our_own_are_installed() -> None:
-    assert {"local", "s3"} <= set(installed_names(STORAGE_GROUP))
-    local = create_remote_storage_manager("local", {"path": "/", "cluster.id": "c"})
-    s3 = create_remote_storage_manager("s3", {"bucket": "b", "cluster.id": "c"})
-    assert isinstance(local, LocalRemoteStorageManager)
-    assert isinstance(s3, S3RemoteStorageManager)
-
-
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'floppy'; installed are .*local.*s3"):
-        create_remote_storage_manager("floppy", {})
 
 
 @pytest.mark.parametrize(

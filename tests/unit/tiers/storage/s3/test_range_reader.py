@@ -116,15 +116,6 @@ async def test_one_connection_serves_one_get_after_the_other() -> None:
         assert b"Range: bytes=7-\r\n" in store.requests[4]
 
 
-async def test_more_gets_than_connections_wait() -> None:
-    async with reading(max_connections=2) as (store, reader):
-        for _ in range(6):
-            store.answer(RIGHT)
-        answers = await asyncio.gather(*(get(store, reader) for _ in range(6)))
-        assert answers == [b"23456"] * 6
-        assert store.accepted == 2
-
-
 async def gets_the_range(store: Store, reader: RangeReader, accepted: int) -> None:
     """The next GET succeeds, on the connection of that number."""
     store.answer(RIGHT)
