@@ -112,14 +112,6 @@ async def test_paused_topics_are_on_the_overview_and_are_no_alarm() -> None:
     assert "each value covers 15 s" in texts(html)
 
 
-async def test_the_bounds_are_explained() -> None:
-    async with served(ScriptedFacts()) as url:
-        _, topic, _ = await get(f"{url}/topics/orders-0000")
-        _, partition, _ = await get(f"{url}/topics/orders-0000/0")
-    assert 'title="Rx: the first remote offset"' in topic
-    assert "remote only both tiers local only in open transactions" in texts(partition)
-
-
 @pytest.mark.parametrize(
     "path",
     ["/topics?page=x", "/topics?sort=colour", "/topics?state=lost", "/topics/orders-0000/-1", "/topics/a/0?from=x"],
@@ -256,15 +248,6 @@ async def test_the_last_events_are_listed_with_their_pages() -> None:
     assert 'href="/runbook/gap"' in html
     assert "the broker removed &lt;records&gt;" in html
     assert "partition orders-0" in texts(html)
-
-
-async def test_empty_pages_say_what_is_missing() -> None:
-    async with served(ScriptedFacts({})) as url:
-        assert "No topic is tiered yet." in texts((await get(f"{url}/topics"))[1])
-        assert "No client has read the remote tier." in texts((await get(f"{url}/readers"))[1])
-        assert "Nothing went wrong." in texts((await get(f"{url}/errors"))[1])
-    async with served(ScriptedFacts()) as url:
-        assert "No topic matches." in texts((await get(f"{url}/topics?search=nothing"))[1])
 
 
 async def test_a_thousand_topics_are_shown_page_by_page() -> None:
