@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, ProtocolError
 from proxy.handlers.base import FetchSettings
 from proxy.wire.exchange import Forward
 from tests.support.fakes.broker.cluster import LocalLog
@@ -301,8 +301,9 @@ async def test_a_new_leader_that_begins_lower_does_not_explain_an_old_refusal(
         assert codes(parse(13, await answer)) == [code]
 
 
-@pytest.mark.parametrize(("version", "replica_id"), [(4, 2), (14, -3), (15, 2)])
+@pytest.mark.parametrize(("version", "replica_id"), [(4, 2), (14, -3), (15, 2), (15, 1 << 24)])
 async def test_followers_get_what_the_broker_says(bench: Bench, version: int, replica_id: int) -> None:
+    await bench.fetch(13, ask(13, 0))
     frame = fetch_frame(version, [ask(version, 0)], replica_id=replica_id)
     action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
     assert isinstance(action, Forward)
@@ -321,6 +322,13 @@ async def test_metadata_that_is_not_open_costs_no_connection(bench: Bench, monke
     response = await bench.fetch(13, ask(13, 0), ask(13, 0, partition=1), max_wait_ms=1)
     assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
     assert records(response, 1)
+
+
+async def test_a_version_that_was_never_advertised_ends_the_connection(bench: Bench) -> None:
+    frame = bytearray(fetch_frame(4, [ask(4, 0)]))
+    frame[3] = 3
+    with pytest.raises(ProtocolError):
+        bench.handler.on_request(FakeExchange(bench.cluster, bytes(frame)))
 
 
 async def test_a_large_answer_streams_and_its_remote_partition_comes_next(tmp_path: Path) -> None:

@@ -95,14 +95,17 @@ async def test_produce_with_acks_0_has_no_response_and_others_have(version: int)
         assert await client.receive() == response(2, body)
 
 
-async def test_a_version_that_was_not_advertised_is_named_in_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("api_key", "version"), [(ApiKey.METADATA, 99), (ApiKey.FETCH, 3), (ApiKey.SHARE_FETCH, 3)])
+async def test_a_version_that_was_not_advertised_is_named_in_one_sentence(
+    api_key: ApiKey, version: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async with (
         FakeBroker() as broker,
         proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
         connected(proxy.port) as client,
     ):
-        await client.send(request(ApiKey.METADATA, 99, 5, INT32.pack(0)))
+        await client.send(request(api_key, version, 5, INT32.pack(0)))
         assert await client.ended() == b""
     (line,) = caplog.messages
-    said = "what the client sent is refused: version 99 of API key 3, which was not advertised"
+    said = f"what the client sent is refused: version {version} of API key {int(api_key)}, which was not advertised"
     assert line == f"closing the connection: {said}"
