@@ -259,6 +259,15 @@ async def test_a_thousand_topics_are_shown_page_by_page() -> None:
     assert 'href="/topics?sort=size&amp;descending=true&amp;page=9"' in last
 
 
+async def test_pages_without_a_line_say_why() -> None:
+    for source, path, said in (
+        (ScriptedFacts({}), "/topics", "No topic is tiered yet."),
+        (ScriptedFacts(), "/topics?search=nothing", "No topic matches."),
+    ):
+        async with served(source) as url:
+            assert said in texts((await get(url + path))[1])
+
+
 def test_the_retention_names_the_source_and_what_limits_the_broker() -> None:
     settings = [
         TopicSetting("local.retention.ms", "-2", "default"),

@@ -247,6 +247,22 @@ async def test_old_watermarks_never_end_below_what_the_tier_has(tmp_path: Path, 
         assert entry.high_watermark >= entry.last_stable_offset >= 120
 
 
+async def test_only_remote_partitions_with_a_budget_are_read(bench: Bench) -> None:
+    """The others are empty this time: a consumer asks for them first when these have brought something."""
+    await bench.tier.add(P1, bench.batches[:10], 0)
+    bench.cluster.logs[P1] = LocalLog(bench.batches, 100)
+    size = len(bench.batches[0])
+    asks = [ask(12, 0), ask(12, 0, partition=1)]
+    await bench.fetch(12, *asks)
+    asked = bench.cluster.bounds_asked
+    response = await bench.fetch(12, *asks, max_bytes=size)
+    assert [records(response, n) for n in (0, 1)] == [bench.batches[0], b""]
+    assert codes(response) == [0, 0]
+    assert bench.cluster.bounds_asked == asked + 1
+    response = await bench.fetch(12, *reversed(asks), max_bytes=size)
+    assert [records(response, n) for n in (0, 1)] == [bench.batches[0], b""]
+
+
 @pytest.mark.parametrize("hold_bytes", [200, 1 << 18])
 async def test_a_state_that_is_cleared_during_a_look_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_bytes: int
