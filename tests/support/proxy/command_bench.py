@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
+import pytest
+
 from proxy.config import TidegateConfig
+from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
@@ -25,6 +29,8 @@ from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.tasks.history.stored_facts import put_facts
 
 CLUSTER_ID = "cluster"
+Tidegate = Callable[..., tuple[int, str, str]]
+"""Runs `tidegate` with these arguments. Returns the exit code, and what was printed as output and as errors."""
 
 
 class Tier(OpenTier):
@@ -90,3 +96,22 @@ async def command_bench(tmp_path: Path) -> AsyncIterator[CommandBench]:
     await storage.open()
     yield CommandBench(tmp_path, storage)
     await storage.close()
+
+
+def open_by(command: ModuleType, bench: CommandBench, log: InMemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the command open the tier of the bench. `log` is that of the leader."""
+    known = SimpleNamespace(topic_id=PARTITION.topic_id, partitions={PARTITION.partition: None})
+    topics, ids = {PARTITION.topic: known}, {PARTITION.topic_id: known}
+    cluster = SimpleNamespace(topics=topics, topics_by_id=ids, cluster_id=CLUSTER_ID)
+
+    def opening(value: Any) -> Any:
+        @asynccontextmanager
+        async def opened(*_: object, **__: object) -> AsyncIterator[Any]:
+            yield value
+
+        return opened
+
+    monkeypatch.setattr(command, "tiered_cluster", opening((None, cluster)))
+    monkeypatch.setattr(command, "open_storage", opening(bench.storage), raising=False)
+    monkeypatch.setattr(command, "metadata_to_now", opening(bench.rlmm.log))
+    monkeypatch.setattr(command, "BrokerLogSource", lambda client: log)

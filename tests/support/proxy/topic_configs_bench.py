@@ -8,6 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from kafka.protocol.admin import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
@@ -129,6 +131,15 @@ def incremental(topics: Mapping[str, Sequence[tuple[str, int, str | None]]], *, 
     )
 
 
+def legacy(topic: str, settings: Mapping[str, str]) -> Any:
+    """A request that sets all settings of the topic."""
+    resource = AlterConfigsRequest.AlterConfigsResource
+    configs = [resource.AlterableConfig(name=name, value=value) for name, value in settings.items()]
+    return AlterConfigsRequest(
+        resources=[resource(resource_type=2, resource_name=topic, configs=configs)], validate_only=False
+    )
+
+
 def altered(response_class: Any, codes: Answers) -> Any:
     """Answers every resource. A resource with an unknown key gets INVALID_CONFIG, as from a broker."""
 
@@ -155,6 +166,6 @@ def codes_of(response: Any) -> dict[str, int]:
 
 
 async def alter(bench: Bench, request: Any, version: int = 1, codes: Answers | None = None) -> tuple[Any, Any]:
-    response = IncrementalAlterConfigsResponse
+    response = AlterConfigsResponse if isinstance(request, AlterConfigsRequest) else IncrementalAlterConfigsResponse
     seen, answer = await bench.pass_through(bench.alter, request, version, response, altered(response, codes or {}))
     return seen, answer

@@ -90,20 +90,13 @@ def test_a_sparkline_has_a_hole_where_it_has_no_value() -> None:
     drawn = sparkline(Series("x", "ms", (1.0, 2.0, None, None, 4.0)))
     assert drawn.line.count("M") == 2
     assert (drawn.last, drawn.highest) == (4.0, 4.0)
+    assert sparkline(Series("x", "ms", ())).line == ""
+    assert sparkline(Series("x", "ms", (0.0, 0.0))).line != ""
 
 
-def test_lines_of_one_chart_share_an_axis() -> None:
-    low = sparkline(Series("x", "ms", (1.0, 1.0)), ceiling=10.0)
-    top = float(low.line.split(",")[1].split(" ")[0])
-    assert top > SPARK_HEIGHT * 0.8
-
-
-def test_the_width_is_the_time_of_all_values() -> None:
+def test_a_sparkline_fills_its_width_and_shares_an_axis() -> None:
     drawn = sparkline(Series("x", "ms", (1.0, 2.0, 3.0)))
     places = [float(each.split(",")[0]) for each in drawn.line.removeprefix("M").split(" L")]
     assert places == pytest.approx([0, SPARK_WIDTH / 2, SPARK_WIDTH])
-
-
-def test_a_sparkline_without_values_is_empty() -> None:
-    assert sparkline(Series("x", "ms", ())).line == ""
-    assert sparkline(Series("x", "ms", (0.0, 0.0))).line != ""
+    low = sparkline(Series("x", "ms", (1.0, 1.0)), ceiling=10.0)
+    assert float(low.line.split(",")[1].split(" ")[0]) > SPARK_HEIGHT * 0.8

@@ -8,40 +8,18 @@ from proxy.admin import words
 from proxy.admin.facts import TopicSetting
 
 
-@pytest.mark.parametrize(("value", "said"), [(None, "\N{EN DASH}"), (0, "0 B"), (1536, "1.50 KiB")])
-def test_an_unknown_size_is_a_dash(value: int | None, said: str) -> None:
-    assert words.size(value) == said
-
-
-@pytest.mark.parametrize(
-    ("ms", "said"),
-    [
-        (None, "\N{EN DASH}"),
-        (0, "0 s"),
-        (400, "< 1 s"),
-        (61_000, "1 min 1 s"),
-    ],
-)
-def test_a_duration_below_a_second_has_no_milliseconds(ms: int | None, said: str) -> None:
-    assert words.duration(ms) == said
-
-
-def test_a_number_has_its_noun() -> None:
+def test_a_number_has_its_unit_and_what_is_unknown_is_a_dash() -> None:
+    dash, space = "\N{EN DASH}", "\N{NARROW NO-BREAK SPACE}"
+    assert [words.size(each) for each in (None, 0, 1536)] == [dash, "0 B", "1.50 KiB"]
+    said = [words.duration(each) for each in (None, 0, 400, 61_000)]
+    assert said == [dash, "0 s", "< 1 s", "1 min 1 s"]
     assert [words.count(each, "segment") for each in (0, 1, 2)] == ["0 segments", "1 segment", "2 segments"]
-    assert words.count(12_345, "offset") == f"12{words.number(1000)[1]}345 offsets"
-
-
-def test_a_latency_and_a_rate_have_units() -> None:
-    assert words.milliseconds(0.752) == "0.75 ms"
-    assert words.milliseconds(1_500) == "1.50 s"
+    assert words.count(12_345, "offset") == f"12{space}345 offsets"
+    assert words.number(1_234_567) == f"1{space}234{space}567"
+    assert [words.milliseconds(each) for each in (0.752, 1_500)] == ["0.75 ms", "1.50 s"]
     assert words.rate(2048) == "2.00 KiB/s"
-    assert words.number(1_234_567) == "1\N{NARROW NO-BREAK SPACE}234\N{NARROW NO-BREAK SPACE}567"
-
-
-def test_a_time_that_no_calendar_has_is_a_number() -> None:
-    assert words.moment(0) == "1970-01-01 00:00:00 UTC"
-    assert words.moment(-1) == "\N{EN DASH}"
-    assert words.moment(1 << 62) == str(1 << 62)
+    said = [words.moment(each) for each in (0, -1, 1 << 62)]
+    assert said == ["1970-01-01 00:00:00 UTC", dash, str(1 << 62)], "no calendar has the last one"
 
 
 @pytest.mark.parametrize(

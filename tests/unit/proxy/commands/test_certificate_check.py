@@ -28,45 +28,33 @@ def findings(tls: dict[str, object], *hosts: str, now: datetime | None = None) -
 def test_a_certificate_for_another_host_is_a_problem(authority: Authority) -> None:
     file = authority.identity("x", "kafka.example.org", "10.0.0.1")
     [problem], _ = findings({"certificate": file}, "kafka.example.org", "10.0.0.1", "broker-1.kafka.example.org")
-    assert problem == (
-        f"{file} is for 10.0.0.1, kafka.example.org, and broker-1.kafka.example.org is advertised: clients that verify"
-        " the host name refuse it: get a certificate for this name, or change advertised.host"
+    assert problem.startswith(
+        f"{file} is for 10.0.0.1, kafka.example.org, and broker-1.kafka.example.org is advertised"
     )
-
-
-def test_a_star_stands_for_one_label(authority: Authority) -> None:
-    file = authority.identity("x", "*.kafka.example.org")
-    assert findings({"certificate": file}, "Broker-1.kafka.example.org.")[0] == []
-    assert len(findings({"certificate": file}, "a.b.kafka.example.org", "kafka.example.org")[0]) == 2
+    for_all = authority.identity("y", "*.kafka.example.org")
+    assert findings({"certificate": for_all}, "Broker-1.kafka.example.org.")[0] == []
+    assert len(findings({"certificate": for_all}, "a.b.kafka.example.org", "kafka.example.org")[0]) == 2
 
 
 def test_the_certificate_that_the_name_selects_counts(authority: Authority) -> None:
     inside, outside = authority.identity("a", "inside"), authority.identity("b", "outside.example.org")
-    tls: dict[str, object] = {
-        "certificate": inside,
-        "certificates": [{"certificate": outside, "names": ["*.example.org"]}],
-    }
+    by_name = [{"certificate": outside, "names": ["*.example.org"]}]
+    tls: dict[str, object] = {"certificate": inside, "certificates": by_name}
     assert findings(tls, "inside", "outside.example.org")[0] == []
     [problem], _ = findings(tls, "other.example.org")
     assert problem.startswith(f"{outside} is for outside.example.org, and other.example.org is advertised")
 
 
-@pytest.mark.parametrize(
-    ("days", "problems", "warnings"),
-    [(-90, 0, 0), (-29, 0, 1), (1, 1, 0)],
-)
-def test_the_end_of_a_certificate_is_said_early(days: int, problems: int, warnings: int, authority: Authority) -> None:
+@pytest.mark.parametrize(("days", "problems", "warnings"), [(-90, 0, 0), (-29, 0, 1), (1, 1, 0), (-400_000, 1, 0)])
+def test_a_certificate_is_valid_now_and_for_a_month(
+    days: int, problems: int, warnings: int, authority: Authority
+) -> None:
     file = authority.identity("x", "a")
     ends = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
     found = findings({"certificate": file}, "a", now=ends + timedelta(days=days))
     assert (len(found[0]), len(found[1])) == (problems, warnings)
     for line in (*found[0], *found[1]):
-        assert f"on {ends:%Y-%m-%d %H:%M} UTC: replace the file" in line
-
-
-def test_a_certificate_that_is_not_valid_yet_is_a_problem(authority: Authority) -> None:
-    [problem], _ = findings({"certificate": authority.identity("x", "a")}, "a", now=datetime(1990, 1, 1, tzinfo=UTC))
-    assert "is valid from " in problem
+        assert "is valid from " in line if days < -90 else f"on {ends:%Y-%m-%d %H:%M} UTC: replace the file" in line
 
 
 async def test_the_check_compares_the_names_of_all_brokers(authority: Authority) -> None:

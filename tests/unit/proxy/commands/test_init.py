@@ -8,9 +8,7 @@ import pytest
 import typer
 
 from proxy import cli
-from proxy.commands.init import Answers, Store, _Questions, text_of
 from proxy.config import TidegateConfig, load_config
-from tiers.config.tier_config import ConfigError
 
 OPTIONS = [
     *("--bootstrap-servers", "127.0.0.1:1, kafka-2:9092"),
@@ -19,6 +17,10 @@ OPTIONS = [
     *("--no-check",),
 ]
 S3 = ["--store", "s3", "--bucket", "log-segments"]
+
+
+def advertising(host: str) -> list[str]:
+    return [*OPTIONS[:3], host, *OPTIONS[4:], *S3]
 
 
 def written(file: Path, *options: str) -> TidegateConfig:
@@ -52,22 +54,10 @@ def test_the_answers_are_the_settings(tmp_path: Path) -> None:
     ],
 )
 def test_other_stores(tmp_path: Path, options: list[str], settings: dict[str, str]) -> None:
-    config = written(tmp_path / "a.toml", *options)
+    config = written(tmp_path / "a.toml", *options, "--local-retention", "21600000")
     assert config.storage is not None
     assert config.storage.plain_settings() == settings
-
-
-@pytest.mark.parametrize("store", [*Store])
-def test_every_line_of_the_file_is_short_and_every_section_has_a_comment(store: Store) -> None:
-    text = text_of(Answers(9092, 9100, store))
-    assert max(map(len, text.splitlines())) <= 120
-    for section in ("[listener]", "[admin]", "[state]", "[[topics]]"):
-        after = text.split(section)[1].split("[")[0]
-        assert "#" in after, section
-
-
-def test_a_local_retention_in_milliseconds_is_a_number(tmp_path: Path) -> None:
-    assert written(tmp_path / "a.toml", *S3, "--local-retention", "21600000").topics[0].local_retention_ms == 21_600_000
+    assert config.topics[0].local_retention_ms == 21_600_000
 
 
 def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,9 +75,10 @@ def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
             [*OPTIONS, *S3, "--local-retention", "6 moons"],
             '--local-retention: [[topics]] number 1 (pattern "orders-*") local.retention.ms = "6 moons": expected',
         ),
-        ([*OPTIONS, *S3, "--local-retention", "\udcff"], "--local-retention: it has bytes that are no text"),
         ([*OPTIONS, *S3, "--endpoint-url", "\udcff"], "--endpoint-url: it has bytes that are no text"),
         ([*OPTIONS, "--store", "tape"], "'tape' is not one of"),
+        (advertising("http://tide:9092"), "'http://tide:9092' is not a host name or an IP address"),
+        (advertising("10.0.0.300"), "'10.0.0.300' is not a host name or an IP address"),
         ([*OPTIONS, *S3, "--path", "x", "--url", "y"], "--store s3 has no --url and no --path"),
     ],
 )
@@ -113,29 +104,12 @@ def test_a_problem_that_the_check_finds_leaves_the_file(tmp_path: Path, capsys: 
     assert load_config(file).state.path == tmp_path / "state"
 
 
-def test_a_terminal_is_asked_until_the_answer_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, object]] = []
-    answers = iter(["tape", "hdfs"])
-
-    def prompt(question: str, default: object) -> str:
-        asked.append((question, default))
-        return next(answers)
-
-    monkeypatch.setattr(typer, "prompt", prompt)
-    ask = _Questions(is_interactive=True)
-    assert ask("--store", None, "Store", "s3", among=[*Store]) == "hdfs"
-    assert asked == [("Store", "s3")] * 2
-    assert ask("--topics", "said", "Topics") == "said"
-    with pytest.raises(ConfigError, match="say --topics"):
-        _Questions(is_interactive=False)("--topics", None, "Topics")
-
-
 def test_a_wrong_answer_is_asked_for_again_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All good answers before the wrong one are kept."""
     answers = [
-        *("local", "nonsense", "kafka-1:9092", "http://tide:9092", "tide.example.org", "/state"),
+        *("tape", "local", "nonsense", "kafka-1:9092", "http://tide:9092", "tide.example.org", "/state"),
         *("orders-*", "orderz-*", "6h", "/tier"),
     ]
     monkeypatch.setattr("proxy.commands.init.sys.stdin.isatty", lambda: True)
@@ -153,18 +127,7 @@ def test_a_wrong_answer_is_asked_for_again_at_once(
     assert (config.listener[0].advertised_host, config.topics[0].pattern) == ("tide.example.org", "orders-*")
 
 
-@pytest.mark.parametrize("address", ["http://tide:9092", "10.0.0.300"])
-def test_an_advertised_host_is_no_url_and_has_no_port(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*OPTIONS, *S3]
-    arguments[3] = address
-    assert cli.run(["init", "unused.toml", *arguments]) == 2
-    assert f"advertised.host: {address!r} is not a host name or an IP address" in capsys.readouterr().err
-    assert not Path("unused.toml").exists()
-
-
 @pytest.mark.parametrize("address", ["tide_gate", "fd00::1", "kafka-{id}.example.org"])
 def test_names_and_addresses_can_be_advertised(address: str, tmp_path: Path) -> None:
-    arguments = [*OPTIONS, *S3]
-    arguments[3] = address
-    assert cli.run(["init", str(tmp_path / "a.toml"), *arguments]) == 0
+    assert cli.run(["init", str(tmp_path / "a.toml"), *advertising(address)]) == 0
     assert load_config(tmp_path / "a.toml").listener[0].advertised_host == address

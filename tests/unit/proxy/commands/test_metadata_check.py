@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
-from pathlib import Path
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
+from uuid import UUID
 
 import pytest
 
 from protocol.api_keys import ApiKey
 from proxy.commands.check import check
 from proxy.commands.metadata_check import metadata_topic_trouble
+from proxy.commands.store_check import absent_segments
 from proxy.config import TidegateConfig
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
-from tests.support.proxy.command_bench import CommandBench, command_bench
+from tests.support.proxy.command_bench import CommandBench
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.metadata_state import fill
+from tests.support.tiers.segment_metadata import segment
 from tiers.broker.client import BrokerClient
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentState
 
 LOST = "see 'The metadata topic is lost' in docs/recovery.md"
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[CommandBench]:
-    """Its cluster has the id of the scripted broker's."""
-    async with command_bench(tmp_path) as bench:
-        yield bench
 
 
 def config_of(bench: CommandBench, broker: ScriptedBroker) -> TidegateConfig:
@@ -58,10 +58,16 @@ async def test_a_new_cluster_needs_no_metadata_topic(bench: CommandBench) -> Non
     assert not (bench.folder / "state").exists()
 
 
-async def test_segments_without_a_metadata_topic_are_a_problem(bench: CommandBench) -> None:
+async def test_segments_without_a_metadata_topic_are_a_problem(
+    bench: CommandBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await bench.stored(0)
     said = "topic segments is missing or has no record, but the store holds segments of this cluster"
     assert await trouble_of(bench) == f"{said}: {LOST}"
+    monkeypatch.setattr("proxy.commands.check.missing_permissions", AsyncMock(return_value=([], [])))
+    async with ScriptedBroker() as broker:
+        report = await check(config_of(bench, broker))
+    assert len([problem for problem in report.problems if LOST in problem]) == 1
 
 
 async def test_a_saved_state_without_its_metadata_topic_is_a_problem(bench: CommandBench) -> None:
@@ -79,12 +85,18 @@ async def test_a_store_that_cannot_be_listed_leaves_no_silence(bench: CommandBen
     assert await trouble_of(bench, has_store=False) is None
 
 
-async def test_the_check_reports_a_lost_metadata_topic(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def all_rights(*_: object) -> tuple[Collection[str], Collection[str]]:
-        return [], []
+@pytest.mark.parametrize(("partitions", "sample"), [(5, "orders-0, orders-1, orders-2, in a sample of 3"), (0, None)])
+async def test_a_store_without_the_newest_segments_is_another_place(
+    bench: CommandBench, partitions: int, sample: str | None
+) -> None:
+    known = [TopicIdPartition(UUID(int=1), number, "orders") for number in range(partitions)]
 
-    monkeypatch.setattr("proxy.commands.check.missing_permissions", all_rights)
-    await bench.stored(0)
+    def segments(partition: TopicIdPartition) -> list[object]:
+        return [replace(segment(partition, 0, 9), state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED)]
+
+    metadata = SimpleNamespace(partitions=lambda: known, list_remote_log_segments=segments)
     async with ScriptedBroker() as broker:
-        report = await check(config_of(bench, broker))
-    assert len([problem for problem in report.problems if LOST in problem]) == 1
+        said = await absent_segments(config_of(bench, broker), "cluster", cast(Any, metadata))
+    assert [each.partition(".")[0] for each in said] == (
+        [] if sample is None else [f"the store lacks the newest segment of {sample}"]
+    )

@@ -62,7 +62,6 @@ def test_every_state_is_what_it_was(tmp_path: Path) -> None:
     [
         ([(0, 89, 3), (90, 120, 4)], 4),
         ([(0, 99, 3), (100, 120, 4)], 3),
-        ([(90, 120, 3), (90, 120, 4)], -1),
         ([(100, 120, 4)], -1),
     ],
 )
@@ -93,37 +92,29 @@ async def test_the_existing_one_of_two_topics_of_a_name_is_exported(bench: Comma
         among()
 
 
-async def test_a_partition_that_the_topic_has_not_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = SimpleNamespace(topic_id=PARTITION.topic_id, partitions={0: None, 1: None})
-
-    @asynccontextmanager
-    async def cluster(config: object, *, is_new: bool) -> AsyncIterator[tuple[None, SimpleNamespace]]:
-        yield None, SimpleNamespace(topics={"orders": topic})
-
-    monkeypatch.setattr(metadata, "tiered_cluster", cluster)
-    data = encode_flat_file(FlatFile(PARTITION.topic_id, 5, (segment(PARTITION, 0, 9),)))
-    config = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
-    assert len((await metadata.import_into(config, "orders", 1, data, None, write=False)).segments) == 1
-    with pytest.raises(RemoteTierError, match="topic orders has no partition 2"):
-        await metadata.import_into(config, "orders", 2, data, None, write=False)
-
-
-async def test_without_yes_known_metadata_is_reported_too(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_partition_is_imported_once_and_only_if_it_exists(
+    bench: CommandBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without --yes."""
     await bench.rlmm.add_remote_log_segment_metadata(segment(PARTITION, 0, 9))
     topic = SimpleNamespace(topic_id=PARTITION.topic_id, partitions={1: None, 2: None})
+    cluster = SimpleNamespace(topics={"orders": topic, "__remote_log_metadata": None})
 
     @asynccontextmanager
-    async def cluster(config: object, *, is_new: bool) -> AsyncIterator[tuple[None, SimpleNamespace]]:
-        yield None, SimpleNamespace(topics={"orders": topic, "__remote_log_metadata": None})
+    async def opened(*_: object, **__: object) -> AsyncIterator[tuple[None, SimpleNamespace]]:
+        yield None, cluster
 
     @asynccontextmanager
     async def known(*_: object, **__: object) -> AsyncIterator[object]:
         yield bench.rlmm
 
-    monkeypatch.setattr(metadata, "tiered_cluster", cluster)
+    monkeypatch.setattr(metadata, "tiered_cluster", opened)
     monkeypatch.setattr(metadata, "metadata_to_now", known)
     data = encode_flat_file(FlatFile(PARTITION.topic_id, 5, (segment(PARTITION, 0, 9),)))
     config = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
-    await metadata.import_into(config, "orders", 1, data, None, write=False)
-    with pytest.raises(RemoteTierError, match="orders:2 already has metadata"):
-        await metadata.import_into(config, "orders", 2, data, None, write=False)
+    assert len((await metadata.import_into(config, "orders", 1, data, None, write=False)).segments) == 1
+    for number, said in ((2, "orders:2 already has metadata"), (3, "topic orders has no partition 3")):
+        with pytest.raises(RemoteTierError, match=said):
+            await metadata.import_into(config, "orders", number, data, None, write=False)
+    del cluster.topics["__remote_log_metadata"]
+    assert len((await metadata.import_into(config, "orders", 2, data, None, write=False)).segments) == 1

@@ -15,7 +15,7 @@ from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.access.open_tier import RemoteTierError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
+from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate, RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
 from tiers.storage.object_key import facts_key, log_key, marker_key
@@ -47,12 +47,6 @@ def what(report: OrphanReport) -> list[tuple[str, bool]]:
     return [(each.what, each.deletable) for each in report.orphans]
 
 
-async def test_a_tier_in_order_has_none(bench: CommandBench) -> None:
-    await bench.tiered(0)
-    await bench.put_facts()
-    assert what(await found(bench)) == []
-
-
 async def test_objects_without_a_record_are_deleted_when_they_are_old_and_shown(bench: CommandBench) -> None:
     kept, orphan = await bench.tiered(0), await bench.stored(0)
     assert what(await found(bench, older_than_ms=0)) == [(ORPHAN, False)] * 2
@@ -80,19 +74,15 @@ async def test_an_object_without_a_time_counts_as_new(bench: CommandBench, monke
     assert what(await found(bench, grace_ms=0)) == [(ORPHAN, True)] * 2
 
 
-async def test_a_copy_in_progress_is_no_orphan(bench: CommandBench) -> None:
+async def test_copies_in_progress_are_no_orphans(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is announced before the look. Another one is copied during it."""
     await bench.tiered(0)
+    await bench.put_facts()
     await bench.rlmm.add_remote_log_segment_metadata(await bench.stored(10))
     assert what(await found(bench)) == []
 
-
-async def test_a_segment_that_is_copied_meanwhile_is_not_missing(
-    bench: CommandBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await bench.tiered(0)
-
     async def copied(tier: object) -> None:
-        await bench.tiered(10)
+        await bench.tiered(20)
 
     monkeypatch.setattr(type(bench.tier()), "refresh", copied)
     assert what(await found(bench)) == []
@@ -119,17 +109,13 @@ async def test_an_object_that_got_a_record_is_not_deleted(bench: CommandBench) -
     assert await bench.storage.fetch_indexes(late)
 
 
-async def forget(bench: CommandBench, segment: RemoteLogSegmentMetadata) -> None:
-    del bench.rlmm.segments[segment.segment_id]
-
-
 async def test_metadata_that_lost_its_end_protects_the_partition(bench: CommandBench) -> None:
     """`rebuild` restores the segment behind the last known one, and what a position proves to be lost."""
     bench.topics = {PARTITION.topic_id}
     before = await bench.tiered(0)
     await bench.put_facts()
     lost = await bench.tiered(10)
-    await forget(bench, lost)
+    del bench.rlmm.segments[lost.segment_id]
     [plan] = (await plan_rebuild(OpenedStore(bench.storage, CLUSTER_ID, bench.ring), HereRunner())).plans
     assert [each.start_offset for each in plan.segments] == [0, 10]
     assert what(await found(bench, grace_ms=0)) == [(LOST, False)] * 2
@@ -163,13 +149,10 @@ async def test_strange_objects_are_shown_and_those_of_other_clusters_counted(ben
     report = await found(bench)
     assert sorted(what(report)) == [(UNKNOWN, False), (FACTS, False)]
     assert report.other_clusters == 2
-
-
-async def test_the_object_of_a_probe_is_shown_only_when_it_is_old(bench: CommandBench) -> None:
-    await bench.tiered(0)
-    await bench.storage.put_object(f".check-{uuid4()}", b"in progress")
-    assert what(await found(bench, older_than_ms=0)) == []
-    assert what(await found(bench)) == [(UNKNOWN, False)]
+    await bench.storage.delete_object("notes.txt")
+    await bench.storage.put_object(f".check-{uuid4()}", b"a probe in progress")
+    assert what(await found(bench, older_than_ms=0)) == [(FACTS, False)]
+    assert sorted(what(await found(bench))) == [(UNKNOWN, False), (FACTS, False)]
 
 
 async def test_a_record_without_its_objects_is_named(bench: CommandBench) -> None:
@@ -186,12 +169,7 @@ async def test_a_record_without_its_objects_is_named(bench: CommandBench) -> Non
 class Uploads(LocalRemoteStorageManager):
     """A store that keeps parts of objects."""
 
-    def __init__(self, bench: CommandBench) -> None:
-        super().__init__({"path": str(bench.root), "cluster.id": CLUSTER_ID})
-        self.pending: list[UnfinishedUpload] = []
-
-    def begin(self, key: str) -> None:
-        self.pending.append(UnfinishedUpload(key, str(len(self.pending)), started_ms=1000))
+    pending: list[UnfinishedUpload]
 
     async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
         for upload in self.pending:
@@ -207,13 +185,11 @@ async def test_uploads_that_nothing_else_ends_are_aborted(bench: CommandBench) -
     under_way = replace(finished, segment_id=RemoteLogSegmentId(PARTITION, uuid4()), state=started)
     await bench.rlmm.add_remote_log_segment_metadata(under_way)
     nobodys = replace(finished, segment_id=RemoteLogSegmentId(PARTITION, uuid4()))
-    uploads = Uploads(bench)
+    uploads = Uploads({"path": str(bench.root), "cluster.id": CLUSTER_ID})
     await uploads.open()
     bench.storage = LocatedRemoteStorageManager(bench.storage, [StorageLocation("east", uploads)])
-    for key in (log_key(CLUSTER_ID, each) for each in (finished, under_way, nobodys)):
-        uploads.begin(key)
-    uploads.begin(log_key("another", nobodys))
-    uploads.begin("notes.txt")
+    keys = [*(log_key(CLUSTER_ID, each) for each in (finished, under_way, nobodys)), log_key("another", nobodys)]
+    uploads.pending = [UnfinishedUpload(key, key, started_ms=1000) for key in (*keys, "notes.txt")]
 
     report = await found(bench, older_than_ms=999)
     assert what(report) == [(UPLOAD, False)] * 3
@@ -222,11 +198,7 @@ async def test_uploads_that_nothing_else_ends_are_aborted(bench: CommandBench) -
     assert report.other_clusters == 1
     await delete_orphans(bench.tier(), report)
     assert (report.deleted, report.aborted) == (0, 2)
-    assert [each.key for each in uploads.pending] == [
-        log_key(CLUSTER_ID, under_way),
-        log_key("another", nobodys),
-        "notes.txt",
-    ]
+    assert [each.key for each in uploads.pending] == [keys[1], keys[3], "notes.txt"]
     assert await bench.storage.fetch_indexes(finished)
 
 

@@ -42,11 +42,6 @@ async def test_a_topic_that_is_not_in_the_cluster_needs_an_option(bench: Command
     assert done.undecided == ([] if are_meant else done.plans)
     [plan] = done.plans
     assert "the cluster has no topic with the id" in (plan.notes + plan.refused)[-1]
-
-
-async def test_of_an_unknown_topic_nothing_is_refused_when_nothing_is_left(bench: CommandBench) -> None:
-    await bench.tiered(0)
-    await bench.put_facts()
     for file in bench.files():
         if file.suffix != ".facts":
             file.unlink()
@@ -76,10 +71,7 @@ async def test_a_complete_metadata_topic_needs_no_rebuild(
     show_rebuild(done, RebuildOptions(is_applied=is_applied), "--yes", as_json=False)
     captured = capsys.readouterr()
     assert captured.out.rstrip().endswith("already in the metadata")
-    assert captured.err == (
-        "Nothing needs a rebuild: topic __metadata already has the metadata of everything in the store. Nothing was"
-        " written.\n"
-    )
+    assert "Nothing needs a rebuild: topic __metadata already has" in captured.err
 
 
 @pytest.mark.parametrize("lost", ["segment", "log start", "trim", "gap", "cut", "settings", "records"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +11,7 @@ from kafka.protocol.admin import DescribeConfigsResponse
 
 from protocol.api_keys import ApiKey
 from proxy.commands.rule_check import is_never_trimmed, rule_lines, useless_local_retentions
-from proxy.commands.topic_check import FirstUncopied, TopicFindings, conflicts, risks_of, topic_findings
+from proxy.commands.topic_check import FirstUncopied, conflicts, risks_of, topic_findings
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.proxy.parsed_config import parse_config
 from tiers.broker.client import BrokerClient
@@ -37,31 +38,24 @@ def policy(recorded: TotalRetention = NO_TOTAL, **settings: Any) -> TopicPolicy:
     return made
 
 
-def test_a_rule_that_matches_nothing_is_named() -> None:
-    rules = [TopicConfig(pattern="orderz-*"), TopicConfig(pattern="orders-*"), TopicConfig(pattern="__consumer*")]
-    assert said_of(*rules, topics=("orders-eu", "orders-us", "other", "__consumer_offsets")) == [
-        f"orderz-*: {NO_TOPIC}",
-        "orders-*: matches orders-eu, orders-us",
-        f"__consumer*: {NO_TOPIC}",
-    ]
-
-
 def test_the_first_rule_that_matches_decides() -> None:
     rules = [
+        TopicConfig(pattern="orderz-*"),
         TopicConfig(pattern="orders-eu", remote_storage_enable=False),
         TopicConfig(pattern="orders-*"),
         TopicConfig(pattern="*-eu"),
+        TopicConfig(pattern="__consumer*"),
+        TopicConfig(pattern="*"),
     ]
-    assert said_of(*rules, topics=("orders-eu", "orders-us")) == [
+    topics = ("orders-eu", "orders-us", "__consumer_offsets", *(f"t{number}" for number in range(8)))
+    assert said_of(*rules, topics=topics) == [
+        f"orderz-*: {NO_TOPIC}",
         "orders-eu: excludes orders-eu",
         "orders-*: matches orders-us",
         "*-eu: warning: earlier rules decide about all topics that it matches: move it up, or remove it",
+        f"__consumer*: {NO_TOPIC}",
+        "*: matches t0, t1, t2, t3, t4, and 3 more",
     ]
-
-
-def test_a_rule_for_many_topics_takes_one_line() -> None:
-    topics = tuple(f"t{number}" for number in range(8))
-    assert said_of(TopicConfig(pattern="*"), topics=topics) == ["*: matches t0, t1, t2, t3, t4, and 3 more"]
 
 
 @pytest.mark.parametrize(
@@ -123,50 +117,30 @@ def test_a_check_names_a_transaction_that_hangs() -> None:
     assert risks(NO_TOTAL, 50, None, 10 * DAY_MS - 899_999) == []
 
 
-async def test_a_check_without_the_metadata_topic_says_the_rules_alone() -> None:
-    """The proxy is the only one that may open a database with the recorded totals."""
-    async with ScriptedBroker() as broker:
-        broker.topics = [TopicMetadata("orders-eu", UUID(int=1), {})]
-        config = parse_config(f"""
-remote.log.metadata.manager.class.name = "own"
-[upstream]
-bootstrap.servers = "127.0.0.1:{broker.port}"
-[storage]
-implementation = "local"
-path = "x"
-[[topics]]
-pattern = "orders-*"
-[[topics]]
-name = "orderz"
-""")
-        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
-        found = await topic_findings(config, client)
-        await client.close()
-    tiered = "by [[topics]] orders-*: orders-eu; by [[topics]] orderz: no topic"
-    assert found == TopicFindings(tiered, ["[[topics]] orders-*: matches orders-eu", f"[[topics]] orderz: {NO_TOPIC}"])
+@pytest.mark.parametrize("manager", ["", 'remote.log.metadata.manager.class.name = "own"'])
+async def test_the_check_reads_the_retentions_of_the_brokers(manager: str) -> None:
+    """Without the metadata topic it says the rules alone: the proxy alone may open a database with recorded totals."""
 
-
-async def test_the_check_reads_the_retentions_of_the_brokers() -> None:
     async def described(request: Any) -> DescribeConfigsResponse:
         result = DescribeConfigsResponse.DescribeConfigsResult
-        entries = [
-            result.DescribeConfigsResourceResult(
-                name=name, value=value, read_only=False, config_source=1, is_sensitive=False, synonyms=[], config_type=0
-            )
-            for name, value in BROKER.items()
-        ]
-        results = [
+        entry = partial(
+            result.DescribeConfigsResourceResult,
+            read_only=False, config_source=1, is_sensitive=False, synonyms=[], config_type=0,
+        )  # fmt: skip
+        entries = [entry(name=name, value=value) for name, value in BROKER.items()]
+        resources = [
             result(
                 error_code=0, error_message=None, resource_type=2, resource_name=asked.resource_name, configs=entries
             )
             for asked in request.resources
         ]
-        return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+        return DescribeConfigsResponse(throttle_time_ms=0, results=resources)
 
     async with ScriptedBroker() as broker:
         broker.topics = [TopicMetadata("orders", UUID(int=1), {}), TopicMetadata("all", UUID(int=2), {})]
         broker.answers[ApiKey.DESCRIBE_CONFIGS] = described
         config = parse_config(f"""
+{manager}
 [upstream]
 bootstrap.servers = "127.0.0.1:{broker.port}"
 [storage]
@@ -177,11 +151,18 @@ name = "orders"
 local.retention.ms = "30d"
 [[topics]]
 name = "all"
+[[topics]]
+name = "orderz"
 """)
         client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
         found = await topic_findings(config, client)
         await client.close()
-    [problem], [remark] = found.problems, found.remarks
-    assert found.tiered == "by [[topics]] orders: orders; by [[topics]] all: all"
-    assert problem.startswith("orders: local.retention.ms is 2592000000 ms, more than the total of 604800000 ms")
-    assert remark.startswith("all is never trimmed")
+    assert found.tiered == "by [[topics]] orders: orders; by [[topics]] all: all; by [[topics]] orderz: no topic"
+    rules = ["orders: matches orders", "all: matches all", f"orderz: {NO_TOPIC}"]
+    assert found.rules == [f"[[topics]] {each}" for each in rules]
+    if manager:
+        assert (found.problems, found.remarks) == ([], [])
+    else:
+        [problem], [remark] = found.problems, found.remarks
+        assert problem.startswith("orders: local.retention.ms is 2592000000 ms, more than the total of 604800000 ms")
+        assert remark.startswith("all is never trimmed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import re
 from collections.abc import AsyncIterator
@@ -22,7 +21,6 @@ from proxy.config import AdminConfig
 from proxy.process.admin.access import admin_access
 from proxy.process.admin.http import admin_pages
 from tests.support.proxy.page_facts import NOW_MS, NoPages, ScriptedFacts
-from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import RemoteTierError
 from tiers.commands.console import LiveTable, show_live
 from tiers.errors import Peer
@@ -61,12 +59,6 @@ tidegate_remote_oldest_uncopied_seconds{topic="orders",partition="1"} 61
 """
 
 
-OUTAGE = Outage(
-    Peer.STORE, "store-failing", "store s3 at http://s3", "connection refused", NOW_MS, partitions=3,
-    consequences=(RaisedAlarm("unfit", "remote-log"),),
-)  # fmt: skip
-
-
 async def overview(**changes: Any) -> Overview:
     return replace(await ScriptedFacts().overview(), **changes)
 
@@ -79,28 +71,20 @@ def by_title(shown: list[LiveTable]) -> dict[str, list[tuple[object, ...]]]:
     return {table.title: [tuple(row) for row in table.rows] for table in shown}
 
 
-async def test_a_rate_is_the_increase_over_all_processes() -> None:
-    found = by_title(tables(*scrapes(), await overview(), "http://here"))
-    assert found["tidegate at http://here"] == [("from brokers", "4.88 KiB"), ("copied to the store", "1.91 MiB")]
-    assert found["Fetch by tier"] == [("remote", "5.0", "<= 100 ms", "<= 1000 ms")]
-    assert ("not copied", "1.96 KiB") in found["Now"]
-    assert ("longest behind", "61 s") in found["Now"]
-
-
-async def test_topics_come_by_their_backlog() -> None:
-    found = by_title(tables(*scrapes(), await overview()))
-    assert found["Topics with the largest backlog"] == [
-        ("orders", "1.95 KiB", "61 s", "1.91 MiB", "0 B"),
-        ("clicks", "5 B", "0 s", "0 B", "0 B"),
-    ]
-
-
-async def test_alarms_and_pauses_are_rows() -> None:
+async def test_rates_backlogs_alarms_and_pauses_are_rows() -> None:
     quiet = await overview()
     assert quiet.cluster is not None
     paused = replace(quiet.cluster, paused=(PausedTopic("orders", "an operator paused trimming"),))
     alarms = (RaisedAlarm("copy-lag", "orders, 2 partitions"), RaisedAlarm("missing-right", "worker-1, worker-2"))
-    found = by_title(tables(*scrapes(), replace(quiet, alarms=alarms, cluster=paused)))
+    found = by_title(tables(*scrapes(), replace(quiet, alarms=alarms, cluster=paused), "http://here"))
+    assert found["tidegate at http://here"] == [("from brokers", "4.88 KiB"), ("copied to the store", "1.91 MiB")]
+    assert found["Fetch by tier"] == [("remote", "5.0", "<= 100 ms", "<= 1000 ms")]
+    assert ("not copied", "1.96 KiB") in found["Now"]
+    assert ("longest behind", "61 s") in found["Now"]
+    assert found["Topics with the largest backlog"] == [
+        ("orders", "1.95 KiB", "61 s", "1.91 MiB", "0 B"),
+        ("clicks", "5 B", "0 s", "0 B", "0 B"),
+    ]
     assert found["Alarms and pauses"] == [
         ("orders, 2 partitions", "copy-lag"),
         ("worker-1, worker-2", "missing-right"),
@@ -109,8 +93,11 @@ async def test_alarms_and_pauses_are_rows() -> None:
 
 
 async def test_a_root_cause_comes_first_with_what_follows_from_it() -> None:
-    lag = RaisedAlarm("copy-lag", "orders")
-    found = by_title(tables(*scrapes(), await overview(outages=(OUTAGE,), alarms=(lag,))))
+    what, unfit, lag = "store s3 at http://s3", RaisedAlarm("unfit", "remote-log"), RaisedAlarm("copy-lag", "orders")
+    outage = Outage(
+        Peer.STORE, "store-failing", what, "connection refused", NOW_MS, partitions=3, consequences=(unfit,)
+    )
+    found = by_title(tables(*scrapes(), await overview(outages=(outage,), alarms=(lag,))))
     assert next(iter(found)) == "Root cause"
     (title,), *rest = found["Root cause"]
     assert str(title).startswith("store s3 at http://s3: connection refused since ")
@@ -137,16 +124,10 @@ async def one_screen() -> AsyncIterator[list[LiveTable]]:
     yield [LiveTable("Second", ("what", "value"), [("b", None)], ("value",))]
 
 
-async def test_without_a_terminal_one_snapshot_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_terminal_shows_every_screen_and_a_file_one(capsys: pytest.CaptureFixture[str]) -> None:
     await show_live(one_screen())
-    assert [line.split() for line in capsys.readouterr().out.splitlines() if line.strip(" ─")] == [
-        ["First"],
-        ["what", "value"],
-        ["a", "1"],
-    ]
-
-
-async def test_a_terminal_shows_every_screen() -> None:
+    shown = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip(" ─")]
+    assert shown == [["First"], ["what", "value"], ["a", "1"]]
     out = io.StringIO()
     await show_live(one_screen(), Console(file=out, force_terminal=True, width=60))
     assert "First" in out.getvalue()
@@ -189,9 +170,8 @@ async def test_the_screens_come_from_the_admin_port_until_it_is_gone(tmp_path: P
         async with admin_client(config.model_copy(update={"token_file": other})) as guessing:
             with pytest.raises(RemoteTierError, match=r"refuses the token of \[admin\] token.file"):
                 await guessing.scrape()
-    async with admin_client(config) as admin:
-        with pytest.raises(RemoteTierError, match=r"no process answers at http://127.0.0.1:\d+: is `tidegate serve`"):
-            await admin.scrape()
+    async with admin_client(config.model_copy(update={"host": "::"})) as everywhere:
+        assert everywhere.url == f"http://[::1]:{port}"
 
 
 @pytest.mark.parametrize(
@@ -221,14 +201,3 @@ def test_ctrl_c_ends_it_with_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     config.write_text(SETTINGS)
     monkeypatch.setattr("proxy.commands.top.watch", interrupted)
     assert cli.run(["top", "--config", str(config)]) == 0
-
-
-def test_the_address_everywhere_is_asked_at_loopback() -> None:
-    config = parse_config(f"{SETTINGS.replace('127.0.0.1', '127.0.0.1')}port = 9190\n").admin
-    everywhere = config.model_copy(update={"host": "::"})
-
-    async def url() -> str:
-        async with admin_client(everywhere) as admin:
-            return admin.url
-
-    assert asyncio.run(url()) == "http://[::1]:9190"

@@ -18,6 +18,7 @@ from tests.support.fakes.broker.exchange import FakeExchange
 
 VERSIONS = (DECODED_APIS[ApiKey.DESCRIBE_LOG_DIRS].min_version, 5)
 REFUSED, OFFLINE = 31, 56
+ORDERS: PartitionSizes = {"orders": {0: 7}}
 DIR = DescribeLogDirsResponse.DescribeLogDirsResult
 TOPIC = DIR.DescribeLogDirsTopic
 PARTITION = TOPIC.DescribeLogDirsPartition
@@ -98,32 +99,24 @@ async def test_a_request_that_names_topics_is_relayed(version: int) -> None:
         assert sent == out
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_nothing_is_added_if_the_broker_refuses(version: int) -> None:
-    sizes = Sizes({"orders": {0: 7}})
-    sent, out, _ = await shown(sizes, version, from_broker(error=REFUSED if version >= 3 else 0))
-    assert sent == out
-    assert sizes.asked == []
-
-
-async def test_nothing_is_added_if_no_directory_is_usable() -> None:
-    sent, out, _ = await shown(Sizes({"orders": {0: 7}}), 5, from_broker(disk(OFFLINE)))
+@pytest.mark.parametrize(
+    ("version", "response", "sizes", "node_id"),
+    [
+        pytest.param(VERSIONS[0], from_broker(), ORDERS, 1, id="refused"),
+        pytest.param(5, from_broker(error=REFUSED), ORDERS, 1, id="refused with a code"),
+        pytest.param(5, from_broker(disk(OFFLINE)), ORDERS, 1, id="no directory is usable"),
+        pytest.param(5, from_broker(disk()), ORDERS, None, id="on the bootstrap port"),
+        pytest.param(5, from_broker(disk()), {}, 1, id="no remote partitions"),
+    ],
+)
+async def test_nothing_is_added(version: int, response: Any, sizes: PartitionSizes, node_id: int | None) -> None:
+    sent, out, _ = await shown(Sizes(sizes), version, response, node_id=node_id)
     assert sent == out
 
 
 async def test_an_offline_directory_hides_no_other() -> None:
     _, _, seen = await shown(Sizes({"orders": {0: 7}}), 5, from_broker(disk(OFFLINE), disk()))
     assert [one.log_dir for one in seen.results] == ["/disk", "/disk", "remote://s3"]
-
-
-async def test_nothing_is_added_on_the_bootstrap_port() -> None:
-    sent, out, _ = await shown(Sizes({"orders": {0: 7}}), 5, from_broker(disk()), node_id=None)
-    assert sent == out
-
-
-async def test_a_broker_without_remote_partitions_shows_no_directory() -> None:
-    sent, out, _ = await shown(Sizes({}), 5, from_broker(disk()))
-    assert sent == out
 
 
 async def test_a_large_answer_is_built_off_the_loop() -> None:

@@ -183,11 +183,6 @@ async def test_an_epoch_that_may_have_lost_records_diverges_only_behind_the_gap(
     assert bool(records(response)) is (diverging is None)
 
 
-async def test_an_epoch_that_no_log_has_is_the_brokers_to_refuse(bench: Bench) -> None:
-    response = await bench.fetch(13, ask(13, 70, partition=1, last_fetched_epoch=6), max_wait_ms=60_000)
-    assert codes(response) == [ErrorCode.OFFSET_OUT_OF_RANGE]
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_gap_at_the_head_belongs_to_the_log_and_is_passed_over(bench: Bench, version: int) -> None:
     await bench.tier.rlmm.put_log_start(P1, user_log_start(30))
@@ -230,21 +225,17 @@ async def test_unrecorded_offsets_behind_a_gap_are_not_skipped(tmp_path: Path, i
         assert bench.handler.in_neither_tier_count == 2
 
 
-async def test_records_trimmed_meanwhile_are_not_skipped(bench: Bench) -> None:
-    """The known bounds are old. The records at their log start are remote now."""
-    assert records(await bench.fetch(13, ask(13, 65, partition=1, leader_epoch=5), max_wait_ms=60_000))
-    await bench.tier.add(P1, LOCAL[:1], 80)
+@pytest.mark.parametrize("is_copied", [True, False])
+async def test_a_fetch_in_a_gap_goes_on_where_the_log_begins_now(bench: Bench, is_copied: bool) -> None:
+    """The known bounds are old. The records at their log start are remote now, or the gap grew over them."""
+    asked = ask(13, 65, partition=1, leader_epoch=5)
+    assert records(await bench.fetch(13, asked, max_wait_ms=60_000)) == b"".join(LOCAL)
+    if is_copied:
+        await bench.tier.add(P1, LOCAL[:1], 80)
+    else:
+        await bench.tier.rlmm.put_log_gap(P1, LogGap(60, 90), 5)
     bench.cluster.logs[P1].log_start_offset = 90
-    response = await bench.fetch(13, ask(13, 65, partition=1, leader_epoch=5), max_wait_ms=60_000)
-    assert records(response) == LOCAL[0]
-
-
-async def test_a_gap_that_grew_ends_where_the_log_begins_now(bench: Bench) -> None:
-    assert records(await bench.fetch(13, ask(13, 65, partition=1, leader_epoch=5), max_wait_ms=60_000))
-    await bench.tier.rlmm.put_log_gap(P1, LogGap(60, 90), 5)
-    bench.cluster.logs[P1].log_start_offset = 90
-    response = await bench.fetch(13, ask(13, 65, partition=1, leader_epoch=5), max_wait_ms=60_000)
-    assert records(response) == LOCAL[1]
+    assert records(await bench.fetch(13, asked, max_wait_ms=60_000)) == LOCAL[0 if is_copied else 1]
 
 
 async def test_a_leader_that_has_some_of_the_gap_serves_it(bench: Bench) -> None:

@@ -263,23 +263,6 @@ async def test_only_remote_partitions_with_a_budget_are_read(bench: Bench) -> No
     assert [records(response, n) for n in (0, 1)] == [bench.batches[0], b""]
 
 
-async def test_a_read_in_progress_gets_the_deadline_of_the_waiting_request(tmp_path: Path) -> None:
-    settings = FetchSettings(local_poll_ms=20, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
-    async with bench_of(tmp_path, settings) as bench, asyncio.timeout(60):
-        await bench.fetch(13, ask(13, 0), max_wait_ms=60_000)
-        bench.tier.storage.gate = asyncio.Event()
-        assert records(await bench.fetch(13, ask(13, 60), ask_local(13, 0)), 1)
-        (earlier,) = bench.handler.connection(1).reads.values()
-        ended = asyncio.Event()
-        earlier.on_done = lambda _: ended.set()
-        async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(bench.fetch(13, ask(13, 60), max_wait_ms=60_000))
-            await ended.wait()
-            bench.tier.storage.gate.set()
-        assert records(waiting.result()).startswith(bench.batches[6])
-        assert len(bench.tier.storage.gets) == 2
-
-
 @pytest.mark.parametrize("hold_bytes", [200, 1 << 18])
 async def test_a_state_that_is_cleared_during_a_look_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_bytes: int

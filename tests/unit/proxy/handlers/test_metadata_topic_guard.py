@@ -13,8 +13,6 @@ from kafka.protocol.admin import (
     CreatePartitionsResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
 )
 
 from proxy.handlers.alter_configs import UNKNOWN_KEY
@@ -70,35 +68,6 @@ async def test_the_metadata_topic_cannot_be_created(bench: Bench, version: int) 
 
     _, response = await bench.pass_through(bench.alter, request, version, CreateTopicsResponse, answer)
     assert [(one.name, one.error_code) for one in response.topics] == [(METADATA_TOPIC, 29), ("new", 0)]
-
-
-@pytest.mark.parametrize("version", [1, 6])
-async def test_the_metadata_topic_cannot_be_deleted(bench: Bench, version: int) -> None:
-    metadata_id = UUID(int=77)
-    guard = MetadataTopicGuard([METADATA_TOPIC], {metadata_id: METADATA_TOPIC}.get)
-    named = DeleteTopicsRequest.DeleteTopicState
-    by_id = [named(name=None, topic_id=metadata_id), named(name="orders", topic_id=UUID(int=0))]
-    names = {"topic_names": [METADATA_TOPIC, "orders"]} if version < 6 else {"topics": by_id}
-    request = DeleteTopicsRequest(timeout_ms=5, **names)
-
-    def answer(seen: Any) -> Any:
-        asked = seen.topic_names if version < 6 else [one.name for one in seen.topics]
-        assert METADATA_TOPIC not in asked
-        one = DeleteTopicsResponse.DeletableTopicResult
-        return DeleteTopicsResponse(
-            throttle_time_ms=0,
-            responses=[
-                one(name=name, topic_id=UUID(int=0), error_code=0 if name == "orders" else 3, error_message=None)
-                for name in reversed(asked)
-            ],
-        )
-
-    _, response = await bench.pass_through(guard, request, version, DeleteTopicsResponse, answer)
-    first, second = response.responses
-    assert (first.name, first.error_code) == ("orders", 0)
-    assert (second.name, second.error_code) == (METADATA_TOPIC if version < 6 else None, 29)
-    if version >= 6:
-        assert second.topic_id == metadata_id
 
 
 @pytest.mark.parametrize("version", [0, 3])

@@ -6,7 +6,6 @@ import struct
 
 import pytest
 from kafka.protocol.metadata import MetadataResponse
-from kafka.protocol.producer import ProduceRequest
 
 from protocol.api_keys import ApiKey
 from protocol.primitives import INT16, INT32
@@ -14,7 +13,7 @@ from proxy.handlers.produce import ProduceHandler
 from proxy.process.app import pass_through_handlers
 from proxy.wire.context import Address
 from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import connected, frame, request, response
+from tests.support.fakes.broker.wire import connected, request, response
 from tests.support.proxy.proxy_harness import proxy_before
 
 ENTRY = struct.Struct(">hhh")
@@ -96,30 +95,17 @@ async def test_produce_with_acks_0_has_no_response_and_others_have(version: int)
         assert await client.receive() == response(2, body)
 
 
-async def test_a_version_that_was_never_advertised_ends_the_connection() -> None:
+@pytest.mark.parametrize(("api_key", "version"), [(ApiKey.METADATA, 99), (ApiKey.FETCH, 3), (ApiKey.SHARE_FETCH, 3)])
+async def test_a_version_that_was_not_advertised_is_named_in_one_sentence(
+    api_key: ApiKey, version: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async with (
         FakeBroker() as broker,
         proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
         connected(proxy.port) as client,
     ):
-        await client.send_raw(frame(request(ApiKey.METADATA, 99, 1)))
-        assert await client.ended() == b""
-
-
-def test_the_produce_request_above_is_what_clients_send() -> None:
-    """The hand-made prefix is a real one: kafka-python's encoder puts acks at the same place."""
-    encoded = ProduceRequest(transactional_id=None, acks=0, timeout_ms=1, topic_data=[], version=9).encode(version=9)
-    assert encoded[:3] == b"\x00" + INT16.pack(0)
-
-
-async def test_a_version_that_was_not_advertised_is_named_in_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
-        connected(proxy.port) as client,
-    ):
-        await client.send(request(ApiKey.METADATA, 99, 5, INT32.pack(0)))
+        await client.send(request(api_key, version, 5, INT32.pack(0)))
         assert await client.ended() == b""
     (line,) = caplog.messages
-    said = "what the client sent is refused: version 99 of API key 3, which was not advertised"
+    said = f"what the client sent is refused: version {version} of API key {int(api_key)}, which was not advertised"
     assert line == f"closing the connection: {said}"

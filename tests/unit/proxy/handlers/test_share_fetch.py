@@ -103,13 +103,3 @@ async def test_a_large_answer_is_streamed_without_endpoints(version: int) -> Non
 
     filler = {FILLER_TAGS[0]: bytes(25)}
     assert streamed == payload(version, share_fetch_answer(records) | {"NodeEndpoints": [], UNKNOWN_TAGS: filler})
-
-
-async def test_a_version_that_was_never_advertised_ends_the_connection() -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
-        connected(proxy.port) as client,
-    ):
-        await client.send(request(ApiKey.SHARE_FETCH, 3, 1))
-        assert await client.ended() == b""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from uuid import UUID
 
 import pytest
 from kafka.protocol.admin import (
-    AlterConfigsRequest,
-    AlterConfigsResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DescribeConfigsRequest,
@@ -31,6 +29,7 @@ from tests.support.proxy.topic_configs_bench import (
     altered,
     codes_of,
     incremental,
+    legacy,
     sent,
 )
 from tiers.config.topic_policy import TopicConfig
@@ -200,36 +199,32 @@ async def test_configs_that_cannot_be_checked_or_recorded_are_retriable(bench: B
 @pytest.mark.parametrize("version", [0, 1, 2])
 async def test_a_legacy_alter_unsets_what_it_does_not_name(bench: Bench, version: int) -> None:
     await bench.metadata.change_topic_tier_config(ORDERS, "orders", {LOCAL_MS: "5"})
-    resource = AlterConfigsRequest.AlterConfigsResource
-    configs = [resource.AlterableConfig(name=ENABLE, value="true"), resource.AlterableConfig(name=OTHER, value="1")]
-    request = AlterConfigsRequest(
-        resources=[resource(resource_type=2, resource_name="orders", configs=configs)], validate_only=False
-    )
-    answer = altered(AlterConfigsResponse, {})
-    seen, response = await bench.pass_through(bench.alter, request, version, AlterConfigsResponse, answer)
+    seen, response = await alter(bench, legacy("orders", {ENABLE: "true", OTHER: "1"}), version)
     assert sent(seen) == {"orders": [OTHER]}
     assert codes_of(response) == {"orders": 0}
     assert bench.own() == {ENABLE: "true"}
+
+
+def creation(configs: Mapping[str, Mapping[str, str]]) -> Any:
+    """A request for these topics, each with its settings."""
+    topic = CreateTopicsRequest.CreatableTopic
+    topics = [
+        topic(
+            name=name,
+            num_partitions=1,
+            replication_factor=1,
+            assignments=[],
+            configs=[topic.CreatableTopicConfig(name=key, value=value) for key, value in wanted.items()],
+        )
+        for name, wanted in configs.items()
+    ]
+    return CreateTopicsRequest(topics=topics, timeout_ms=5, validate_only=False)
 
 
 async def test_settings_of_a_created_topic_go_to_no_deleted_topic(bench: Bench) -> None:
     """The topic of this name was deleted a moment ago, and one broker does not know that yet. Version 4 has no ids."""
     deleted_id, new_id = UUID(int=8), UUID(int=9)
     bench.cluster.lagging["new"] = deleted_id
-    topic = CreateTopicsRequest.CreatableTopic
-    request = CreateTopicsRequest(
-        topics=[
-            topic(
-                name="new",
-                num_partitions=1,
-                replication_factor=1,
-                assignments=[],
-                configs=[topic.CreatableTopicConfig(name=ENABLE, value="true")],
-            )
-        ],
-        timeout_ms=5,
-        validate_only=False,
-    )
 
     def answer(seen: Any) -> Any:
         if not seen.validate_only:
@@ -237,7 +232,9 @@ async def test_settings_of_a_created_topic_go_to_no_deleted_topic(bench: Bench) 
         made = CreateTopicsResponse.CreatableTopicResult(name="new", error_code=0, error_message=None)
         return CreateTopicsResponse(throttle_time_ms=0, topics=[made])
 
-    _, response = await bench.pass_through(bench.alter, request, 4, CreateTopicsResponse, answer)
+    _, response = await bench.pass_through(
+        bench.alter, creation({"new": {ENABLE: "true"}}), 4, CreateTopicsResponse, answer
+    )
     assert [one.error_code for one in response.topics] == [0]
     assert bench.cluster.lagging == {}
     assert (bench.own(deleted_id), bench.own(new_id)) == ({}, {ENABLE: "true"})
@@ -245,22 +242,7 @@ async def test_settings_of_a_created_topic_go_to_no_deleted_topic(bench: Bench) 
 
 @pytest.mark.parametrize("version", [2, 7])
 async def test_a_created_topic_is_given_its_settings(bench: Bench, version: int) -> None:
-    topic = CreateTopicsRequest.CreatableTopic
-    configs = {"new": {ENABLE: "true", OTHER: "1"}, "bad": {ENABLE: "true", "cleanup.policy": "compact"}}
-    request = CreateTopicsRequest(
-        topics=[
-            topic(
-                name=name,
-                num_partitions=1,
-                replication_factor=1,
-                assignments=[],
-                configs=[topic.CreatableTopicConfig(name=key, value=value) for key, value in wanted.items()],
-            )
-            for name, wanted in configs.items()
-        ],
-        timeout_ms=5,
-        validate_only=False,
-    )
+    request = creation({"new": {ENABLE: "true", OTHER: "1"}, "bad": {ENABLE: "true", "cleanup.policy": "compact"}})
     new_id = UUID(int=9)
 
     def answer(seen: Any) -> Any:
@@ -331,16 +313,6 @@ async def test_settings_are_shown_as_they_hold(bench: Bench, version: int, keys:
         (LOCAL_MS, "5", 1),
         ("log.local.retention.ms", "-2", 5),
     ]
-
-
-async def test_a_request_for_settings_waits_longer_than_a_fetch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def late(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
-        if timeout_ms < 4 * bench.settings.metadata_timeout_ms:
-            raise RemoteLogMetadataError("not read in time")
-
-    monkeypatch.setattr(bench.metadata.log, "ensure_fresh", late)
-    shown = await bench.configs.values(["ruled"], None)
-    assert shown["ruled"][ENABLE].value == "true"
 
 
 async def test_a_change_that_another_one_made_impossible_is_refused(bench: Bench) -> None:

@@ -9,8 +9,6 @@ from uuid import UUID
 
 import pytest
 from kafka.protocol.admin import (
-    AlterConfigsRequest,
-    AlterConfigsResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
 )
@@ -22,9 +20,9 @@ from tests.support.proxy.topic_configs_bench import (
     OTHER,
     Bench,
     alter,
-    altered,
     codes_of,
     incremental,
+    legacy,
     sent,
 )
 from tiers.config.topic_policy import TierWork
@@ -84,29 +82,11 @@ async def test_a_total_may_be_removed_with_a_longer_retention(
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-async def test_a_legacy_request_that_does_not_name_the_total_keeps_it(bench: Bench, version: int) -> None:
-    resource = AlterConfigsRequest.AlterConfigsResource
-    configs = [resource.AlterableConfig(name=ENABLE, value="true"), resource.AlterableConfig(name=OTHER, value="1")]
-    request = AlterConfigsRequest(
-        resources=[resource(resource_type=2, resource_name="orders", configs=configs)], validate_only=False
-    )
-    answer = altered(AlterConfigsResponse, {})
-    _, response = await bench.pass_through(bench.alter, request, version, AlterConfigsResponse, answer)
-    assert codes_of(response) == {"orders": 0}
-    assert bench.own() == {ENABLE: "true", RETENTION_MINUTES: NINETY_DAYS}
-
-
-async def test_a_legacy_request_that_does_not_name_a_pause_keeps_it(bench: Bench) -> None:
+async def test_a_legacy_request_keeps_totals_and_pauses_that_it_does_not_name(bench: Bench, version: int) -> None:
     await bench.metadata.change_topic_tier_config(ORDERS, "orders", {TierWork.TRIMMING.key: "true"})
-    resource = AlterConfigsRequest.AlterConfigsResource
-    configs = [resource.AlterableConfig(name=ENABLE, value="true")]
-    request = AlterConfigsRequest(
-        resources=[resource(resource_type=2, resource_name="orders", configs=configs)], validate_only=False
-    )
-    answer = altered(AlterConfigsResponse, {})
-    _, response = await bench.pass_through(bench.alter, request, 1, AlterConfigsResponse, answer)
+    _, response = await alter(bench, legacy("orders", {ENABLE: "true", OTHER: "1"}), version)
     assert codes_of(response) == {"orders": 0}
-    assert bench.own()[TierWork.TRIMMING.key] == "true"
+    assert bench.own() == {ENABLE: "true", RETENTION_MINUTES: NINETY_DAYS, TierWork.TRIMMING.key: "true"}
 
 
 async def test_a_pause_is_shown_when_it_is_set(bench: Bench) -> None:

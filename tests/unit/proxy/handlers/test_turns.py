@@ -106,28 +106,18 @@ async def test_the_message_of_a_client_that_left_ends() -> None:
     assert other.result() == 2 * SLICE_STEPS
 
 
-async def test_a_small_request_is_decided_about_at_once() -> None:
+async def test_only_a_large_request_is_decided_about_later() -> None:
     state = Doubling()
     assert decide_in_turns(deciding(SLICE_STEPS - 1, state)) == (Forward(b"", hold_bytes=None), state)
+    for asked, answered in ((state, (b"x", b"x")), (None, (b"x",))):
+        action, later = decide_in_turns(deciding(SLICE_STEPS, asked))
+        assert isinstance(action, Prepare)
+        assert await action.decide() == Forward(b"", hold_bytes=None)
+        assert later is not None
+        assert later.on_response(memoryview(b"x")) == answered
 
 
-async def test_a_large_request_is_decided_about_later() -> None:
-    action, state = decide_in_turns(deciding(SLICE_STEPS, Doubling()))
-    assert isinstance(action, Prepare)
-    assert await action.decide() == Forward(b"", hold_bytes=None)
-    assert state is not None
-    assert state.on_response(memoryview(b"x")) == (b"x", b"x")
-
-
-async def test_a_large_request_without_a_state_passes_its_response_on() -> None:
-    action, state = decide_in_turns(deciding(SLICE_STEPS, None))
-    assert isinstance(action, Prepare)
-    await action.decide()
-    assert state is not None
-    assert state.on_response(memoryview(b"x")) == (b"x",)
-
-
-async def test_a_large_response_is_patched_later() -> None:
+async def test_only_a_large_response_is_patched_later() -> None:
     assert patch_in_turns(patching(SLICE_STEPS - 1)) == (b"x",)
     later = patch_in_turns(patching(SLICE_STEPS))
     assert asyncio.iscoroutine(later)

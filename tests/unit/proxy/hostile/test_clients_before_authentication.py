@@ -62,6 +62,14 @@ async def exchange_with(client: Wire, upstream: Wire, asked: bytes, answered: by
     assert await client.receive() == answered
 
 
+async def is_decoded(client: Wire, upstream: Wire, decoding: Decoding) -> None:
+    await client.send(METADATA)
+    assert await upstream.receive() == METADATA
+    await upstream.send(response(9, b"a broker's address"))
+    assert await client.receive() == response(9, b"rewritten")
+    assert decoding.decoded == 1
+
+
 @contextlib.asynccontextmanager
 async def shaken_hands(mechanism: str = "PLAIN") -> AsyncIterator[tuple[Wire, Wire, Decoding]]:
     """Yields the client's side and the broker's side of a connection on which an authentication has begun."""
@@ -125,11 +133,7 @@ async def test_a_success_lifts_the_limits(mechanism: str, tokens: list[bytes]) -
         for token in tokens:
             await exchange_with(client, upstream, authenticate(b"t"), authenticate_answer(token=token))
         await exchange_with(client, upstream, LARGE, response(9))
-        await client.send(METADATA)
-        assert await upstream.receive() == METADATA
-        await upstream.send(response(9, b"a broker's address"))
-        assert await client.receive() == response(9, b"rewritten")
-        assert decoding.decoded == 1
+        await is_decoded(client, upstream, decoding)
 
 
 async def test_a_failed_reauthentication_ends_the_rights() -> None:
@@ -145,18 +149,21 @@ async def test_a_failed_reauthentication_ends_the_rights() -> None:
         assert decoding.decoded == 0
 
 
-@pytest.mark.parametrize("version", [0, 1])
-async def test_a_refused_handshake_changes_nothing(version: int) -> None:
-    """A broker refuses a handshake on a connection that is authenticated, and answers its requests as before."""
+@pytest.mark.parametrize(
+    ("sent", "refused"),
+    [
+        (handshake(0, "PLAIN"), handshake_answer(ErrorCode.ILLEGAL_SASL_STATE)),
+        (handshake(1, "PLAIN"), handshake_answer(ErrorCode.ILLEGAL_SASL_STATE)),
+        (authenticate(b"t"), authenticate_answer(error_code=ErrorCode.ILLEGAL_SASL_STATE)),
+    ],
+    ids=["handshake 0", "handshake 1", "a token"],
+)
+async def test_a_refused_handshake_or_token_changes_nothing(sent: bytes, refused: bytes) -> None:
+    """A broker refuses both on a connection that is authenticated, and answers its requests as before."""
     async with shaken_hands() as (client, upstream, decoding):
         await exchange_with(client, upstream, authenticate(b"t"), authenticate_answer())
-        refused = handshake_answer(ErrorCode.ILLEGAL_SASL_STATE)
-        await exchange_with(client, upstream, handshake(version, "PLAIN"), refused)
-        await client.send(METADATA)
-        assert await upstream.receive() == METADATA
-        await upstream.send(response(9, b"a broker's address"))
-        assert await client.receive() == response(9, b"rewritten")
-        assert decoding.decoded == 1
+        await exchange_with(client, upstream, sent, refused)
+        await is_decoded(client, upstream, decoding)
 
 
 async def test_a_split_handshake_is_held_until_it_is_whole() -> None:
@@ -169,14 +176,8 @@ async def test_a_split_handshake_is_held_until_it_is_whole() -> None:
         assert await upstream.receive() == handshake(0, "PLAIN")
         await upstream.send(handshake_answer())
         assert await client.receive() == handshake_answer()
-        await client.send(b"token", METADATA)
-        assert await upstream.receive() == b"token"
-        await upstream.send(b"")
-        assert await client.receive() == b""
-        assert await upstream.receive() == METADATA
-        await upstream.send(response(9, b"a broker's address"))
-        assert await client.receive() == response(9, b"rewritten")
-        assert decoding.decoded == 1
+        await exchange_with(client, upstream, b"token", b"")
+        await is_decoded(client, upstream, decoding)
 
 
 @pytest.mark.parametrize(("mechanism", "token"), [("SCRAM-SHA-256", b"r=nonce"), ("OAUTHBEARER", b"{}")])
@@ -200,18 +201,6 @@ async def test_raw_tokens_without_a_known_end_are_refused(caplog: pytest.LogCapt
         assert await client.ended() == b""
         assert await (await broker.accepted()).ended() == b""
     assert "the client must use SaslHandshake version 1" in caplog.records[0].message
-
-
-async def test_a_token_outside_of_an_authentication_changes_nothing() -> None:
-    async with shaken_hands() as (client, upstream, decoding):
-        await exchange_with(client, upstream, authenticate(b"t"), authenticate_answer())
-        refused = authenticate_answer(error_code=ErrorCode.ILLEGAL_SASL_STATE)
-        await exchange_with(client, upstream, authenticate(b"t"), refused)
-        await client.send(METADATA)
-        assert await upstream.receive() == METADATA
-        await upstream.send(response(9, b"a broker's address"))
-        assert await client.receive() == response(9, b"rewritten")
-        assert decoding.decoded == 1
 
 
 async def test_the_error_log_shows_no_token_behind_a_refused_handshake() -> None:

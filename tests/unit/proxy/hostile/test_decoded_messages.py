@@ -14,7 +14,6 @@ from protocol.primitives import INT32
 from proxy.config import LimitsConfig
 from proxy.handlers.own_ids_guard import own_ids_guards
 from proxy.wire import server
-from proxy.wire.connection import ClientConnection
 from proxy.wire.exchange import Answer, Buffers, Exchange, Handler, HandlerState, Prepare
 from proxy.wire.flow_control import READ_BUFFER_BYTES
 from proxy.wire.hold_budget import FLOOR_BYTES
@@ -398,41 +397,3 @@ async def test_a_request_that_its_broker_does_not_answer_gives_way() -> None:
         await upstream.receive()
         await upstream.send(response(2))
         assert await honest.receive() == response(2)
-
-
-def test_a_large_request_of_a_client_that_does_not_read_takes_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits until the client has received the answer before it."""
-    handler = ForwardingHandler(lambda exchange, held: (held[:4], bytes(4 << 20)))
-    looks = 0
-    advance = ClientConnection.advance
-
-    def counted(connection: ClientConnection) -> None:
-        nonlocal looks
-        looks += 1
-        advance(connection)
-
-    monkeypatch.setattr(ClientConnection, "advance", counted)
-
-    async def main(network: VirtualNetwork) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            proxy = VirtualProxy(network, tasks, handlers={DECODED: handler})
-            client = proxy.connect()
-            client.stall()
-            client.send(frame(request(DECODED, 1, 1)))
-            await asyncio.sleep(1)
-            network.brokers[0].send(frame(response(1)))
-            await asyncio.sleep(1)
-            client.send(frame(request(DECODED, 1, 2, LARGE)))
-            await asyncio.sleep(1)
-            before = looks
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert looks == before
-            client.resume()
-            await asyncio.sleep(1)
-            network.brokers[0].send(frame(response(2)))
-            await asyncio.sleep(1)
-            assert len(client.received) > 8 << 20
-            client.half_close()
-
-    run_virtually(main)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config import LimitsConfig
 from proxy.wire.exchange import Answer, BegunRequest, CutThrough, Exchange, Forward, Handler, HandlerState, Prepare
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
@@ -135,21 +134,3 @@ def test_pipelined_requests_of_all_kinds_are_answered_in_order(
 ) -> None:
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(converse(kinds, max_in_flight, cuts, pace, turns))
-
-
-@pytest.mark.parametrize("kind", KINDS[:-1])
-async def test_two_pipelined_requests_pass_a_limit_of_one(kind: int) -> None:
-    await converse([kind, kind], 1, [], 1, 1)
-
-
-async def test_more_answers_than_the_limit_in_one_read_all_leave() -> None:
-    requests = 2_000
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={ANSWERED: AnsweringHandler(b"")}) as proxy,
-        connected(proxy.port) as client,
-    ):
-        assert requests > LimitsConfig().max_in_flight
-        await client.send(*(request(ANSWERED, 1, number) for number in range(requests)))
-        for number in range(requests):
-            assert await client.receive() == response(number)

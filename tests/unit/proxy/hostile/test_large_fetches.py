@@ -69,6 +69,14 @@ async def test_a_large_fetch_of_a_follower_is_known_without_decoding(
     assert (state is None) == is_followers
 
 
+@pytest.mark.parametrize(("version", "replica_id"), [(4, 7), (14, -3)])
+async def test_a_large_fetch_with_a_replica_id_is_not_decoded(bench: Bench, version: int, replica_id: int) -> None:
+    """The client chooses the id, and the request may have very many topics."""
+    await bench.fetch(17, ask(17, 0))
+    frame = fetch_frame(version, [ask_local(version, 0)] * MANY, replica_id=replica_id)
+    assert bench.handler.on_request(FakeExchange(bench.cluster, frame)) == (Forward(frame), None)
+
+
 async def test_the_partitions_of_a_large_fetch_leave_the_loop_its_turns(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,18 +100,22 @@ async def test_a_large_request_is_decoded_in_slices(api: str, monkeypatch: pytes
     assert_sliced(turns, MAX_ITEMS)
 
 
-async def test_the_question_for_many_topics_is_built_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["_metadata_requests", "_deletable"])
+async def test_the_question_and_the_answer_about_many_topics_take_slices(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a deletion, the proxy asks the broker about the topics."""
     bench = Bench(asyncio.get_running_loop().create_task)
-    names = [f"topic-{number}" for number in range(MANY)]
-    frame = request(
-        ApiKey.DELETE_TOPICS, 1, 9, INT32.pack(MANY) + b"".join(write_string(n, False) for n in names) + INT32.pack(1)
-    )
+    names = b"".join(write_string(f"topic-{number}", False) for number in range(MANY))
+    frame = request(ApiKey.DELETE_TOPICS, 1, 9, INT32.pack(MANY) + names + INT32.pack(1))
+    head = build_response_header(ApiKey.METADATA, 12, 9) + bytes(4) + b"\x01" + b"\x00" + INT32.pack(1)
+    topic = INT16.pack(3) + b"\x02a" + bytes(16) + b"\x00" + b"\x01" + bytes(4) + b"\x00"
+    answer = head + write_array_length(MANY, compact=True) + topic * MANY + b"\x00"
+    action, _ = deletion(bench).on_request(FakeExchange(bench.cluster, frame, answer=lambda _: answer))
+    assert isinstance(action, Prepare)
     async with counted_turns() as turns:
-        monkeypatch.setattr(delete_topics, "_metadata_requests", turns.noted(delete_topics._metadata_requests))
-        action, _ = deletion(bench).on_request(FakeExchange(bench.cluster, frame, answer=never))
-        assert isinstance(action, Prepare)
-        with contextlib.suppress(NotAnsweredError):
-            await action.decide()
+        monkeypatch.setattr(delete_topics, step, turns.noted(getattr(delete_topics, step)))
+        await action.decide()
     assert_sliced(turns, MANY)
 
 
@@ -168,20 +172,6 @@ async def test_a_request_above_the_limit_of_decoded_requests_is_refused(caplog: 
         await client.send(request(ApiKey.DELETE_TOPICS, 1, 9, bytes(limit)))
         assert await client.ended() == b""
     assert "above limits.held.request.max.bytes" in caplog.records[0].message
-
-
-async def test_a_large_answer_is_decoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(asyncio.get_running_loop().create_task)
-    head = build_response_header(ApiKey.METADATA, 12, 9) + bytes(4) + b"\x01" + b"\x00" + INT32.pack(1)
-    topic = INT16.pack(3) + b"\x02a" + bytes(16) + b"\x00" + b"\x01" + bytes(4) + b"\x00"
-    answer = head + write_array_length(MANY, compact=True) + topic * MANY + b"\x00"
-    frame = request(ApiKey.DELETE_TOPICS, 1, 9, INT32.pack(1) + NAME + INT32.pack(1))
-    action, _ = deletion(bench).on_request(FakeExchange(bench.cluster, frame, answer=lambda _: answer))
-    assert isinstance(action, Prepare)
-    async with counted_turns() as turns:
-        monkeypatch.setattr(delete_topics, "_deletable", turns.noted(delete_topics._deletable))
-        await action.decide()
-    assert_sliced(turns, MANY)
 
 
 async def test_a_request_with_too_many_items_is_refused(caplog: pytest.LogCaptureFixture) -> None:
