@@ -7,7 +7,7 @@ from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryDirectory
 
-from tests.support.fakes.local_indexes import contents, expected, segment_object
+from tests.support.fakes.local_indexes import contents, decoded, expected, segment_object
 from tiers.errors import CorruptSegmentError
 from tiers.segment.indexes.local_index_files import SUFFIXES, LocalIndexFiles
 
@@ -25,6 +25,19 @@ _written: dict[str, bytes] = {}
 @cache
 def _folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory()
+
+
+def stored_files() -> bytes:
+    """The four files of `STORED`, as an input."""
+    with TemporaryDirectory() as folder:
+        files = LocalIndexFiles(Path(folder), BASE_OFFSET)
+        for segment in STORED:
+            files.append(decoded(segment))
+        return joined([files.path(suffix).read_bytes() for suffix in SUFFIXES])
+
+
+def joined(contents_of_files: list[bytes]) -> bytes:
+    return b"".join((_LENGTHS.pack(*map(len, contents_of_files)), *contents_of_files))
 
 
 def local_index_files(data: bytes) -> bool:

@@ -17,7 +17,8 @@ import atheris
 with atheris.instrument_imports(
     include=["protocol", "tiers", "proxy", "pipeline"], exclude=["pipeline.decode.kernels"]
 ):
-    from tests.fuzz.targets import CORPUS, MAX_SEED_BYTES, TARGETS
+    from tests.fuzz.make_corpus import CORPUS
+    from tests.fuzz.targets import TARGETS
 
 CACHE = Path(__file__).parents[2] / ".cache" / "fuzz"
 
@@ -34,7 +35,7 @@ def main() -> None:
     atheris.Setup(
         [
             sys.argv[0],
-            f"-max_len={MAX_SEED_BYTES}",
+            "-max_len=2047",
             "-rss_limit_mb=3000",
             "-timeout=20",
             f"-artifact_prefix={CACHE}/found-{name}-",

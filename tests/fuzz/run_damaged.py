@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 import sys
 
+from tests.fuzz.make_corpus import CORPUS
 from tests.fuzz.mutations import mutated
-from tests.fuzz.targets import CORPUS, TARGETS
+from tests.fuzz.targets import TARGETS
 
 
 def inputs(target: str) -> dict[str, bytes]:

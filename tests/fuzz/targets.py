@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.fuzz import (
     connection_targets,
@@ -15,9 +14,6 @@ from tests.fuzz import (
     wire_targets,
 )
 
-CORPUS = Path(__file__).parent / "corpus"
-"""Messages by Kafka's schemas, batches of every format, stored objects, programs, and `found-*`: what fuzzing found."""
-MAX_SEED_BYTES = 2047
 Target = Callable[[bytes], bool]
 
 TARGETS: dict[str, Target] = {

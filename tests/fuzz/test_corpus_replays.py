@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+from tests.fuzz.make_corpus import CORPUS, MAX_SEED_BYTES
 from tests.fuzz.run_damaged import inputs, run_damaged
-from tests.fuzz.targets import CORPUS, MAX_SEED_BYTES, TARGETS
+from tests.fuzz.targets import TARGETS
 
 ROUNDS = 2_000
 """About ten seconds for all targets together."""
