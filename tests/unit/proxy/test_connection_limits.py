@@ -9,14 +9,13 @@ from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Limit
 from proxy.wire.context import Router
 from proxy.wire.server import ProxyServer
-from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, connected, request
-from tests.support.proxy.proxy_harness import proxy_before
+from tests.support.proxy.proxy_harness import relayed
 
 
 async def test_the_connection_limit_refuses_one_more() -> None:
     limits = LimitsConfig(max_connections=1)
-    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
+    async with relayed(limits=limits) as (client, broker, proxy):
         await client.send(request(OPAQUE, 4, 1))
         await broker.accepted()
         async with connected(proxy.port) as refused:
@@ -27,14 +26,14 @@ async def test_the_connection_limit_refuses_one_more() -> None:
 
 async def test_an_idle_connection_is_closed() -> None:
     limits = LimitsConfig(idle_timeout_ms=40)
-    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
+    async with relayed(limits=limits) as (client, _, proxy):
         assert await client.ended() == b""
         assert proxy.metrics.closed == {"idle": 1}
 
 
 async def test_an_address_has_a_limit_of_its_own() -> None:
     limits = LimitsConfig(max_connections_per_address=1)
-    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
+    async with relayed(limits=limits) as (client, broker, proxy):
         await client.send(request(OPAQUE, 4, 1))
         await broker.accepted()
         async with connected(proxy.port) as refused:

@@ -193,27 +193,6 @@ async def test_a_read_completes_its_own_fetch_and_no_other(stage: Stage) -> None
     assert stage.purgatory.completed == {Completion.SATISFIED: 2}
 
 
-async def test_a_read_that_ends_is_counted_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Fetch may have thousands of reads, and each of them may end in a turn of its own."""
-    looks = 0
-
-    def size_bytes(read: RemotePartitionRead) -> int:
-        nonlocal looks
-        looks += 1
-        return 0 if read.result is None else read.result.size_bytes
-
-    monkeypatch.setattr(RemotePartitionRead, "size_bytes", property(size_bytes))
-    reads = 20
-    waiting = stage.wait(stage.fetch(reads, min_bytes=1000))
-    await stage.until_pending()
-    for number in range(reads):
-        assert not waiting.done()
-        await stage.reader.end(number, 10)
-        await asyncio.sleep(0)
-    assert await waiting is Completion.SATISFIED
-    assert looks == reads
-
-
 async def test_a_read_of_two_entries_of_a_request_is_counted_once(stage: Stage) -> None:
     """The request names its partition twice."""
     (read,) = stage.fetch().reads

@@ -143,12 +143,6 @@ async def test_what_the_socket_does_not_take_leaves_later_and_in_order(pipes: Pi
         assert end.transport.get_write_buffer_size() == 0
 
 
-async def test_more_buffers_than_one_call_takes_leave_whole(pipes: PipePool) -> None:
-    async with end_of(pipes) as end:
-        end.transport.writelines([bytes([n % 256]) for n in range(5_000)])
-        assert await end.receive(5_000) == bytes(n % 256 for n in range(5_000))
-
-
 async def test_a_paused_transport_reads_nothing(pipes: PipePool) -> None:
     async with end_of(pipes) as end:
         end.protocol.on_data = end.transport.pause_reading

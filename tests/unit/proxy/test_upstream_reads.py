@@ -17,9 +17,8 @@ from proxy.wire.connection import ClientConnection
 from proxy.wire.flow_control import READ_BUFFER_BYTES
 from proxy.wire.socket_transport import MIN_SPLICE_BYTES
 from proxy.wire.upstream import UpstreamConnection
-from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import OPAQUE, connected, frame, request, response
-from tests.support.proxy.proxy_harness import proxy_before
+from tests.support.fakes.broker.wire import OPAQUE, frame, request, response
+from tests.support.proxy.proxy_harness import forwarded, relayed
 from tests.support.proxy.virtual_network import VirtualNetwork
 from tests.support.proxy.virtual_proxy import VirtualProxy, run_virtually
 
@@ -49,15 +48,8 @@ async def reads_of(answer: bytes, api_key: int, version: int, monkeypatch: pytes
         updated(upstream, nbytes)
 
     monkeypatch.setattr(UpstreamConnection, "buffer_updated", note)
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers()) as proxy,
-        connected(proxy.port) as client,
-        asyncio.TaskGroup() as tasks,
-    ):
-        await client.send(request(api_key, version, 1))
-        upstream = await broker.accepted()
-        await upstream.receive()
+    async with relayed(handlers=pass_through_handlers()) as (client, broker, _), asyncio.TaskGroup() as tasks:
+        upstream = await forwarded(client, broker, request(api_key, version, 1))
         tasks.create_task(upstream.send(answer))
         assert await client.receive() == answer
     return sizes
