@@ -16,6 +16,7 @@ from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, requ
 from tests.support.proxy.proxy_harness import ForwardingHandler, forwarded, proxy_before, relayed
 from tests.support.proxy.tls_sides import client_side, connected_by_tls, for_clients
 from tests.support.servers.certificates import Authority
+from tests.support.tiers.waiting import until
 
 MIB = 1024 * 1024
 pytestmark = pytest.mark.usefixtures("every_relay")
@@ -130,8 +131,7 @@ async def test_no_answer_is_made_for_a_client_that_does_not_take_the_one_before(
         upstream = await forwarded(client, broker, *(request(1, 4, n) for n in range(requests)))
         await upstream.send(*(response(n) for n in range(requests)))
         before = resident_bytes()
-        while not made:  # noqa: ASYNC110 - a list has no event
-            await asyncio.sleep(0.001)
+        await until(lambda: bool(made))
         await flows(proxy.metrics, "bytes_from_brokers")
         assert len(made) == 1
         assert resident_bytes() - before < 12 * MIB
@@ -191,8 +191,7 @@ async def test_with_tls_an_answer_keeps_its_memory_until_the_client_took_it(
         assert sent == []
         for n in range(3):
             assert await client.receive() == response(n, body)
-        while len(sent) < 3:  # noqa: ASYNC110 - a list has no event
-            await asyncio.sleep(0.001)
+        await until(lambda: len(sent) >= 3)
     assert not caplog.records
 
 

@@ -227,6 +227,11 @@ async def test_two_listeners_of_a_proxy_never_share_a_port() -> None:
             server.listen("127.0.0.1", port, endpoint, shared)
 
 
+def test_a_host_without_an_address_is_named() -> None:
+    with pytest.raises(OSError, match=r"a\.b\.invalid:9092: "):
+        bind("a.b.invalid", 9092, reuse_port=False)
+
+
 def test_ports_that_two_listeners_need_are_named() -> None:
     first = ListenerAddresses("0.0.0.0", "inside", 9092, 9100)  # no address is bound
     second = ListenerAddresses("127.0.0.1", "outside", 9101, 9102)

@@ -176,33 +176,33 @@ def test_check_and_serve_agree_on_a_mistake_in_the_settings(
     assert capsys.readouterr().err.startswith(f"tidegate: {said}")
 
 
-def test_a_state_folder_that_is_none_is_a_problem(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    state = f"[state]\npath = '{config}/state'\n"
-    config.write_text(f"{NOBODY}{state}[storage]\nimplementation = 'local'\npath = '{config.parent}'\n")
+def checked(config: Path, state: Path | str, capsys: pytest.CaptureFixture[str]) -> str:
+    storage = f"[storage]\nimplementation = 'local'\npath = '{config.parent}'\n"
+    config.write_text(f"{NOBODY}[state]\npath = '{state}'\n{storage}")
     assert cli.run(["check", "--config", str(config)]) == FINDINGS
-    assert f"problem: [state] path: {config} is not a folder: change `path`" in capsys.readouterr().out
+    return capsys.readouterr().out
+
+
+def test_a_state_folder_that_is_none_is_a_problem(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = checked(config, config / "state", capsys)
+    assert f"problem: [state] path: {config} is not a folder: change `path`" in said
 
 
 def test_a_state_folder_that_another_proxy_uses_is_a_problem(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = config.parent / "state" / "metadata"
     folder.mkdir(parents=True)
-    storage = f"[storage]\nimplementation = 'local'\npath = '{config.parent}'\n"
-    config.write_text(f"{NOBODY}[state]\npath = '{folder.parent}'\n{storage}")
     said = f"problem: [state] path: another proxy uses {folder.parent}: each proxy needs a folder of its own"
     with (folder / LOCK_FILE).open("ab") as lock:
-        assert cli.run(["check", "--config", str(config)]) == FINDINGS
-        assert said not in capsys.readouterr().out
+        assert said not in checked(config, folder.parent, capsys)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert cli.run(["check", "--config", str(config)]) == FINDINGS
-        assert said in capsys.readouterr().out
+        assert said in checked(config, folder.parent, capsys)
 
 
 def test_check_creates_no_state_folder(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = config.parent / "new" / "state"
-    storage = f"[storage]\nimplementation = 'local'\npath = '{config.parent}'\n"
-    config.write_text(f"{NOBODY}[state]\npath = '{state}'\n{storage}")
-    assert cli.run(["check", "--config", str(config)]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "1 problem"
+    said = checked(config, state, capsys)
+    assert "problem: [upstream] no broker answers at 127.0.0.1:1" in said
+    assert said.splitlines()[-1] == "1 problem"
     assert not state.parent.exists()
 
 
@@ -210,10 +210,7 @@ def test_check_and_serve_agree_on_a_folder_that_cannot_be_written(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No user may create a file in /proc, though its mode allows that to root."""
-    storage = f"[storage]\nimplementation = 'local'\npath = '{config.parent}'\n"
-    config.write_text(f"{NOBODY}[state]\npath = '/proc/tidegate'\n{storage}")
-    assert cli.run(["check", "--config", str(config)]) == 1
-    assert "problem: [state] path: /proc cannot be written: " in capsys.readouterr().out
+    assert "problem: [state] path: /proc cannot be written: " in checked(config, "/proc/tidegate", capsys)
     with pytest.raises(RemoteTierError, match=r"\[state\] path: /proc/tidegate/metadata cannot be created: "):
         metadata_folder(load_config(config))
 

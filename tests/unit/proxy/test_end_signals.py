@@ -24,6 +24,7 @@ from tests.support.proxy.parsed_config import parse_config
 from tests.support.proxy.waiting_signal import waiting_sigterm
 from tests.support.repository import ROOT
 from tests.support.servers.ports import free_ports
+from tests.support.tiers.waiting import until
 
 TIMEOUT_S = 300.0
 TIERED = """
@@ -56,10 +57,9 @@ async def test_sigterm_during_the_imports_ends_a_proxy_well(tmp_path: Path, work
     command = [sys.executable, "-m", "proxy", "serve", "--config", str(config)]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
     try:
+        await until(lambda: holds(process.pid, signal.SIGHUP))
+        process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(TIMEOUT_S):
-            while not holds(process.pid, signal.SIGHUP):  # noqa: ASYNC110 - a mask has no event
-                await asyncio.sleep(0.001)
-            process.send_signal(signal.SIGTERM)
             _, log = await process.communicate()
     finally:
         if process.returncode is None:

@@ -17,6 +17,7 @@ from proxy.process.app import pass_through_handlers
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
 from tests.support.proxy.proxy_harness import Proxy, forwarded, relayed
+from tests.support.tiers.waiting import until
 from tiers.event_loop import EventLoop
 
 KIB = 1024
@@ -65,8 +66,7 @@ async def converse(version: int, answers: Sequence[Sequence[int]], pieces: Seque
         tasks.create_task(answer(upstream))
         for n, sizes in enumerate(answers):
             assert await client.receive() == fetched(version, n, sizes)
-        while proxy.metrics.bytes_from_brokers < len(stream):  # noqa: ASYNC110 - a counter has no event
-            await asyncio.sleep(0)
+        await until(lambda: proxy.metrics.bytes_from_brokers >= len(stream))
         assert proxy.metrics.bytes_from_brokers == len(stream)
 
 

@@ -6,13 +6,18 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from kafka.protocol.consumer import FetchResponse
 
+from protocol.api_keys import ApiKey
+from protocol.header import response_body_position
 from proxy.config import LimitsConfig
+from proxy.handlers import drain_answers
 from proxy.wire.exchange import Buffers, Exchange
 from proxy.wire.server import BrokerEndpoint
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
 from tests.support.proxy.proxy_harness import PATIENT, ForwardingHandler, forwarded, proxy_before, relayed
+from tests.support.tiers.waiting import until
 
 FETCH, OPAQUE, SHARE_FETCH = 1, 12, 78
 
@@ -101,8 +106,7 @@ async def test_an_answer_that_has_arrived_behind_a_waiting_fetch_leaves() -> Non
         await upstream.send(response(1), response(2, b"answered"))
         await started.wait()
         arrive = 2 * len(frame(response(1))) + len(b"answered")
-        while proxy.metrics.bytes_from_brokers < arrive:  # noqa: ASYNC110 - a counter has no event
-            await asyncio.sleep(0.001)
+        await until(lambda: proxy.metrics.bytes_from_brokers >= arrive)
         assert await proxy.server.drain()
         assert await client.ended() == frame(response(1, b"empty")) + frame(response(2, b"answered"))
 
@@ -133,8 +137,7 @@ async def test_a_fetch_that_arrives_in_part_before_a_drain_is_answered_empty() -
         sent = frame(request(FETCH, 4, 2))
         arrive = proxy.metrics.bytes_from_clients + len(sent) - 1
         await client.send_raw(sent[:-1])
-        while proxy.metrics.bytes_from_clients < arrive:  # noqa: ASYNC110 - a counter has no event
-            await asyncio.sleep(0.001)
+        await until(lambda: proxy.metrics.bytes_from_clients >= arrive)
         async with asyncio.TaskGroup() as tasks:
             drained = tasks.create_task(proxy.server.drain())
             await upstream.send(response(1))
@@ -170,8 +173,7 @@ async def test_a_short_drain_halves_its_pause() -> None:
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy:
         _, port = proxy.server.listen("127.0.0.1", 0, BrokerEndpoint(2, lambda: broker.addresses))
         async with connected(proxy.port), connected(port):
-            while proxy.server.open_connections < 2:  # noqa: ASYNC110 - a counter has no event
-                await asyncio.sleep(0.001)
+            await until(lambda: proxy.server.open_connections >= 2)
             assert await proxy.server.drain(node_ids=(1, 2))
         assert proxy.metrics.closed == {"drained": 2}
 
@@ -196,3 +198,14 @@ async def test_a_drained_server_accepts_no_connection() -> None:
         except ConnectionRefusedError:
             refused = True
         assert refused
+
+
+@pytest.mark.parametrize("version", [4, 12, 18])
+def test_an_empty_fetch_is_throttled_and_sessionless(version: int) -> None:
+    payload = b"".join(drain_answers.empty_fetch(version, 77))
+    assert int.from_bytes(payload[:4], "big", signed=True) == 77
+    body = payload[response_body_position(ApiKey.FETCH, version, payload) :]
+    decoded = FetchResponse.decode(body, version=version)
+    assert (decoded.throttle_time_ms, list(decoded.responses)) == (1, [])
+    if version >= 7:
+        assert (decoded.error_code, decoded.session_id) == (0, 0)

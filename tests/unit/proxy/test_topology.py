@@ -106,9 +106,9 @@ class Rig:
 async def test_every_broker_has_a_listener_that_follows_it() -> None:
     rig = Rig()
     rig.client.addresses = {1: ("a", 9), 7: ("b", 9)}
-    assert not rig.topology.is_ready
+    readiness = [rig.topology.is_ready]
     assert await rig.topology.refresh()
-    assert rig.topology.is_ready
+    assert [*readiness, rig.topology.is_ready] == [False, True]
     assert [rig.advertised(node_id) for node_id in (1, 7)] == [("proxy.example", 9101), ("proxy.example", 9107)]
     rig.client.addresses[1] = ("c", 10)
     await rig.topology.refresh()
