@@ -154,18 +154,6 @@ async def test_a_client_certificate_or_the_token_opens_the_pages(tmp_path: Path,
             await statuses(url, tls=unknown)
 
 
-async def test_changed_certificates_of_the_admin_port_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiers.broker.tls.CHECK_INTERVAL_MS", 0)
-    authority = Authority(tmp_path)
-    certificate = authority.identity("proxy")
-    context = ssl.create_default_context(cafile=authority.ca)
-    async with admin_port(tls={"certificate": certificate}) as port:
-        assert await statuses(f"https://localhost:{port}", tls=context) == {200}
-        authority.identity("proxy", "elsewhere.example.org")
-        with pytest.raises(aiohttp.ClientConnectorCertificateError):
-            await statuses(f"https://localhost:{port}", tls=context)
-
-
 def resumable(
     port: int, tls: ssl.SSLContext, session: ssl.SSLSession | None = None
 ) -> tuple[str, ssl.SSLSession | None]:

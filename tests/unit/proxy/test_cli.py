@@ -176,6 +176,15 @@ def test_check_and_serve_agree_on_a_mistake_in_the_settings(
     assert capsys.readouterr().err.startswith(f"tidegate: {said}")
 
 
+def test_a_metadata_manager_that_is_not_installed_is_misuse(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manager = "remote.log.metadata.manager.class.name"
+    config.write_text(f"{manager} = 'floppy'\n{NOBODY}[storage]\nimplementation = 'local'\npath = '/'\n")
+    for command in ("check", "serve"):
+        assert cli.run([command, "--config", str(config)]) == MISUSED
+        said = "".join(capsys.readouterr())
+        assert f"{manager}: no remote log metadata manager is called 'floppy'; installed are" in said
+
+
 def checked(config: Path, state: Path | str, capsys: pytest.CaptureFixture[str]) -> str:
     storage = f"[storage]\nimplementation = 'local'\npath = '{config.parent}'\n"
     config.write_text(f"{NOBODY}[state]\npath = '{state}'\n{storage}")

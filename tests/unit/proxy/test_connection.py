@@ -317,3 +317,13 @@ async def test_a_broker_that_breaks_the_order_or_the_frames_is_cut_off(
         await upstream.send_raw(sent)
         assert await client.ended() == b""
         assert said in caplog.records[0].message
+
+
+async def test_pipelining_beyond_the_limit_waits_in_the_client_s_socket() -> None:
+    async with relayed(limits=LimitsConfig(max_in_flight=3)) as (client, broker, _):
+        await client.send(*(request(OPAQUE, 4, n) for n in range(50)))
+        upstream = await broker.accepted()
+        for n in range(50):
+            assert (await upstream.receive())[4:8] == n.to_bytes(4)
+            await upstream.send(response(n))
+            assert await client.receive() == response(n)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy import __main__ as program
 from proxy.admin.facts import ProcessState
 from proxy.config import LimitsConfig, TidegateConfig
 from proxy.logging_setup import set_level
@@ -184,23 +181,6 @@ async def test_parts_follow_the_settings_in_effect_while_they_are_open() -> None
     live.change(after)
     assert seen[4:] == []
     assert (live.config, live.rules()) == (after, after.topics)
-
-
-def test_no_signal_ends_a_proxy_that_is_still_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    held: list[set[int]] = []
-
-    def note() -> None:
-        held.append(set(signal.pthread_sigmask(signal.SIG_SETMASK, [])))
-
-    monkeypatch.setitem(sys.modules, "proxy.cli", cast(ModuleType, SimpleNamespace(main=note)))
-    try:
-        for arguments in (["serve", "--config", "f.toml"], ["top"], []):
-            monkeypatch.setattr(sys, "argv", ["tidegate", *arguments])
-            program.main()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert held == [{signal.SIGHUP, signal.SIGTERM, signal.SIGINT}, set(), set()]
 
 
 def send_sighup() -> None:

@@ -55,6 +55,19 @@ def delete_request(offset: int) -> Any:
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
+async def test_without_a_script_both_tiers_are_one_log(cast: Scenario, version: int) -> None:
+    async with cast.client() as client:
+        offset, log = 0, b""
+        while offset < END:
+            answer = (await client.fetch(version, offset, 10, max_wait_ms=60_000))[0]
+            assert answer.error_code == 0
+            if answer.records:
+                log += answer.records
+                offset = 10 * sum(1 for n in range(len(cast.batches)) if b"".join(cast.batches[: n + 1]) in log)
+        assert log == cast.records_from(0)
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
 async def test_fetch_errors_of_a_remote_partition_are_relayed_and_bring_no_bytes(cast: Scenario, version: int) -> None:
     async with cast.client() as client:
         for error_code in FETCH_ERRORS:

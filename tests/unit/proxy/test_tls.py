@@ -112,22 +112,6 @@ async def test_plain_text_on_a_tls_port_is_one_line_and_never_reaches_a_broker(
     assert "a client speaks plain text on this TLS port" in caplog.records[0].message
 
 
-async def test_a_handshake_counts_as_a_connection(authority: Authority) -> None:
-    limits = LimitsConfig(connection_setup_timeout_ms=300_000, max_connections_per_address=1)
-    async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
-        async with (
-            connected(proxy.port) as silent,
-            connected_by_tls(proxy.port, client_side(authority)) as wire,
-        ):
-            assert await silent.ended() == b""
-            await wire.send(request(OPAQUE, 4, 1))
-            await broker.accepted()
-            async with connected(proxy.port) as refused:
-                assert await refused.ended() == b""
-        assert proxy.metrics.closed["gave_way"] == 1
-        assert proxy.metrics.rejected.total() == 1
-
-
 async def test_a_broker_without_tls_or_of_a_stranger_is_named(
     authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
