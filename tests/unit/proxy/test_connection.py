@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from protocol.errors import TruncatedError
 from proxy.config import LimitsConfig
-from proxy.wire.exchange import BegunRequest, CutThrough, Exchange, HandlerState
+from proxy.wire.exchange import BegunRequest, Buffers, CutThrough, Exchange, HandlerState
+from proxy.wire.response_queue import Slot
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
 from tests.support.proxy import proxy_harness
@@ -327,3 +332,23 @@ async def test_pipelining_beyond_the_limit_waits_in_the_client_s_socket() -> Non
             assert (await upstream.receive())[4:8] == n.to_bytes(4)
             await upstream.send(response(n))
             assert await client.receive() == response(n)
+
+
+async def test_an_answer_that_was_cancelled_before_it_ran_is_closed() -> None:
+    """Otherwise Python warns of it, on a line of the log."""
+
+    async def answer() -> Buffers:
+        return (b"never",)
+
+    async def finish(pending: Coroutine[None, None, Buffers]) -> None:
+        await pending
+
+    owner: Any = SimpleNamespace(connection_id=1, node_id=None)
+    slot, pending = Slot(owner, HANDLED, 4, 7, 0.0), answer()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(finish(pending))
+        slot.runs(task, pending)
+        slot.abandon()
+    assert task.cancelled()
+    await asyncio.sleep(0)
+    assert inspect.getcoroutinestate(pending) == inspect.CORO_CLOSED
