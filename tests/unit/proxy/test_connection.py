@@ -207,6 +207,13 @@ async def test_the_bytes_of_a_slow_prefix_are_not_examined_one_by_one() -> None:
     assert len(examined) < 10
 
 
+async def test_a_request_that_ends_within_its_prefix_ends_the_connection() -> None:
+    async with relayed(prefix_handlers={0: SilentProduce()}) as (client, _, proxy):
+        await client.send(request(0, 3, 1, b"short"))
+        assert await client.ended() == b""
+        assert await proxy.closed_by("protocol_error") == {"protocol_error": 1}
+
+
 async def test_requests_sent_right_before_a_close_still_reach_the_broker() -> None:
     async with (
         FakeBroker() as broker,
