@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
+from typing import Any
 
 from protocol.addresses import AddressOf
 from protocol.primitives import INT32
@@ -27,6 +28,7 @@ from proxy.wire.exchange import (
 from proxy.wire.server import BrokerEndpoint, Entrance, ProxyServer
 from proxy.wire.socket_transport import PipePool
 from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import Wire, connected
 from tiers.broker.tls import TlsContext
 
 PATIENT = LimitsConfig(
@@ -91,6 +93,26 @@ async def proxy_before(
         endpoint = BrokerEndpoint(1, lambda: broker.addresses, address_of)
         _, port = server.listen("127.0.0.1", 0, endpoint, Entrance(tls, proxy_networks))
         yield Proxy(server, port, metrics)
+
+
+@contextlib.asynccontextmanager
+async def relayed(*, receive_buffer_bytes: int = 0, **settings: Any) -> AsyncIterator[tuple[Wire, FakeBroker, Proxy]]:
+    """Yields a client, its broker, and the proxy between them, with the settings of `proxy_before`."""
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, **settings) as proxy,
+        connected(proxy.port, receive_buffer_bytes=receive_buffer_bytes) as client,
+    ):
+        yield client, broker, proxy
+
+
+async def forwarded(client: Wire, broker: FakeBroker, *requests: bytes) -> Wire:
+    """Sends the first requests of a client. Returns the connection on which the broker has received all of them."""
+    await client.send(*requests)
+    upstream = await broker.accepted()
+    for _ in requests:
+        await upstream.receive()
+    return upstream
 
 
 def reply(exchange: Exchange, body: bytes) -> Buffers:

@@ -55,17 +55,6 @@ async def ends(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_at_the_limit_a_silent_connection_gives_way() -> None:
-    async with asyncio.timeout(30), port_of(most=1, age_s=300) as port:
-        silent, writer = await asyncio.open_connection("127.0.0.1", port)
-        reader, newest = await asyncio.open_connection("127.0.0.1", port)
-        newest.write(REQUEST)
-        assert (await reader.read()).endswith(b"page")
-        assert await ends(silent)
-        for each in (writer, newest):
-            each.close()
-
-
 async def test_a_request_in_progress_outlasts_any_number_of_silent_connections() -> None:
     gate = asyncio.Event()
     async with asyncio.timeout(30), port_of(most=2, age_s=300, gate=gate) as port:
@@ -110,19 +99,13 @@ async def test_a_connection_in_its_tls_handshake_gives_way(tmp_path: Path, monke
             writer.close()
 
 
-async def test_a_tls_connection_ends_after_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", None], ids=["silent", "half a request", "after a handshake"])
+async def test_a_connection_ends_after_a_time(sent: bytes | None, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    async with asyncio.timeout(30), port_of(2, 0.5, broker_side(authority)) as port:
-        reader, writer = await asyncio.open_connection("localhost", port, ssl=client_side(authority))
-        assert await ends(reader)
-        writer.close()
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET / HT"], ids=["silent", "half a request"])
-async def test_a_connection_ends_after_a_time(sent: bytes) -> None:
-    async with asyncio.timeout(30), port_of(most=2, age_s=0.01) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent)
+    ours, theirs, age_s = (broker_side(authority), client_side(authority), 0.5) if sent is None else (None, None, 0.01)
+    async with asyncio.timeout(30), port_of(2, age_s, ours) as port:
+        reader, writer = await asyncio.open_connection("localhost" if theirs else "127.0.0.1", port, ssl=theirs)
+        writer.write(sent or b"")
         assert await ends(reader)
         writer.close()
 

@@ -14,22 +14,15 @@ async def get(port: int, path: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-async def test_readiness_names_every_reason_and_liveness_none() -> None:
-    reasons = ["the cluster was not read yet", "stopping"]
-    health = Health(not_serving=list, not_ready=lambda: reasons)
+async def test_a_proxy_that_serves_may_have_problems() -> None:
+    stopping, reasons = list[str](), ["the cluster was not read yet", "the topic is missing"]
+    health = Health(lambda: stopping, lambda: reasons)
     async with admin_http(("127.0.0.1", 0), CollectorRegistry(), health) as (_, port):
         assert await get(port, "/livez") == (200, "live\n")
-        assert await get(port, "/readyz") == (503, "the cluster was not read yet\nstopping\n")
+        assert await get(port, "/readyz") == (503, "the cluster was not read yet\nthe topic is missing\n")
+        assert await get(port, "/servez") == (200, "serving\n")
         reasons.clear()
         assert await get(port, "/readyz") == (200, "ready\n")
-
-
-async def test_a_proxy_that_serves_may_have_problems() -> None:
-    stopping: list[str] = []
-    health = Health(lambda: stopping, lambda: ["the remote log metadata: the topic is missing"])
-    async with admin_http(("127.0.0.1", 0), CollectorRegistry(), health) as (_, port):
-        assert (await get(port, "/readyz"))[0] == 503
-        assert await get(port, "/servez") == (200, "serving\n")
         stopping += ["state: DRAINING", "stopping"]
         assert await get(port, "/servez") == (503, "state: DRAINING\nstopping\n")
 

@@ -10,12 +10,13 @@ import pytest
 
 from protocol.primitives import INT32
 from proxy.wire.exchange import Exchange
-from proxy.wire.flow_control import READ_BUFFER_BYTES, BufferPool
+from proxy.wire.flow_control import READ_BUFFER_BYTES
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
-from tests.support.proxy.proxy_harness import ForwardingHandler, proxy_before
+from tests.support.proxy.proxy_harness import ForwardingHandler, forwarded, proxy_before, relayed
 from tests.support.proxy.tls_sides import client_side, connected_by_tls, for_clients
 from tests.support.servers.certificates import Authority
+from tests.support.tiers.waiting import until
 
 MIB = 1024 * 1024
 pytestmark = pytest.mark.usefixtures("every_relay")
@@ -44,15 +45,8 @@ async def flows(counter: object, name: str) -> None:
 
 
 async def test_a_64_mib_response_to_a_client_that_stalls_stays_in_the_sockets() -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker) as proxy,
-        connected(proxy.port, receive_buffer_bytes=64 * 1024) as client,
-        asyncio.TaskGroup() as tasks,
-    ):
-        await client.send(request(OPAQUE, 4, 1))
-        upstream = await broker.accepted()
-        await upstream.receive()
+    async with relayed(receive_buffer_bytes=64 * 1024) as (client, broker, proxy), asyncio.TaskGroup() as tasks:
+        upstream = await forwarded(client, broker, request(OPAQUE, 4, 1))
         gc.collect()
         before = resident_bytes()
         await upstream.send_raw(INT32.pack(4 + 64 * MIB) + INT32.pack(1))
@@ -68,15 +62,8 @@ async def test_a_64_mib_response_to_a_client_that_stalls_stays_in_the_sockets() 
 
 
 async def test_a_large_request_to_a_broker_that_stalls_stays_in_the_sockets() -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker) as proxy,
-        connected(proxy.port) as client,
-        asyncio.TaskGroup() as tasks,
-    ):
-        await client.send(request(OPAQUE, 4, 1))
-        upstream = await broker.accepted()
-        await upstream.receive()
+    async with relayed() as (client, broker, proxy), asyncio.TaskGroup() as tasks:
+        upstream = await forwarded(client, broker, request(OPAQUE, 4, 1))
         before = resident_bytes()
         body = request(OPAQUE, 4, 2)
         await client.send_raw(INT32.pack(len(body) + 64 * MIB) + body)
@@ -91,9 +78,7 @@ async def test_slices_survive_while_other_connections_reuse_the_buffer() -> None
     """The stalled client's unsent bytes must not be overwritten by what other connections read meanwhile."""
     body = bytes(i % 251 for i in range(8 * MIB))
     async with (
-        FakeBroker() as broker,
-        proxy_before(broker) as proxy,
-        connected(proxy.port, receive_buffer_bytes=16 * 1024) as stalled,
+        relayed(receive_buffer_bytes=16 * 1024) as (stalled, broker, proxy),
         connected(proxy.port) as busy,
         asyncio.TaskGroup() as tasks,
     ):
@@ -116,16 +101,8 @@ async def test_later_responses_are_not_read_while_an_answer_waits() -> None:
         await gate.wait()
         return (bytes(held),)
 
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={1: ForwardingHandler(late)}) as proxy,
-        connected(proxy.port) as client,
-        asyncio.TaskGroup() as tasks,
-    ):
-        await client.send(request(1, 4, 1), request(OPAQUE, 4, 2))
-        upstream = await broker.accepted()
-        await upstream.receive()
-        await upstream.receive()
+    async with relayed(handlers={1: ForwardingHandler(late)}) as (client, broker, proxy), asyncio.TaskGroup() as tasks:
+        upstream = await forwarded(client, broker, request(1, 4, 1), request(OPAQUE, 4, 2))
         await upstream.send(response(1))
         large = response(2, bytes(32 * MIB))
         sender = tasks.create_task(upstream.send_raw(frame(large)))
@@ -146,19 +123,15 @@ async def test_no_answer_is_made_for_a_client_that_does_not_take_the_one_before(
         return bytes(held[:4]), bytes(8 * MIB)
 
     requests = 20
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={1: ForwardingHandler(large)}) as proxy,
-        connected(proxy.port, receive_buffer_bytes=16 * 1024) as client,
+    async with relayed(receive_buffer_bytes=16 * 1024, handlers={1: ForwardingHandler(large)}) as (
+        client,
+        broker,
+        proxy,
     ):
-        await client.send(*(request(1, 4, n) for n in range(requests)))
-        upstream = await broker.accepted()
-        for _ in range(requests):
-            await upstream.receive()
+        upstream = await forwarded(client, broker, *(request(1, 4, n) for n in range(requests)))
         await upstream.send(*(response(n) for n in range(requests)))
         before = resident_bytes()
-        while not made:  # noqa: ASYNC110 - a list has no event
-            await asyncio.sleep(0.001)
+        await until(lambda: bool(made))
         await flows(proxy.metrics, "bytes_from_brokers")
         assert len(made) == 1
         assert resident_bytes() - before < 12 * MIB
@@ -176,14 +149,12 @@ async def test_memory_is_released_when_the_client_has_the_answer_or_is_gone(is_r
         made.set()
         return bytes(held[:4]), bytes(32 * MIB)
 
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={1: ForwardingHandler(large)}) as proxy,
-        connected(proxy.port, receive_buffer_bytes=16 * 1024) as client,
+    async with relayed(receive_buffer_bytes=16 * 1024, handlers={1: ForwardingHandler(large)}) as (
+        client,
+        broker,
+        proxy,
     ):
-        await client.send(request(1, 4, 1))
-        upstream = await broker.accepted()
-        await upstream.receive()
+        upstream = await forwarded(client, broker, request(1, 4, 1))
         await upstream.send(response(1))
         async with asyncio.timeout(60):
             await made.wait()
@@ -214,17 +185,13 @@ async def test_with_tls_an_answer_keeps_its_memory_until_the_client_took_it(
         connected_by_tls(proxy.port, client_side(authority)) as client,
         asyncio.timeout(60),
     ):
-        await client.send(*(request(1, 4, n) for n in range(3)))
-        upstream = await broker.accepted()
-        for _ in range(3):
-            await upstream.receive()
+        upstream = await forwarded(client, broker, *(request(1, 4, n) for n in range(3)))
         await upstream.send(*(response(n) for n in range(3)))
         await flows(proxy.metrics, "bytes_from_brokers")
         assert sent == []
         for n in range(3):
             assert await client.receive() == response(n, body)
-        while len(sent) < 3:  # noqa: ASYNC110 - a list has no event
-            await asyncio.sleep(0.001)
+        await until(lambda: len(sent) >= 3)
     assert not caplog.records
 
 
@@ -240,9 +207,7 @@ async def test_by_tls_what_was_answered_leaves_before_the_end(tmp_path: Path) ->
         connected_by_tls(proxy.port, client_side(authority)) as client,
         asyncio.timeout(60),
     ):
-        await client.send(request(1, 4, 1))
-        upstream = await broker.accepted()
-        await upstream.receive()
+        upstream = await forwarded(client, broker, request(1, 4, 1))
         await upstream.send(response(1))
         await flows(proxy.metrics, "bytes_from_brokers")
         await upstream.close()
@@ -259,26 +224,10 @@ async def test_memory_of_an_answer_that_is_never_made_is_released() -> None:
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={1: ForwardingHandler(never)}) as proxy,
-        connected(proxy.port) as client,
-    ):
-        await client.send(request(1, 4, 1))
-        upstream = await broker.accepted()
-        await upstream.receive()
+    async with relayed(handlers={1: ForwardingHandler(never)}) as (client, broker, _):
+        upstream = await forwarded(client, broker, request(1, 4, 1))
         await upstream.send(response(1))
         async with asyncio.timeout(60):
             await gate.wait()
             await client.close()
             await sent.wait()
-
-
-def test_the_pool_hands_out_what_came_back_before_it_allocates() -> None:
-    pool = BufferPool()
-    first = pool.retire()
-    assert pool.current is not first
-    pool.give_back([first])
-    second = pool.retire()
-    assert pool.current is first
-    pool.give_back([second])

@@ -15,7 +15,9 @@ from tests.support.proxy import proxy_harness
 from tests.support.proxy.proxy_harness import (
     ForwardingHandler,
     ScriptedState,
+    forwarded,
     proxy_before,
+    relayed,
 )
 from tests.support.servers.ports import free_ports
 
@@ -32,15 +34,8 @@ async def test_a_broker_that_leaves_ends_the_client_after_what_is_answered() -> 
         await gate.wait()
         return bytes(held[:4]), b"late"
 
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={HANDLED: ForwardingHandler(late)}) as proxy,
-        connected(proxy.port) as client,
-    ):
-        await client.send(request(HANDLED, 4, 1), request(OPAQUE, 4, 2), request(OPAQUE, 4, 3))
-        upstream = await broker.accepted()
-        for _ in range(3):
-            await upstream.receive()
+    async with relayed(handlers={HANDLED: ForwardingHandler(late)}) as (client, broker, _):
+        upstream = await forwarded(client, broker, request(HANDLED, 4, 1), request(OPAQUE, 4, 2), request(OPAQUE, 4, 3))
         await upstream.send(response(1), response(2, b"second"))
         upstream.half_close()
         gate.set()
@@ -130,11 +125,7 @@ async def test_a_handler_that_waits_for_a_broker_that_is_gone_ends(
         return (await ask(exchange),)
 
     handlers = {HANDLED: AskingFirst() if prepares else ForwardingHandler(ask_later)}
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=handlers) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(handlers=handlers) as (client, broker, proxy):
         await client.send(request(HANDLED, 4, 1))
         upstream = await broker.accepted()
         if not prepares:
@@ -157,14 +148,8 @@ async def test_an_answer_that_does_not_need_the_broker_leaves_after_the_broker()
             await asked
         return (bytes(held),)
 
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={HANDLED: ForwardingHandler(ask)}) as proxy,
-        connected(proxy.port) as client,
-    ):
-        await client.send(request(HANDLED, 4, 1))
-        upstream = await broker.accepted()
-        await upstream.receive()
+    async with relayed(handlers={HANDLED: ForwardingHandler(ask)}) as (client, broker, _):
+        upstream = await forwarded(client, broker, request(HANDLED, 4, 1))
         await upstream.send(response(1, b"without more"))
         assert await upstream.receive() == request(OTHER, 4, 99)
         await upstream.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -35,6 +36,11 @@ UNTIERED = '[upstream]\nbootstrap.servers = "a:1"\n'
 def own() -> OwnAlarms:
     """The alarms of the supervisor's process."""
     return OwnAlarms(ProcessAlarms(), RecentEvents())
+
+
+def facts_of(children: Sequence[Any], ask: Any, config: str = UNTIERED, alarms: OwnAlarms | None = None) -> FactsOfAll:
+    supervisor, pages = cast(Any, SimpleNamespace(children=children)), cast(Any, SimpleNamespace(ask=ask))
+    return FactsOfAll(parse_config(config), supervisor, pages, (), alarms or own(), lambda: 1)
 
 
 def child(name: str, pid: int | None) -> Any:
@@ -79,9 +85,7 @@ async def test_a_dead_remote_log_process_leaves_the_rest_of_the_overview() -> No
         asked.append((path, timeout_s))
         return 503, "the process does not answer"
 
-    supervisor = cast(Any, SimpleNamespace(children=[child("worker-1", 5), child(REMOTE_LOG, None)]))
-    facts = FactsOfAll(parse_config(CONFIG), supervisor, cast(Any, SimpleNamespace(ask=ask)), (), own(), lambda: 1)
-    overview = await facts.overview()
+    overview = await facts_of([child("worker-1", 5), child(REMOTE_LOG, None)], ask, CONFIG).overview()
     assert (overview.cluster, overview.alarms, overview.is_tiered) == (None, (), True)
     assert [(each.name, each.state) for each in overview.processes] == [
         ("worker-1", "INITIALIZING"),
@@ -100,13 +104,12 @@ async def test_a_process_that_is_late_keeps_its_alarms() -> None:
             return 503, "the process does not answer"
         return 200, adapter(ProcessReport).dump_json(ProcessReport(one.process.pid, alarms=(failing,))).decode()
 
-    supervisor = cast(Any, SimpleNamespace(children=[child("worker-1", 5)]))
-    asked = cast(Any, SimpleNamespace(ask=ask))
-    facts = FactsOfAll(parse_config(UNTIERED), supervisor, asked, (), own(), lambda: 1)
+    children = [child("worker-1", 5)]
+    facts = facts_of(children, ask)
     answered = await facts.overview()
     is_late = True
     assert (await facts.overview()).alarms == answered.alarms != ()
-    supervisor.children = [child("worker-1", 6)]
+    children[:] = [child("worker-1", 6)]
     assert (await facts.overview()).alarms == ()
 
 
@@ -121,49 +124,37 @@ async def test_an_alarm_of_several_processes_is_one_alarm() -> None:
         report = ProcessReport(one.process.pid, alarms=(rejected,), events=(event,))
         return 200, adapter(ProcessReport).dump_json(report).decode()
 
-    supervisor = cast(Any, SimpleNamespace(children=[child("worker-1", 5), child("worker-2", 6)]))
-    ours = own()
+    children, ours = [child("worker-1", 5), child("worker-2", 6)], own()
     ours.alarms.watch(ProcessAlarm.SETTINGS_NOT_RELOADED, lambda: ["a mistake"])
-    asked = cast(Any, SimpleNamespace(ask=ask))
-    overview = await FactsOfAll(parse_config(UNTIERED), supervisor, asked, (), ours, lambda: 1).overview()
+    overview = await facts_of(children, ask, alarms=ours).overview()
     assert overview.alarms == (
         RaisedAlarm("proxy-rejected", "worker-1, worker-2", "the password is wrong", "worker-1"),
         RaisedAlarm("settings-not-reloaded", "supervisor", "a mistake", "supervisor"),
     )
     assert [(each.process, each.time_ms) for each in overview.events] == [("worker-2", 5), ("worker-1", 3)]
-    (gauge,) = (
-        line
-        for line in (await WholePages(supervisor, asked, ours.alarms).metrics()).decode().splitlines()
-        if 'alarm="settings-not-reloaded"' in line
-    )
-    assert gauge == 'tidegate_process_alarm{alarm="settings-not-reloaded",process="supervisor"} 1.0'
+    supervisor, pages = cast(Any, SimpleNamespace(children=children)), cast(Any, SimpleNamespace(ask=ask))
+    metrics = (await WholePages(supervisor, pages, ours.alarms).metrics()).decode().splitlines()
+    assert 'tidegate_process_alarm{alarm="settings-not-reloaded",process="supervisor"} 1.0' in metrics
 
 
 async def test_the_page_shows_the_state_that_a_child_tells() -> None:
-    answers = [
-        (503, "the process does not answer"),
-        (503, "state: INITIALIZING\nno broker answers\n"),
-        (503, "state: SERVING\nthe remote log metadata: stale\n"),
-        (200, "ready\n"),
-        (503, "state: DRAINING\nstopping\n"),
-        (503, "the process does not answer"),
+    told = [
+        (503, "the process does not answer", "INITIALIZING", ("the process does not answer",)),
+        (503, "state: INITIALIZING\nno broker answers\n", "INITIALIZING", ("no broker answers",)),
+        (503, "state: SERVING\nthe remote log metadata: stale\n", "SERVING", ("the remote log metadata: stale",)),
+        (200, "ready\n", "SERVING", ()),
+        (503, "state: DRAINING\nstopping\n", "DRAINING", ("stopping",)),
+        (503, "the process does not answer", "FAILED", ("the process does not answer",)),
     ]
-    readyz = iter(answers)
+    readyz = iter(told)
 
     async def ask(one: Any, path: str, parameters: object = None, timeout_s: float = 2.0) -> tuple[int, str]:
-        return next(readyz) if path == "/readyz" else (503, "the process does not answer")
+        return next(readyz)[:2] if path == "/readyz" else (503, "the process does not answer")
 
-    supervisor = cast(Any, SimpleNamespace(children=[child("worker-1", 5)]))
-    facts = FactsOfAll(parse_config(UNTIERED), supervisor, cast(Any, SimpleNamespace(ask=ask)), (), own(), lambda: 1)
-    seen = [(await facts.overview()).processes[0] for _ in answers]
-    assert [(each.state, each.reasons) for each in seen] == [
-        ("INITIALIZING", ("the process does not answer",)),
-        ("INITIALIZING", ("no broker answers",)),
-        ("SERVING", ("the remote log metadata: stale",)),
-        ("SERVING", ()),
-        ("DRAINING", ("stopping",)),
-        ("FAILED", ("the process does not answer",)),
-    ]
+    facts = facts_of([child("worker-1", 5)], ask)
+    for _, _, state, reasons in told:
+        (seen,) = (await facts.overview()).processes
+        assert (seen.state, seen.reasons) == (state, reasons)
 
 
 async def test_a_proxy_with_workers_tells_its_state_while_it_stops() -> None:

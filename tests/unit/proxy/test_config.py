@@ -30,16 +30,6 @@ def test_the_reference_page_is_up_to_date() -> None:
     assert (ROOT / "docs/configuration.md").read_text() == reference()
 
 
-def test_the_example_loads() -> None:
-    config = load_config(ROOT / "docs/tidegate.example.toml")
-    assert config.is_tiered
-    assert config.remote_log.task_interval_ms == 30_000
-    assert config.upstream.bootstrap_servers == (("kafka-1", 9092), ("kafka-2", 9092))
-    assert [rule.pattern for rule in config.topics] == ["orders", "events-*"]
-    assert [rule.local_retention_ms for rule in config.topics] == [6 * 3_600_000, -2]
-    assert [rule.local_retention_bytes for rule in config.topics] == [-2, 10 << 30]
-
-
 def test_an_upstream_alone_is_enough_to_pass_through() -> None:
     config = parse_config(UPSTREAM)
     assert not config.is_tiered
@@ -66,23 +56,16 @@ def test_founding_names_are_accepted() -> None:
         ("", "missing section [upstream]"),
         (UPSTREAM + "[topics]\nname = 'x'", "[topics] is a list: write [[topics]] for each of its entries"),
         ("remote.log.reader.thread = 3\n" + UPSTREAM, "did you mean remote.log.reader.threads?"),
-        ("remote.log.metadata.foo = 1\n" + UPSTREAM, "did you mean remote.log.metadata.topic.name?"),
         ("remote.log.reader.threads = true\n" + UPSTREAM, "expected a number, not a boolean"),
-        (
-            UPSTREAM + "[storage]\nimplementation = 'local'\n[[storage.locations]]\nname = 'x'\nweight = true",
-            '[[storage.locations]] number 1 (name "x") weight: expected a number, not a boolean',
-        ),
         (
             UPSTREAM + "[[topics]]\npattern = 'a-*'\n[[topics]]\npattern = 'b-*'\nlocal.retention.ms = '6 moons'",
             '[[topics]] number 2 (pattern "b-*") local.retention.ms = "6 moons": expected a number of milliseconds, or',
         ),
-        (UPSTREAM + "[[topics]]\nname = 2020-01-01", '[[topics]] number 1 (name "2020-01-01") name: Input should be'),
         (UPSTREAM + "[[listener]]\n[[listener]]\nbootstrap.port = 0", "[[listener]] number 2 bootstrap.port: Input"),
         (
             "remote.log.manager.task.interval.ms = 5\nrlm_process_interval_ms = 6\n" + UPSTREAM,
             "rlm_process_interval_ms: this is another name of remote.log.manager.task.interval.ms",
         ),
-        (UPSTREAM + "[limits]\nmax.conections = 3", "[limits] max.conections; did you mean max.connections?"),
         (
             UPSTREAM + "[[topics]]\nname = 'x'\nremote.log.retention.ms = 5",
             '[[topics]] number 1 (name "x") remote.log.retention.ms; use remote.log.retention.minutes in',
@@ -90,16 +73,12 @@ def test_founding_names_are_accepted() -> None:
         ("log.retention.bytes = 5\n" + UPSTREAM, "it is a setting of the brokers"),
         ("remote.log.retention.minutes = 5\n" + UPSTREAM, "it belongs in [[topics]]"),
         (UPSTREAM + "[listner]\nhost = 'x'", "unknown key listner.host; did you mean [listener]?"),
-        (UPSTREAM + "[log]\nlevel = 'loud'", "[log] level: Input should be"),
         (
             UPSTREAM + "[listener]\nproxy.protocol.trusted.networks = ['10.1.0.1/16']",
             "10.1.0.1/16 has host bits set; a network is written as 10.1.0.0/16",
         ),
-        (UPSTREAM + "[listener]\nproxy.protocol.trusted.networks = '10.1.0.0/16'", "expected a list of networks"),
         (UPSTREAM + "[admin]\nport = 70000", "[admin] port: Input should be less than 65536"),
-        (UPSTREAM + "[limits]\ndrain.timeout.ms = '3 parsecs'", "one of the units ms, s, m"),
         ("[upstream]\nbootstrap.servers = 'nowhere'", "[upstream] bootstrap.servers: expected host:port"),
-        ("[upstream]\nbootstrap.servers = 'a b:9092'", "[upstream] bootstrap.servers: 'a b' is not a host name"),
         (UPSTREAM + "[listener]\nhost = 'a b'", "[listener] host: 'a b' is not a host name or an IP address"),
         (UPSTREAM + "[[topics]]\nname = 'x'", "there is no [storage]"),
         ("x = ", "f.toml: not TOML"),
@@ -109,7 +88,6 @@ def test_founding_names_are_accepted() -> None:
             "not TOML: password.file and password are both set: remove one of them (at end",
         ),
         (UPSTREAM + "[admin]\nport = 1\nport.x = 2", "or is also the first part of another key"),
-        (UPSTREAM + "[admin]\nport = 1\n\N{NO-BREAK SPACE}", "f.toml: not TOML: Invalid statement"),
         (
             UPSTREAM + "[[listener]]\nbootstrap.port = 1\n[[listener]]\nbootstrap.port = 2\n[listener.tls]\nkey = '/k'",
             "missing key [[listener]] number 2: [listener.tls] certificate",
@@ -191,16 +169,13 @@ password = "s3cr3t"
         ('[upstream.sasl]\nmechanism = "PLAIN"\npassword = "s3cr3t"', "PLAIN takes username and password"),
         ('[upstream.sasl]\nmechanism = "OAUTHBEARER"\npassword = "s3cr3t"', "OAUTHBEARER takes token.file"),
         ('[upstream.sasl]\nmechanism = "GSSAPI"', "[upstream.sasl] mechanism: Input should be 'PLAIN'"),
-        ('[upstream.sasl]\nmechanism = "PLAIN"\npasword = "s3cr3t"', "did you mean password?"),
         ('[upstream.tls]\nkey = "k"', "there is a key without a certificate"),
         ('[listener.tls]\ncertificate = "c"\nclient.ca = "a"', "client.auth and client.ca go together"),
-        ('[listener.tls]\ncertificate = "c"\nclient.auth = "required"', "client.auth and client.ca go together"),
         ("[listener.tls]", "missing key [listener.tls] certificate"),
         (f"{TWO_HOSTS}names = []", "[listener.tls.certificates] names"),
         (f"{TWO_HOSTS}names = ['a.*.org']", "'a.*.org' is not a host name"),
         (f"{TWO_HOSTS}names = ['10.0.0.1']", "'10.0.0.1' is not a host name"),
         (f"{TWO_HOSTS}names = ['a.org', 'A.org.']", "[listener.tls]: a.org has two certificates"),
-        (f"{TWO_HOSTS}name = ['a.org']", "unknown key [listener.tls.certificates] name; did you mean names?"),
     ],
 )
 def test_half_of_what_security_needs_is_a_mistake(text: str, said: str) -> None:
@@ -273,8 +248,7 @@ def test_the_name_of_a_field_is_no_key(text: str) -> None:
     assert "unknown key" in line
 
 
-@pytest.mark.parametrize("owner_ms", [10_000, 60_000])
-@pytest.mark.parametrize("proxy_ms", [1_000, 10_000, 60_000])
+@pytest.mark.parametrize(("owner_ms", "proxy_ms"), [(10_000, 60_000), (60_000, 1_000)])
 def test_an_owner_waits_for_the_reads_of_proxies_with_another_setting(owner_ms: int, proxy_ms: int) -> None:
     """An operator changes the setting in one proxy after the other."""
     owner, proxy = RemoteLogConfig(visible_after_ms=owner_ms), RemoteLogConfig(visible_after_ms=proxy_ms)

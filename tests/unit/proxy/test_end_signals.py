@@ -6,8 +6,8 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -24,6 +24,7 @@ from tests.support.proxy.parsed_config import parse_config
 from tests.support.proxy.waiting_signal import waiting_sigterm
 from tests.support.repository import ROOT
 from tests.support.servers.ports import free_ports
+from tests.support.tiers.waiting import until
 
 TIMEOUT_S = 300.0
 TIERED = """
@@ -44,29 +45,47 @@ def holds(pid: int, number: signal.Signals) -> bool:
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
-@pytest.mark.parametrize(("workers", "said"), [(0, "stopped"), (2, "all processes ended")])
-async def test_sigterm_during_the_imports_ends_a_proxy_well(tmp_path: Path, workers: int, said: str) -> None:
-    """A process holds SIGHUP from its first line on, so the test can see that line."""
-    config = tmp_path / "tidegate.toml"
-    (port,) = free_ports(1)
+@asynccontextmanager
+async def serving(folder: Path, workers: int, streams: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
+    """`streams` are redirections of a shell."""
+    config, (port,) = folder / "tidegate.toml", free_ports(1)
     config.write_text(
         f'workers = {workers}\n[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n'
         f'[listener]\nhost = "127.0.0.1"\nbootstrap.port = {port}\nbase.port = {port}\n'
     )
-    command = [sys.executable, "-m", "proxy", "serve", "--config", str(config)]
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
+    command = f"exec {sys.executable} -m proxy serve --config {config} {streams}"
+    process = await asyncio.create_subprocess_shell(command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while not holds(process.pid, signal.SIGHUP):  # noqa: ASYNC110 - a mask has no event
-                await asyncio.sleep(0.001)
-            process.send_signal(signal.SIGTERM)
-            _, log = await process.communicate()
+            yield process
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+@pytest.mark.parametrize(("workers", "said"), [(0, "stopped"), (2, "all processes ended")])
+async def test_sigterm_during_the_imports_ends_a_proxy_well(tmp_path: Path, workers: int, said: str) -> None:
+    """A process holds SIGHUP from its first line on, so the test can see that line."""
+    async with serving(tmp_path, workers) as process:
+        await until(lambda: holds(process.pid, signal.SIGHUP))
+        process.send_signal(signal.SIGTERM)
+        _, log = await process.communicate()
     assert process.returncode == 0
     assert said in log.decode()
+
+
+@pytest.mark.parametrize("closed", ["<&- >&-", *full("<&-", ">&-")])
+async def test_a_proxy_whose_caller_closed_standard_streams_ends_well(tmp_path: Path, closed: str) -> None:
+    """Otherwise other descriptors get their numbers, and libuv aborts when it closes one of them."""
+    async with serving(tmp_path, 0, closed) as process:
+        assert process.stderr is not None
+        while line := await process.stderr.readline():
+            if b"serving" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        rest = await process.stderr.read()
+        assert (await process.wait(), b"Assertion" in rest) == (0, False), rest.decode()
 
 
 class HangingRole:
@@ -108,29 +127,3 @@ async def test_a_signal_that_waits_ends_a_start_that_hangs(hangs_in: str, caplog
             await run(parse_config(TIERED), make_role=make)
         assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert caplog.messages[-1] == "stopped"
-
-
-@pytest.mark.parametrize("closed", ["<&- >&-", *full("<&-", ">&-")])
-async def test_a_proxy_whose_caller_closed_standard_streams_ends_well(tmp_path: Path, closed: str) -> None:
-    """Otherwise other descriptors get their numbers, and libuv aborts when it closes one of them."""
-    config = tmp_path / "tidegate.toml"
-    (port,) = free_ports(1)
-    config.write_text(
-        f'[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n'
-        f'[listener]\nhost = "127.0.0.1"\nbootstrap.port = {port}\nbase.port = {port}\n'
-    )
-    command = f"exec {sys.executable} -m proxy serve --config {config} {closed}"
-    process = await asyncio.create_subprocess_shell(command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
-    try:
-        assert process.stderr is not None
-        async with asyncio.timeout(TIMEOUT_S):
-            while line := await process.stderr.readline():
-                if b"serving" in line:
-                    break
-            process.send_signal(signal.SIGTERM)
-            rest = await process.stderr.read()
-            assert (await process.wait(), b"Assertion" in rest) == (0, False), rest.decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()

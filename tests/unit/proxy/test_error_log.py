@@ -9,9 +9,8 @@ from protocol.errors import TruncatedError
 from protocol.header import build_request_header
 from proxy.process.app import pass_through_handlers
 from proxy.wire.error_log import ErrorLog, FaultyFrame
-from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import connected, request, response
-from tests.support.proxy.proxy_harness import proxy_before
+from tests.support.fakes.broker.wire import request, response
+from tests.support.proxy.proxy_harness import forwarded, relayed
 
 SECRET = b"the record's own bytes"
 
@@ -100,29 +99,18 @@ def test_records_of_a_fetch_response_are_masked() -> None:
 
 
 async def test_an_undecodable_request_is_noted_with_its_sender() -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(), address_of=lambda _: ("proxy.example", 9100)) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(handlers=pass_through_handlers()) as (client, _, proxy):
         await client.send(request(ApiKey.FETCH, 3, 2, b"\x00"))
         assert await client.ended() == b""
         (entry,) = proxy.server.errors.incidents
     assert (entry.kind, entry.sender, entry.client_id, entry.api) == ("undecodable", "client", "test", "FETCH")
-    assert entry.peer is not None
-    assert entry.peer.startswith("127.0.0.1:")
+    assert str(entry.peer).startswith("127.0.0.1:")
     assert bytes_in("\n".join(entry.dump)) == request(ApiKey.FETCH, 3, 2, b"\x00")
 
 
 async def test_an_undecodable_response_is_noted_with_the_api_of_its_request() -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(), address_of=lambda _: ("proxy.example", 9100)) as proxy,
-        connected(proxy.port) as client,
-    ):
-        await client.send(request(ApiKey.METADATA, 9, 3, b"\x01\x00\x00\x00\x00"))
-        upstream = await broker.accepted()
-        await upstream.receive()
+    async with relayed(handlers=pass_through_handlers()) as (client, broker, proxy):
+        upstream = await forwarded(client, broker, request(ApiKey.METADATA, 9, 3, b"\x01\x00\x00\x00\x00"))
         await upstream.send(response(3, b"\x00" * 4))
         assert await client.ended() == b""
         (entry,) = proxy.server.errors.incidents
@@ -131,10 +119,8 @@ async def test_an_undecodable_response_is_noted_with_the_api_of_its_request() ->
 
 
 async def test_a_response_that_answers_another_request_shows_its_head_alone() -> None:
-    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
-        await client.send(request(ApiKey.LIST_OFFSETS, 5, 2))
-        upstream = await broker.accepted()
-        await upstream.receive()
+    async with relayed() as (client, broker, proxy):
+        upstream = await forwarded(client, broker, request(ApiKey.LIST_OFFSETS, 5, 2))
         await upstream.send(response(1, b"a record of a Fetch that was answered twice"))
         assert await client.ended() == b""
         (entry,) = proxy.server.errors.incidents

@@ -16,7 +16,8 @@ from protocol.apis.fetch.encoding import encode_partition, encode_response
 from proxy.process.app import pass_through_handlers
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
-from tests.support.proxy.proxy_harness import Proxy, proxy_before
+from tests.support.proxy.proxy_harness import Proxy, forwarded, relayed
+from tests.support.tiers.waiting import until
 from tiers.event_loop import EventLoop
 
 KIB = 1024
@@ -40,14 +41,8 @@ def fetched(version: int, correlation_id: int, sizes: Sequence[int]) -> bytes:
 @contextlib.asynccontextmanager
 async def exchange(*, receive_buffer_bytes: int = 0) -> AsyncIterator[tuple[FakeBroker, Proxy, Wire, Wire]]:
     """Yields a broker, a proxy, a client, and the client's connection to the broker, which has an opaque request."""
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker) as proxy,
-        connected(proxy.port, receive_buffer_bytes=receive_buffer_bytes) as client,
-    ):
-        await client.send(request(OPAQUE, 4, 1))
-        upstream = await broker.accepted()
-        await upstream.receive()
+    async with relayed(receive_buffer_bytes=receive_buffer_bytes) as (client, broker, proxy):
+        upstream = await forwarded(client, broker, request(OPAQUE, 4, 1))
         yield broker, proxy, client, upstream
 
 
@@ -64,20 +59,14 @@ async def converse(version: int, answers: Sequence[Sequence[int]], pieces: Seque
                 await asyncio.sleep(0)
 
     async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(), address_of=lambda _: ("proxy.example", 1)) as proxy,
-        connected(proxy.port) as client,
+        relayed(handlers=pass_through_handlers(), address_of=lambda _: ("proxy.example", 1)) as (client, broker, proxy),
         asyncio.TaskGroup() as tasks,
     ):
-        await client.send(*(request(ApiKey.FETCH, version, n) for n in range(len(answers))))
-        upstream = await broker.accepted()
-        for _ in answers:
-            await upstream.receive()
+        upstream = await forwarded(client, broker, *(request(ApiKey.FETCH, version, n) for n in range(len(answers))))
         tasks.create_task(answer(upstream))
         for n, sizes in enumerate(answers):
             assert await client.receive() == fetched(version, n, sizes)
-        while proxy.metrics.bytes_from_brokers < len(stream):  # noqa: ASYNC110 - a counter has no event
-            await asyncio.sleep(0)
+        await until(lambda: proxy.metrics.bytes_from_brokers >= len(stream))
         assert proxy.metrics.bytes_from_brokers == len(stream)
 
 
@@ -135,9 +124,7 @@ async def test_what_a_client_left_behind_reaches_no_other() -> None:
         leaving.reset()
         await sending
         async with connected(proxy.port) as client:
-            await client.send(request(OPAQUE, 4, 2))
-            upstream = await broker.accepted()
-            await upstream.receive()
+            upstream = await forwarded(client, broker, request(OPAQUE, 4, 2))
             sending = tasks.create_task(upstream.send(response(2, body)))
             assert await client.receive() == response(2, body)
             await sending

@@ -57,14 +57,6 @@ def test_a_hold_up_counts_for_every_timer_that_waits_for_its_end() -> None:
     assert count(registry, 0.2) == count(registry)
 
 
-def test_the_histogram_is_there_before_the_first_sample() -> None:
-    loop = VirtualLoop()
-    registry = CollectorRegistry()
-    registry.register(LoopLatency(loop, loop.time))
-    assert registry.get_sample_value("tidegate_event_loop_latency_seconds_count") == 0
-    loop.close()
-
-
 def test_a_process_that_was_stopped_for_hours_goes_on_at_once() -> None:
     registry = measured(0.1, (0.05, 3 * 3600.0))
     assert count(registry) < 2_000

@@ -39,8 +39,7 @@ def config(text: str = STORE + TOPICS) -> TidegateConfig:
         (STORE + TOPICS + 'local.retention.ms = "1h"\n', "[[topics]]"),
         (STORE + '[[topics]]\npattern = "payments"\n', "[[topics]]"),
         (STORE.replace('"b"', '"c"') + TOPICS, "[storage]"),
-        (STORE + LOCATION + TOPICS, "[storage]"),
-        (STORE.replace('"b"', '"c"'), "[[topics]] and [storage]"),
+        (STORE + LOCATION, "[[topics]] and [storage]"),
     ],
 )
 def test_topics_and_places_of_the_store_count(other: str, names: str) -> None:

@@ -19,7 +19,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy import cli
-from proxy.commands.check import check
 from proxy.config import TracingConfig
 from proxy.process import open_telemetry
 from proxy.process.open_telemetry import OpenTelemetryTracer, batches_to, provider_of
@@ -83,7 +82,6 @@ async def test_a_fetch_over_both_tiers_is_one_trace(
         assert codes(response) == [0, 0]
         segment = bench.tier.state.remote_log_segment_metadata(P0, 60)
     assert segment is not None
-    segment_id = str(segment.segment_id.id)
     spans = by_name(memory)
     assert len({span.context.trace_id for span in spans.values() if span.context is not None}) == 1
     names = {span.context.span_id: name for name, span in spans.items() if span.context is not None}
@@ -100,54 +98,36 @@ async def test_a_fetch_over_both_tiers_is_one_trace(
         "fetch_log_segment": ("CLIENT", "read orders"),
     }
     sizes = [len(records(response, index)) for index in (0, 1)]
-    fetch = attributes(spans["Fetch"])
-    assert fetch.pop("tidegate.answer.bytes") > sum(sizes)
-    assert fetch == {
-        "messaging.system": "kafka",
-        "messaging.operation.name": "Fetch",
-        "messaging.operation.type": "receive",
-        "messaging.client.id": "test",
-        "tidegate.kafka.api_version": 13,
-        "tidegate.kafka.correlation_id": 9,
-        "tidegate.fetch.partitions": 2,
-        "tidegate.answer.remote_bytes": sizes[0],
-    }
     assert attributes(spans["forward Fetch"]) == {
         "messaging.system": "kafka",
         "tidegate.kafka.node_id": 1,
         "tidegate.fetch.out_of_range_partitions": 1,
         "tidegate.answer.local_bytes": sizes[1],
     }
-    assert attributes(spans["judge"]) == {"tidegate.fetch.partitions": 1, "tidegate.verdicts": ("remote",)}
-    assert attributes(spans["purgatory"]) == {
-        "tidegate.fetch.remote_reads": 1,
-        "tidegate.completion": "satisfied",
-    }
     partition = {
         "messaging.system": "kafka",
         "messaging.destination.name": "orders",
         "messaging.destination.partition.id": "0",
+        "tidegate.segment.id": str(segment.segment_id.id),
     }
     assert attributes(spans["read orders"]) == {
         **partition,
         "messaging.kafka.offset": 60,
         "tidegate.topic.id": str(P0.topic_id),
         "tidegate.read.max_bytes": 1,
-        "tidegate.segment.id": segment_id,
         "tidegate.read.bytes": sizes[0],
         "tidegate.chunk_cache": "miss",
     }
-    index, get = attributes(spans["fetch_indexes"]), attributes(spans["fetch_log_segment"])
-    assert index.pop("tidegate.store.bytes") > 0
-    assert index == {**partition, "tidegate.segment.id": segment_id}
     ((start, end),) = bench.tier.storage.gets
-    assert get == {
+    assert attributes(spans["fetch_log_segment"]) == {
         **partition,
-        "tidegate.segment.id": segment_id,
         "tidegate.store.start_position": start,
         "tidegate.store.end_position": end,
         "tidegate.store.bytes": end - start + 1,
     }
+    fetch, verdicts = attributes(spans["Fetch"]), attributes(spans["judge"])["tidegate.verdicts"]
+    assert (fetch["messaging.client.id"], fetch["tidegate.answer.remote_bytes"]) == ("test", sizes[0])
+    assert (verdicts, attributes(spans["purgatory"])["tidegate.completion"]) == (("remote",), "satisfied")
     assert {span.status.status_code.name for span in spans.values()} == {"UNSET"}
     resource = dict(spans["Fetch"].resource.attributes)
     assert (resource["service.name"], resource["service.version"]) == ("tidegate", "1.2")
@@ -194,6 +174,15 @@ def test_a_span_continues_in_another_process(memory: InMemorySpanExporter, trace
     assert [link.context.span_id for link in parent.links] == [parent.context.span_id]
 
 
+def test_long_texts_are_cut(memory: InMemorySpanExporter, tracer: OpenTelemetryTracer) -> None:
+    fetch = tracer.begin("Fetch", {"messaging.client.id": "x" * 30_000}, monotonic_ms())
+    assert fetch is not None
+    fetch.failed(RemoteStorageError("y" * 30_000))
+    fetch.end()
+    (span,) = memory.get_finished_spans()
+    assert (attributes(span)["messaging.client.id"], span.status.description) == ("x" * 1_000, "y" * 1_000)
+
+
 def test_a_span_begins_when_its_work_began(memory: InMemorySpanExporter) -> None:
     provider = provider_of(ALL, "1.2", SimpleSpanProcessor(memory))
     tracer = OpenTelemetryTracer(provider, "1.2", lambda: 1_000, lambda: 50_000_000_000)
@@ -202,23 +191,6 @@ def test_a_span_begins_when_its_work_began(memory: InMemorySpanExporter) -> None
     fetch.end()
     (span,) = memory.get_finished_spans()
     assert span.start_time == 50_000_000_000 - 600 * 1_000_000
-
-
-def test_a_long_client_id_is_cut(memory: InMemorySpanExporter, tracer: OpenTelemetryTracer) -> None:
-    fetch = tracer.begin("Fetch", {"messaging.client.id": "x" * 30_000}, monotonic_ms())
-    assert fetch is not None
-    fetch.end()
-    (span,) = memory.get_finished_spans()
-    assert attributes(span)["messaging.client.id"] == "x" * 1_000
-
-
-def test_a_long_error_is_cut(memory: InMemorySpanExporter, tracer: OpenTelemetryTracer) -> None:
-    fetch = tracer.begin("Fetch", {}, monotonic_ms())
-    assert fetch is not None
-    fetch.failed(RemoteStorageError("x" * 30_000))
-    fetch.end()
-    (span,) = memory.get_finished_spans()
-    assert span.status.description == "x" * 1_000
 
 
 @pytest.fixture
@@ -308,13 +280,6 @@ def without_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_extra")
-async def test_check_names_the_missing_extra() -> None:
-    problems = (await check(parse_config(TRACING))).problems
-    assert MISSING in problems
-    assert MISSING not in (await check(parse_config(TRACING.replace("[tracing]", "")))).problems
-
-
-@pytest.mark.usefixtures("without_extra")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_proxy_without_the_extra_does_not_start(
     workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -323,6 +288,8 @@ def test_a_proxy_without_the_extra_does_not_start(
     config.write_text(f"workers = {workers}\n{TRACING}")
     assert cli.run(["serve", "--config", str(config)]) == 2
     assert capsys.readouterr().err == f"tidegate: {MISSING}\n"
+    cli.run(["check", "--config", str(config)])
+    assert f"problem: {MISSING}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["OTEL_BSP_MAX_QUEUE_SIZE", *full("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT")])
@@ -341,11 +308,7 @@ def test_a_variable_that_opentelemetry_refuses_is_one_line(name: str, tmp_path: 
     ("settings", "said"),
     [
         ("exporter.otlp.endpoint = 'collector:4318'", "expected the URL of a collector"),
-        ("exporter.otlp.endpoint = 'http://user:secret@collector'", "expected the URL of a collector"),
-        ("exporter.otlp.endpoint = 'http://collector:4318x'", "expected the URL of a collector"),
         ("exporter.otlp.endpoint = 'http://collector:99999'", "expected the URL of a collector"),
-        ("exporter.otlp.endpoint = 'http://[::1'", "expected the URL of a collector"),
-        ("exporter.otlp.endpoint = 'http://two words'", "expected the URL of a collector"),
         ("exporter.otlp.endpoint = 'http://collector/?key=1'", "no query and no fragment"),
         ("exporter.otlp.endpoint = 'http://collector:4318/v1/traces/'", "is without /v1/traces"),
         ("traces.sampler.arg = 1.5", "less than or equal to 1"),

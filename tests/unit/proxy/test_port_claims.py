@@ -16,14 +16,6 @@ from tests.support.servers.ports import free_ports
 HOST = "127.0.0.1"
 
 
-def test_the_workers_of_a_proxy_share_a_port() -> None:
-    (port,) = free_ports(1)
-    with make_claims() as file:
-        first, second = PortClaims(file.fileno()), PortClaims(file.fileno())
-        with closing(first.open("a", HOST, port)), closing(second.open("a", HOST, port)):
-            pass
-
-
 def test_two_proxies_do_not_share_a_port() -> None:
     (port,) = free_ports(1)
     with make_claims() as ours, make_claims() as theirs, closing(PortClaims(theirs.fileno()).open("a", HOST, port)):

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import json
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
@@ -27,7 +26,6 @@ from tests.support.proxy.systemd import systemd
 from tests.support.proxy.waiting_signal import waiting_sigterm
 from tests.support.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
-from tiers.commands.console import FAILED
 from tiers.metadata.state.layout import LOCK_FILE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -171,44 +169,6 @@ async def test_systemd_reads_reports_of_the_main_process_alone(tmp_path: Path, m
         assert reports.is_empty()
 
 
-async def test_two_proxies_share_no_port_of_a_broker(tmp_path: Path) -> None:
-    """Both proxies have workers, so all of them bind with SO_REUSEPORT."""
-    bootstrap, admin, second_bootstrap, second_admin, shared = free_ports(5)
-    async with ScriptedBroker(1) as broker, asyncio.timeout(TIMEOUT_S):
-        upstream = f"127.0.0.1:{broker.port}"
-        async with tidegate(tmp_path, bootstrap, admin, upstream, shared - 1) as first:
-            status = 0
-            while status != 200:
-                await asyncio.sleep(0.05)
-                status, _ = await get(admin, "/readyz")
-            async with tidegate(tmp_path, second_bootstrap, second_admin, upstream, shared - 1) as second:
-                text = ""
-                unserved = ": broker 1 has no listener: "
-                while {line.partition(unserved)[0] for line in text.splitlines() if unserved in line} != WORKERS:
-                    await asyncio.sleep(0.05)
-                    _, text = await get(second_admin, "/readyz")
-                assert (await get(second_admin, "/servez"))[0] == 503  # it has the listener of no broker
-                assert await get(admin, "/servez") == (200, "serving\n")
-                for process in (second, first):
-                    process.send_signal(signal.SIGTERM)
-                    assert await process.wait() == 0
-    assert f"127.0.0.1:{shared}: Address already in use" in text
-
-
-async def test_a_port_that_is_taken_ends_the_start(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, True)
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        async with tidegate(tmp_path, port, 0) as process, asyncio.timeout(TIMEOUT_S):
-            _, errors = await process.communicate()
-    assert process.returncode == FAILED
-    (said,) = [line for line in errors.decode().splitlines() if line.startswith("tidegate: ")]
-    assert str(port) in said
-    assert "in use" in said
-
-
 class TimeThatPasses:
     """A clock that passes while the code sleeps. `events` happen at their seconds."""
 
@@ -223,22 +183,6 @@ class TimeThatPasses:
 
     def monotonic_ms(self) -> int:
         return int(self.now_s * 1000)
-
-
-def test_a_state_folder_that_cannot_be_created_names_its_setting(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    config = parse_config(
-        f"""
-[upstream]
-bootstrap.servers = "127.0.0.1:1"
-[listener]
-bootstrap.port = 1024
-[state]
-path = "{tmp_path}/file"
-"""
-    )
-    with pytest.raises(RemoteTierError, match=r"\[state\] path: .*file/metadata cannot be created: Not a directory"):
-        metadata_folder(config)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from proxy.handlers.fetch.delayed import (
     RemotePartitionRead,
 )
 from tests.support.fakes.segments import PARTITION
+from tests.support.tiers.waiting import until
 from tiers.broker.client import monotonic_ms
 from tiers.errors import RemoteLogError
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest
@@ -71,8 +72,7 @@ class Stage:
         return self.group.create_task(self.purgatory.wait(fetch, self._poll))
 
     async def until_pending(self, count: int = 1) -> None:
-        while self.purgatory.pending_count < count:  # noqa: ASYNC110 - a counter has no event
-            await asyncio.sleep(0)
+        await until(lambda: self.purgatory.pending_count >= count)
 
     def _poll(self) -> Coroutine[None, None, None]:
         self.was_polling = True
@@ -148,11 +148,6 @@ async def test_the_deadline_completes_it(stage: Stage) -> None:
     assert not fetch.reads[0].is_done
 
 
-async def test_the_wait_for_max_wait_goes_on_to_the_deadline(stage: Stage) -> None:
-    await stage.wait(stage.fetch(min_bytes=100, max_wait_ms=1, deadline_ms=20))
-    assert stage.purgatory.completed == {Completion.EXPIRED: 1}
-
-
 async def test_a_deadline_in_the_past_expires_at_once(stage: Stage) -> None:
     await stage.wait(stage.fetch(deadline_ms=0))
     assert stage.purgatory.completed == {Completion.EXPIRED: 1}
@@ -164,8 +159,7 @@ async def test_a_client_that_goes_away_cancels_it_and_its_reads(stage: Stage) ->
     waiting = stage.wait(fetch)
     await stage.until_pending()
     waiting.cancel()
-    while not fetch.reads[0].is_done:  # noqa: ASYNC110 - a task ends without an event
-        await asyncio.sleep(0)
+    await until(lambda: fetch.reads[0].is_done)
     assert stage.purgatory.completed == {Completion.CANCELLED: 1}
 
 
@@ -177,8 +171,7 @@ async def test_a_poll_that_fails_cancels_the_reads(stage: Stage) -> None:
 
     with suppress(ExceptionGroup):
         await stage.purgatory.wait(fetch, poll)
-    while not fetch.reads[0].is_done:  # noqa: ASYNC110 - a task ends without an event
-        await asyncio.sleep(0)
+    await until(lambda: fetch.reads[0].is_done)
     assert stage.purgatory.completed == {Completion.CANCELLED: 1}
 
 
@@ -191,27 +184,6 @@ async def test_a_read_completes_its_own_fetch_and_no_other(stage: Stage) -> None
     await stage.reader.end(0, 100)
     await first
     assert stage.purgatory.completed == {Completion.SATISFIED: 2}
-
-
-async def test_a_read_that_ends_is_counted_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Fetch may have thousands of reads, and each of them may end in a turn of its own."""
-    looks = 0
-
-    def size_bytes(read: RemotePartitionRead) -> int:
-        nonlocal looks
-        looks += 1
-        return 0 if read.result is None else read.result.size_bytes
-
-    monkeypatch.setattr(RemotePartitionRead, "size_bytes", property(size_bytes))
-    reads = 20
-    waiting = stage.wait(stage.fetch(reads, min_bytes=1000))
-    await stage.until_pending()
-    for number in range(reads):
-        assert not waiting.done()
-        await stage.reader.end(number, 10)
-        await asyncio.sleep(0)
-    assert await waiting is Completion.SATISFIED
-    assert looks == reads
 
 
 async def test_a_read_of_two_entries_of_a_request_is_counted_once(stage: Stage) -> None:

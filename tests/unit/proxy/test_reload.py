@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy import __main__ as program
 from proxy.admin.facts import ProcessState
 from proxy.config import LimitsConfig, TidegateConfig
 from proxy.logging_setup import set_level
@@ -29,7 +26,6 @@ from proxy.process.remote_reader import change_fetch_quotas
 from proxy.wire.admission import Admission, Admissions, Limit
 from proxy.wire.error_log import Incident
 from tests.support.proxy.parsed_config import parse_config
-from tiers.config.tier_config import ConfigError
 from tiers.quota import RemoteFetchQuotas
 
 BASE = """
@@ -68,44 +64,31 @@ def test_the_settings_that_differ_are_named(change: str, keys: list[str]) -> Non
     assert list(changed_keys(parse_config(BASE), parse_config(top))) == ["remote.log.reader.threads"]
 
 
-def test_the_settings_that_a_reload_leaves_keep_their_source() -> None:
-    before, (after,) = parse_config(BASE), reloaded(BASE, BASE + "[limits]\nmax.connections = 7")[1]
-    assert after.limits.model_fields_set - before.limits.model_fields_set == {"max_connections"}
-    assert (after.remote_log.model_fields_set, after.log.model_fields_set) == (
-        before.remote_log.model_fields_set,
-        before.log.model_fields_set,
-    )
-
-
 def test_only_some_settings_apply_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     change = "[limits]\nmax.connections = 7\nheld.remote.responses.max.bytes = 1\n"
-    result, (config,) = reloaded(
-        BASE, BASE + change + '[log]\nlevel = "error"\n[state]\npath = "b"\n[[topics]]\nname = "b"'
-    )
+    after = BASE + change + '[log]\nlevel = "error"\n[state]\npath = "b"\n[[topics]]\nname = "b"'
+    applied = list[TidegateConfig]()
+    reload = Reload(parse_config(BASE), lambda: parse_config(after), applied.append)
+    result, config, again = reload(), applied[0], reload()
+    assert again.need_restart == result.need_restart
     assert result == Reloaded(
         ("[[topics]]", "[log] level", "[limits] max.connections"),
         ("[state] path", "[limits] held.remote.responses.max.bytes"),
     )
     base = parse_config(BASE + '[[topics]]\nname = "b"')
+    assert config.limits.model_fields_set - base.limits.model_fields_set == {"max_connections"}, "the source of a value"
+    assert config.remote_log.model_fields_set == base.remote_log.model_fields_set
     assert config == base.model_copy(
         update={
             "limits": base.limits.model_copy(update={"max_connections": 7}),
             "log": base.log.model_copy(update={"level": "error"}),
         }
     )
-    assert [record.getMessage() for record in caplog.records] == [
-        "the settings are reloaded: changed [[topics]], [log] level, [limits] max.connections",
-        "these changed settings need a restart: [state] path, [limits] held.remote.responses.max.bytes",
-    ]
-
-
-def test_a_change_that_needs_a_restart_is_named_every_time(caplog: pytest.LogCaptureFixture) -> None:
-    reload = Reload(parse_config(BASE), lambda: parse_config(BASE + '[state]\npath = "b"'), lambda _: None)
-    assert reload() == reload() == Reloaded(need_restart=("[state] path",))
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "these changed settings need a restart: [state] path"
-    ] * 2
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "the settings are reloaded: changed [[topics]], [log] level, [limits] max.connections"
+    restart = "these changed settings need a restart: [state] path, [limits] held.remote.responses.max.bytes"
+    assert said[1::2] == [restart, restart], "it is named every time"
 
 
 def test_a_topic_needs_a_restart_if_there_is_no_remote_tier() -> None:
@@ -117,25 +100,12 @@ def test_a_topic_needs_a_restart_if_there_is_no_remote_tier() -> None:
 
 
 def test_wrong_settings_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def load() -> TidegateConfig:
-        raise ConfigError("f.toml: unknown key x")
-
-    assert reloaded(BASE, load) == (Reloaded(mistake="f.toml: unknown key x"), [])
-    assert "the settings are not reloaded, because they are wrong: f.toml: unknown key x" in caplog.text
-
-
-def test_the_mistake_is_kept_until_the_file_can_be_read() -> None:
-    texts = iter(("no = TOML", BASE))
-
-    def load() -> TidegateConfig:
-        try:
-            return parse_config(next(texts))
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-
-    reload = Reload(parse_config(BASE), load, lambda _: None)
-    reload()
-    assert reload.trouble
+    texts, applied = iter(("no = TOML", BASE)), list[TidegateConfig]()
+    reload = Reload(parse_config(BASE), lambda: parse_config(next(texts), "f.toml"), applied.append)
+    result = reload()
+    assert "f.toml" in result.mistake
+    assert (result.mistake in reload.trouble, applied) == (True, [])
+    assert f"the settings are not reloaded, because they are wrong: {result.mistake}" in caplog.text
     reload()
     assert reload.trouble == ""
 
@@ -211,23 +181,6 @@ async def test_parts_follow_the_settings_in_effect_while_they_are_open() -> None
     live.change(after)
     assert seen[4:] == []
     assert (live.config, live.rules()) == (after, after.topics)
-
-
-def test_no_signal_ends_a_proxy_that_is_still_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    held: list[set[int]] = []
-
-    def note() -> None:
-        held.append(set(signal.pthread_sigmask(signal.SIG_SETMASK, [])))
-
-    monkeypatch.setitem(sys.modules, "proxy.cli", cast(ModuleType, SimpleNamespace(main=note)))
-    try:
-        for arguments in (["serve", "--config", "f.toml"], ["top"], []):
-            monkeypatch.setattr(sys, "argv", ["tidegate", *arguments])
-            program.main()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert held == [{signal.SIGHUP, signal.SIGTERM, signal.SIGINT}, set(), set()]
 
 
 def send_sighup() -> None:

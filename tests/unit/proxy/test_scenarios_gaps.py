@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.api_keys import ApiKey
-from protocol.records.record_batch import iterate_batches, verify_batches
 from tests.support.fakes.broker import fetch
-from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.delivery import Stall
 from tests.support.proxy.scenario import CLIENT_ID, END, P0, TOPIC, Client, Scenario, fetch_request, scenario
 from tiers.model.log_start import LogGap
@@ -62,33 +59,6 @@ async def test_the_broker_is_asked_twice_and_the_client_answered_once(cast: Scen
     assert request.topics[0].partitions[0].last_fetched_epoch == -1
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_consumer_reads_from_one_end_to_the_other(cast: Scenario, version: int) -> None:
-    async with cast.client() as client:
-        offset, log = 0, b""
-        while offset < END:
-            answer = (await client.fetch(version, offset, 10, max_wait_ms=60_000))[0]
-            assert answer.error_code == 0
-            data = bytes(answer.records)
-            if data:
-                batches = list(iterate_batches(data))
-                assert len({batch.base_offset < BEHIND for batch in batches}) == 1
-                log, offset = log + data, batches[-1].next_offset
-    assert log == b"".join(cast.batches[: REMOTE_END // 10]) + cast.records_from(BEHIND)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_position_reaches_the_end_of_a_log_that_lost_uncopied_records(cast: Scenario, version: int) -> None:
-    cast.broker.logs[TOPIC, 0] = LocalLog([], BEHIND)
-    async with cast.client() as client:
-        answer = (await client.fetch(version, REMOTE_END, max_wait_ms=60_000))[0]
-        (batch,) = verify_batches(bytes(answer.records))
-        assert (batch.next_offset, batch.is_control) == (BEHIND, True)
-        assert answer.high_watermark == BEHIND
-        answer = (await client.fetch(version, BEHIND, max_wait_ms=1))[0]
-        assert (answer.error_code, bytes(answer.records), answer.high_watermark) == (0, b"", BEHIND)
-
-
 async def test_later_requests_of_the_client_are_answered_after_it(cast: Scenario) -> None:
     stall = Stall()
     cast.broker.script(ApiKey.FETCH)
@@ -125,12 +95,3 @@ async def test_a_broker_that_throttles_the_second_request_costs_one_empty_answer
         assert (answers[0].error_code, bytes(answers[0].records)) == (0, b"")
         answers = await client.fetch(13, 130, max_wait_ms=60_000)
     assert bytes(answers[0].records) == cast.records_from(BEHIND)
-
-
-@pytest.mark.parametrize("error_code", [-1, 3, 5, 6, 9, 29, 56, 74, 75, 76, 100, 103])
-async def test_errors_behind_the_gap_are_the_brokers(cast: Scenario, error_code: int) -> None:
-    cast.broker.script(ApiKey.FETCH)
-    cast.broker.script(ApiKey.FETCH, fetch.with_error(error_code))
-    async with cast.client() as client:
-        answers: dict[int, Any] = await client.fetch(13, 130, 10, max_wait_ms=60_000)
-    assert [answers[n].error_code for n in (0, 1)] == [error_code, 0]

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+import pytest
+from kafka.protocol.consumer import FetchResponse
+
+from protocol.api_keys import ApiKey
+from protocol.header import response_body_position
 from proxy.config import LimitsConfig
+from proxy.handlers import drain_answers
 from proxy.wire.exchange import Buffers, Exchange
 from proxy.wire.server import BrokerEndpoint
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
-from tests.support.proxy.proxy_harness import PATIENT, ForwardingHandler, proxy_before
+from tests.support.proxy.proxy_harness import PATIENT, ForwardingHandler, forwarded, proxy_before, relayed
+from tests.support.tiers.waiting import until
 
 FETCH, OPAQUE, SHARE_FETCH = 1, 12, 78
 
@@ -19,7 +27,7 @@ def empty_fetch(api_version: int, correlation_id: int) -> Buffers:
 
 
 async def test_an_idle_connection_closes_at_once() -> None:
-    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+    async with relayed() as (client, broker, proxy):
         await client.send(request(OPAQUE, 4, 1))
         await (await broker.accepted()).send(response(1))
         await client.receive()
@@ -29,10 +37,8 @@ async def test_an_idle_connection_closes_at_once() -> None:
 
 
 async def test_requests_in_progress_are_answered_and_no_new_one_is_read() -> None:
-    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
-        await client.send(request(OPAQUE, 4, 1))
-        upstream = await broker.accepted()
-        await upstream.receive()
+    async with relayed() as (client, broker, proxy):
+        upstream = await forwarded(client, broker, request(OPAQUE, 4, 1))
         async with asyncio.TaskGroup() as tasks:
             drained = tasks.create_task(proxy.server.drain())
             await asyncio.sleep(0)
@@ -44,7 +50,7 @@ async def test_requests_in_progress_are_answered_and_no_new_one_is_read() -> Non
 
 
 async def test_a_request_that_has_left_in_part_is_completed() -> None:
-    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+    async with relayed() as (client, broker, proxy):
         whole = request(OPAQUE, 4, 1, b"x" * 100_000)
         await client.send_raw(frame(whole)[:50_000])
         upstream = await broker.accepted()
@@ -69,20 +75,13 @@ async def test_a_waiting_fetch_is_answered_empty() -> None:
 
     handler = ForwardingHandler(never)
     async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={FETCH: handler}, drain_answers={FETCH: empty_fetch}) as proxy,
-        connected(proxy.port) as remote,
+        relayed(handlers={FETCH: handler}, drain_answers={FETCH: empty_fetch}) as (remote, broker, proxy),
         connected(proxy.port) as local,
     ):
-        await remote.send(request(FETCH, 4, 1))
-        remote_upstream = await broker.accepted()
-        await remote_upstream.receive()
+        remote_upstream = await forwarded(remote, broker, request(FETCH, 4, 1))
         await remote_upstream.send(response(1))
         await started.wait()
-        await local.send(request(FETCH, 4, 2), request(OPAQUE, 4, 3))
-        local_upstream = await broker.accepted()
-        await local_upstream.receive()
-        await local_upstream.receive()
+        local_upstream = await forwarded(local, broker, request(FETCH, 4, 2), request(OPAQUE, 4, 3))
         async with asyncio.TaskGroup() as tasks:
             drained = tasks.create_task(proxy.server.drain())
             assert await remote.ended() == frame(response(1, b"empty"))
@@ -101,71 +100,44 @@ async def test_an_answer_that_has_arrived_behind_a_waiting_fetch_leaves() -> Non
         await asyncio.Event().wait()
         return ()
 
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={FETCH: ForwardingHandler(never)}, drain_answers={FETCH: empty_fetch}) as proxy,
-        connected(proxy.port) as client,
-    ):
-        await client.send(request(FETCH, 4, 1), request(OPAQUE, 4, 2))
-        upstream = await broker.accepted()
+    handlers = {FETCH: ForwardingHandler(never)}
+    async with relayed(handlers=handlers, drain_answers={FETCH: empty_fetch}) as (client, broker, proxy):
+        upstream = await forwarded(client, broker, request(FETCH, 4, 1), request(OPAQUE, 4, 2))
         await upstream.send(response(1), response(2, b"answered"))
         await started.wait()
         arrive = 2 * len(frame(response(1))) + len(b"answered")
-        while proxy.metrics.bytes_from_brokers < arrive:  # noqa: ASYNC110 - a counter has no event
-            await asyncio.sleep(0.001)
+        await until(lambda: proxy.metrics.bytes_from_brokers >= arrive)
         assert await proxy.server.drain()
         assert await client.ended() == frame(response(1, b"empty")) + frame(response(2, b"answered"))
 
 
-async def test_a_request_behind_a_long_poll_does_not_keep_a_drain_waiting() -> None:
-    """The broker would begin it after the long poll, which may take longer than the drain."""
-    handler = ForwardingHandler(lambda exchange, held: (held,))
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        ((request(FETCH, 4, 1), request(OPAQUE, 4, 2)), frame(response(1, b"empty"))),
+        ((request(SHARE_FETCH, 1, 1),), b""),
+    ],
+    ids=["a request behind a long poll", "a share fetch"],
+)
+async def test_what_a_broker_answers_late_does_not_keep_a_drain_waiting(sent: Sequence[bytes], answered: bytes) -> None:
+    """The broker would begin it after the long poll. A ShareFetch is not answered early: it may acknowledge records."""
+    handlers = {FETCH: ForwardingHandler(lambda exchange, held: (held,))}
     limits = PATIENT.model_copy(update={"half_close_timeout_ms": 1})
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={FETCH: handler}, drain_answers={FETCH: empty_fetch}, limits=limits) as proxy,
-        connected(proxy.port) as client,
-    ):
-        await client.send(request(FETCH, 4, 1), request(OPAQUE, 4, 2))
-        upstream = await broker.accepted()
-        await upstream.receive()
-        await upstream.receive()
+    async with relayed(handlers=handlers, drain_answers={FETCH: empty_fetch}, limits=limits) as (client, broker, proxy):
+        await forwarded(client, broker, *sent)
         assert await proxy.server.drain()
-        assert await client.ended() == frame(response(1, b"empty"))
-        assert proxy.metrics.closed == {"drained": 1}
-
-
-async def test_a_share_fetch_does_not_keep_a_drain_waiting() -> None:
-    """It is not answered early, because it may acknowledge records."""
-    limits = PATIENT.model_copy(update={"half_close_timeout_ms": 1})
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, drain_answers={FETCH: empty_fetch}, limits=limits) as proxy,
-        connected(proxy.port) as client,
-    ):
-        await client.send(request(SHARE_FETCH, 1, 1))
-        upstream = await broker.accepted()
-        await upstream.receive()
-        assert await proxy.server.drain()
-        assert await client.ended() == b""
+        assert await client.ended() == answered
         assert proxy.metrics.closed == {"drained": 1}
 
 
 async def test_a_fetch_that_arrives_in_part_before_a_drain_is_answered_empty() -> None:
     handler = ForwardingHandler(lambda exchange, held: (held,))
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={FETCH: handler}, drain_answers={FETCH: empty_fetch}) as proxy,
-        connected(proxy.port) as client,
-    ):
-        await client.send(request(OPAQUE, 4, 1))
-        upstream = await broker.accepted()
-        await upstream.receive()
+    async with relayed(handlers={FETCH: handler}, drain_answers={FETCH: empty_fetch}) as (client, broker, proxy):
+        upstream = await forwarded(client, broker, request(OPAQUE, 4, 1))
         sent = frame(request(FETCH, 4, 2))
         arrive = proxy.metrics.bytes_from_clients + len(sent) - 1
         await client.send_raw(sent[:-1])
-        while proxy.metrics.bytes_from_clients < arrive:  # noqa: ASYNC110 - a counter has no event
-            await asyncio.sleep(0.001)
+        await until(lambda: proxy.metrics.bytes_from_clients >= arrive)
         async with asyncio.TaskGroup() as tasks:
             drained = tasks.create_task(proxy.server.drain())
             await upstream.send(response(1))
@@ -201,15 +173,14 @@ async def test_a_short_drain_halves_its_pause() -> None:
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy:
         _, port = proxy.server.listen("127.0.0.1", 0, BrokerEndpoint(2, lambda: broker.addresses))
         async with connected(proxy.port), connected(port):
-            while proxy.server.open_connections < 2:  # noqa: ASYNC110 - a counter has no event
-                await asyncio.sleep(0.001)
+            await until(lambda: proxy.server.open_connections >= 2)
             assert await proxy.server.drain(node_ids=(1, 2))
         assert proxy.metrics.closed == {"drained": 2}
 
 
 async def test_a_connection_that_outlives_the_drain_is_cut() -> None:
     limits = LimitsConfig(drain_timeout_ms=20)
-    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
+    async with relayed(limits=limits) as (client, broker, proxy):
         await client.send(request(OPAQUE, 4, 1))
         await (await broker.accepted()).receive()
         assert not await proxy.server.drain()
@@ -227,3 +198,14 @@ async def test_a_drained_server_accepts_no_connection() -> None:
         except ConnectionRefusedError:
             refused = True
         assert refused
+
+
+@pytest.mark.parametrize("version", [4, 12, 18])
+def test_an_empty_fetch_is_throttled_and_sessionless(version: int) -> None:
+    payload = b"".join(drain_answers.empty_fetch(version, 77))
+    assert int.from_bytes(payload[:4], "big", signed=True) == 77
+    body = payload[response_body_position(ApiKey.FETCH, version, payload) :]
+    decoded = FetchResponse.decode(body, version=version)
+    assert (decoded.throttle_time_ms, list(decoded.responses)) == (1, [])
+    if version >= 7:
+        assert (decoded.error_code, decoded.session_id) == (0, 0)

@@ -143,12 +143,6 @@ async def test_what_the_socket_does_not_take_leaves_later_and_in_order(pipes: Pi
         assert end.transport.get_write_buffer_size() == 0
 
 
-async def test_more_buffers_than_one_call_takes_leave_whole(pipes: PipePool) -> None:
-    async with end_of(pipes) as end:
-        end.transport.writelines([bytes([n % 256]) for n in range(5_000)])
-        assert await end.receive(5_000) == bytes(n % 256 for n in range(5_000))
-
-
 async def test_a_paused_transport_reads_nothing(pipes: PipePool) -> None:
     async with end_of(pipes) as end:
         end.protocol.on_data = end.transport.pause_reading
@@ -189,48 +183,24 @@ async def test_a_close_lets_the_written_bytes_leave(pipes: PipePool) -> None:
         assert end.protocol.error is None
 
 
-async def close_before_it_has_all(peer: socket.socket, ours: socket.socket, pipes: PipePool) -> tuple[bytes, Recorder]:
-    """Returns the bytes that the kernel took from the transport before its close, although the peer reads none yet."""
-    protocol = Recorder()
-    transport = SocketTransport(ours, protocol, pipes)
-    transport.pause_reading()
-    while transport.get_write_buffer_size() == 0:
-        transport.write(LARGE[:KIB])
-    taken = transport.sent_bytes
-    transport._unsent.clear()
-    transport._loop.remove_writer(transport._fd)
-    transport._unsent_bytes = 0
-    await asyncio.to_thread(peer.sendall, b"a request that nobody reads")
-    transport.close()
-    return (LARGE[:KIB] * (taken // KIB + 1))[:taken], protocol
-
-
 async def test_a_close_before_all_was_read_cuts_no_answer(pipes: PipePool) -> None:
     """An unread request would make the kernel reset the connection, and drop what the peer has not received."""
+    protocol, written = Recorder(), 0
     with connection() as (ours, peer):
-        written, protocol = await close_before_it_has_all(peer, ours, pipes)
-        peer.settimeout(60)
-        received = bytearray()
-        while more := await asyncio.to_thread(peer.recv, 64 * KIB):
-            received += more
-        assert received == written
-        peer.close()
-        await protocol.lost.wait()
-        assert protocol.error is None
-
-
-async def test_a_request_that_nobody_reads_resets_no_connection(pipes: PipePool) -> None:
-    with connection() as (ours, peer):
-        protocol = Recorder()
         transport = SocketTransport(ours, protocol, pipes)
         transport.pause_reading()
-        peer.sendall(b"a request that nobody reads")
-        transport.write(b"answer")
+        with suppress(BlockingIOError):  # the kernel takes all that it can, and the peer reads none of it yet
+            while True:
+                written += ours.send(LARGE[:KIB])
+        await asyncio.to_thread(peer.sendall, b"a request that nobody reads")
         transport.close()
-        await protocol.lost.wait()
         peer.settimeout(60)
-        assert await asyncio.to_thread(peer.recv, 6) == b"answer"
-        assert await asyncio.to_thread(peer.recv, 1) == b""
+        received = 0
+        while more := await asyncio.to_thread(peer.recv, 64 * KIB):
+            received += len(more)
+        assert received == written
+        await protocol.lost.wait()
+        assert protocol.error is None
 
 
 async def test_an_abort_drops_the_written_bytes(pipes: PipePool) -> None:
@@ -276,15 +246,6 @@ async def test_relayed_bytes_keep_their_place_among_the_written_ones(pipes: Pipe
         tasks.create_task(source.send(LARGE + b"tail"))
         assert await target.receive(8 + len(LARGE)) == b"head" + LARGE + b"tail"
         assert source.protocol.received == b"tail"
-
-
-async def test_a_target_that_is_full_takes_no_more(pipes: PipePool) -> None:
-    async with end_of(pipes) as source, end_of(pipes) as target:
-        source.transport.pause_reading()
-        target.transport.write(LARGE)
-        await source.send(b"some bytes")
-        assert target.transport.splice(source.transport._fd, 10) is None
-        assert await target.receive(len(LARGE)) == LARGE
 
 
 async def test_bytes_in_a_pipe_count_and_leave_before_later_ones(pipes: PipePool) -> None:

@@ -158,19 +158,6 @@ async def test_a_process_that_dies_before_it_reads_its_task_is_started_again(
         assert supervisor.children[0].restarts == 1
 
 
-async def test_the_others_go_on_when_one_is_killed(journal: Journal, forks: ForkServer) -> None:
-    async with running(forks, [child(journal, "a", STAYS), child(journal, "b", STAYS)]) as supervisor:
-        await journal.noted("a lives")
-        await journal.noted("b lives")
-        first, second = supervisor.children
-        await until(lambda: first.process is not None)  # the child notes its life before the supervisor has its handle
-        assert first.process is not None
-        first.process.send_signal(signal.SIGKILL)
-        await journal.noted("a lives", 2)
-        assert (first.restarts, second.restarts) == (1, 0)
-    assert journal.lines().count("b lives") == 1
-
-
 async def test_the_others_go_on_when_the_system_starts_no_process(
     journal: Journal, forks: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,13 +242,6 @@ async def test_nothing_is_started_again_while_everything_ends(journal: Journal, 
             stop.set()
     assert run.result()
     assert journal.lines() == ["a lives"]
-
-
-async def test_a_child_reads_its_input_and_continues(journal: Journal, forks: ForkServer) -> None:
-    script = "note(read(5))\n" + STAYS
-    async with running(forks, [child(journal, "a", script, b"hello")]):
-        await journal.noted("a hello")
-        await journal.noted("a lives")
 
 
 async def test_a_child_that_has_just_begun_reads_its_settings_again(journal: Journal, forks: ForkServer) -> None:

@@ -43,12 +43,6 @@ class PlainBroker(FakeBroker):
         writer.write(b"\x00\x00\x00\x04no, not")
 
 
-@pytest.fixture
-def one_attempt() -> LimitsConfig:
-    """The log has the result of an attempt to connect. No attempt is cut short."""
-    return LimitsConfig(connect_timeout_ms=60_000, connect_deadline_ms=60_000)
-
-
 async def test_frames_of_every_size_pass_between_tls_and_tls(authority: Authority) -> None:
     async with (
         FakeBroker(broker_side(authority)) as broker,
@@ -65,23 +59,6 @@ async def test_frames_of_every_size_pass_between_tls_and_tls(authority: Authorit
             answering = asyncio.create_task(upstream.send(response(number, body[::-1])))
             assert await wire.receive() == response(number, body[::-1])
             await answering
-
-
-async def test_either_side_alone(authority: Authority) -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, tls=for_clients(authority)) as proxy,
-        connected_by_tls(proxy.port, client_side(authority)) as wire,
-    ):
-        await wire.send(request(OPAQUE, 4, 1))
-        assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
-    async with (
-        FakeBroker(broker_side(authority)) as broker,
-        proxy_before(broker, upstream_tls=for_brokers(ca=authority.ca)) as proxy,
-        connected(proxy.port) as wire,
-    ):
-        await wire.send(request(OPAQUE, 4, 1))
-        assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
 
 
 async def test_a_client_that_takes_nothing_stops_the_broker_under_tls_too(authority: Authority) -> None:
@@ -135,50 +112,17 @@ async def test_plain_text_on_a_tls_port_is_one_line_and_never_reaches_a_broker(
     assert "a client speaks plain text on this TLS port" in caplog.records[0].message
 
 
-async def test_a_handshake_counts_as_a_connection(authority: Authority) -> None:
-    limits = LimitsConfig(connection_setup_timeout_ms=300_000, max_connections_per_address=1)
-    async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
-        async with (
-            connected(proxy.port) as silent,
-            connected_by_tls(proxy.port, client_side(authority)) as wire,
-        ):
-            assert await silent.ended() == b""
-            await wire.send(request(OPAQUE, 4, 1))
-            await broker.accepted()
-            async with connected(proxy.port) as refused:
-                assert await refused.ended() == b""
-        assert proxy.metrics.closed["gave_way"] == 1
-        assert proxy.metrics.rejected.total() == 1
-
-
-async def test_a_handshake_has_a_deadline_and_then_gives_its_place_back(authority: Authority) -> None:
-    limits = LimitsConfig(connection_setup_timeout_ms=50, max_connections_per_address=1)
-    async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
-        for _ in range(2):
-            async with connected(proxy.port) as silent:
-                assert await silent.ended() == b""
-        assert proxy.metrics.closed == {"setup_timeout": 2}
-        assert proxy.metrics.rejected.total() == 0
-
-
-async def test_a_stop_does_not_wait_for_handshakes(authority: Authority) -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, tls=for_clients(authority)) as proxy,
-        connected(proxy.port) as silent,
-    ):
-        await silent.send_raw(b"\x16\x03\x01")
-        assert await proxy.server.drain()
-        assert await silent.ended() == b""
-
-
 async def test_a_broker_without_tls_or_of_a_stranger_is_named(
-    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, one_attempt: LimitsConfig
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stranger = FakeBroker(broker_side(Authority(tmp_path)))
+    """The log has the result of an attempt to connect. No attempt is cut short."""
+    one_attempt = LimitsConfig(connect_timeout_ms=60_000, connect_deadline_ms=60_000)
+    misnamed = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    misnamed.load_cert_chain(authority.identity("elsewhere", "elsewhere.example.org"))
     for each, said in (
         (PlainBroker(), "it does not speak TLS"),
-        (stranger, "its certificate is not accepted: unable to get local issuer certificate"),
+        (FakeBroker(broker_side(Authority(tmp_path))), "is not accepted: unable to get local issuer certificate"),
+        (FakeBroker(misnamed), "its certificate is not accepted: IP address mismatch"),
     ):
         caplog.clear()
         async with (
@@ -189,25 +133,14 @@ async def test_a_broker_without_tls_or_of_a_stranger_is_named(
             await wire.send(request(OPAQUE, 4, 1))
             assert await wire.ended() == b""
         assert said in caplog.records[0].message
-
-
-async def test_a_broker_is_known_by_its_host_name_unless_that_is_not_asked_for(
-    authority: Authority, caplog: pytest.LogCaptureFixture, one_attempt: LimitsConfig
-) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(authority.identity("elsewhere", "elsewhere.example.org"))
-    async with FakeBroker(context) as broker:
-        async with (
-            proxy_before(broker, upstream_tls=for_brokers(ca=authority.ca), limits=one_attempt) as proxy,
-            connected(proxy.port) as wire,
-        ):
-            await wire.send(request(OPAQUE, 4, 1))
-            assert await wire.ended() == b""
-        assert "its certificate is not accepted: IP address mismatch" in caplog.records[0].message
-        tls = for_brokers(ca=authority.ca, **{"verify.host.name": False})
-        async with proxy_before(broker, upstream_tls=tls) as proxy, connected(proxy.port) as wire:
-            await wire.send(request(OPAQUE, 4, 1))
-            assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
+    tls = for_brokers(ca=authority.ca, **{"verify.host.name": False})
+    async with (
+        FakeBroker(misnamed) as broker,
+        proxy_before(broker, upstream_tls=tls) as proxy,
+        connected(proxy.port) as wire,
+    ):
+        await wire.send(request(OPAQUE, 4, 1))
+        assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
 
 
 def served_by(port: int, trusted: Authority) -> bool:
@@ -238,35 +171,20 @@ async def test_a_changed_certificate_is_taken_and_a_broken_one_is_not(
     ):
         file.write_text("half of a cert")
         now_ms += 5_000
+        assert tls.trouble.startswith("the listener "), "it is known before a client connects"
         for _ in range(3):
             assert await asyncio.to_thread(served_by, proxy.port, old)
         assert [record.levelname for record in caplog.records] == ["ERROR"]
         assert "changed certificates cannot be used, the old ones stay" in caplog.records[0].message
-        assert tls.trouble.startswith("the listener ")
 
         file.write_bytes(new.identity("proxy").read_bytes())
         now_ms += 5_000
+        assert tls.trouble == ""
         assert await asyncio.to_thread(served_by, proxy.port, new)
         assert not await asyncio.to_thread(served_by, proxy.port, old)
-        assert tls.trouble == ""
 
         await wire.send(request(OPAQUE, 4, 1))
         assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
-
-
-def test_the_trouble_with_files_begins_and_ends_without_a_connection(authority: Authority) -> None:
-    now_ms = 0
-    file = authority.identity("proxy")
-    usable = file.read_bytes()
-    made = listener_tls(ListenerTlsConfig.model_validate({"certificate": file}))
-    assert made is not None
-    tls = TlsContext("the listener", made._build, [file], lambda: now_ms)
-    file.write_text("half of a cert")
-    now_ms += 5_000
-    assert tls.trouble.startswith("the listener ")
-    file.write_bytes(usable)
-    now_ms += 5_000
-    assert tls.trouble == ""
 
 
 def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.support.fakes.broker.wire import OPAQUE, connected, request
 from tests.support.proxy.proxy_harness import proxy_before
 from tests.support.proxy.tls_sides import broker_side, for_brokers
 from tests.support.servers.certificates import Authority
-from tiers.broker.tls import TlsContext, TlsError, client_context, monotonic_ms
+from tiers.broker.tls import TlsContext, client_context, monotonic_ms
 
 
 @pytest.fixture(scope="module")
@@ -102,15 +102,6 @@ async def test_a_changed_file_of_any_name_is_taken(authority: Authority, tmp_pat
         now_ms += 5_000
         assert await asyncio.to_thread(shown, proxy.port, "one.example.org", authority) == "changed.example.org"
         assert await asyncio.to_thread(shown, proxy.port, "elsewhere", authority) == "default.example.org"
-
-
-def test_a_key_that_is_not_its_certificates_is_named(authority: Authority) -> None:
-    mine, other = authority.identity("mine"), authority.identity("other")
-    with pytest.raises(TlsError) as raised:
-        of_names(authority, [{"names": ["one.example.org"], "certificate": mine, "key": other}])
-    assert (
-        str(raised.value) == f"[listener.tls] certificate: {mine}, key: {other}: the key does not match the certificate"
-    )
 
 
 class NamedTlsBroker(FakeBroker):

@@ -51,16 +51,6 @@ def closed_after(count: int) -> Deliver:
     return deliver
 
 
-def in_pieces(size: int) -> Deliver:
-    async def deliver(wire: Wire, payload: bytes) -> None:
-        data = frame(payload)
-        for start in range(0, len(data), size):
-            await wire.send_raw(data[start : start + size])
-            await asyncio.sleep(0)
-
-    return deliver
-
-
 class Stall:
     """Sends no bytes beyond `after_bytes` until `end` is set. `begun` is set when the answer exists. Use `deliver`."""
 
