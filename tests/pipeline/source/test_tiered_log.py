@@ -49,7 +49,7 @@ async def broker() -> AsyncIterator[ScriptedBroker]:
 
 
 @asynccontextmanager
-async def opened_log(broker: ScriptedBroker, file: Path | None = None, **options: str) -> AsyncIterator[TieredLog]:
+async def opened_log(broker: ScriptedBroker, file: Path | None = None, /, **options: str) -> AsyncIterator[TieredLog]:
     """The log of `orders` as a reader with these options opens it, and with the tier of this file."""
     given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", **options}
     if "subscribePattern" not in given:
@@ -63,7 +63,7 @@ async def opened_log(broker: ScriptedBroker, file: Path | None = None, **options
         yield TieredLog(parse_options(given, is_streaming=True), client, tier, stack)
 
 
-async def bounds_of(broker: ScriptedBroker, file: Path | None = None, **options: str) -> LogBounds:
+async def bounds_of(broker: ScriptedBroker, file: Path | None = None, /, **options: str) -> LogBounds:
     async with opened_log(broker, file, **options) as log:
         return (await log.bounds(await log.partitions()))[ORDERS]
 
