@@ -45,7 +45,7 @@ async def test_results_come_in_the_order_of_the_plan(runner: ProcessRunner, told
     assert [number for number, _ in results] == [0, 1, 4, 9, 16, 25, 36, 49, 64]
     assert os.getpid() not in {pid for _, pid in results}
     assert await runner.run("squaring", [], squared) == []
-    assert told.milestones[-1] == "squaring: 9 of 9 tasks"
+    assert (told.milestones[-1], sum(told.advances)) == ("squaring: 9 of 9 tasks", 9)
     assert await runner.run("adding", range(3), partial(on_thread, one_more)) == [1, 2, 3]
 
 
