@@ -44,53 +44,37 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr("pipeline.maintenance.retain.job_services", lambda tier, folder: nullcontext(made.services))
     monkeypatch.setattr("pipeline.maintenance.retain.tiered_policies", no_topics)
     monkeypatch.setattr(
-        "pipeline.maintenance.retain.ClusterTopicExistence", lambda client: Doubtful(made.partition.topic_id)
+        "pipeline.maintenance.retain.ClusterTopicExistence", lambda client: Existence(made.partition.topic_id, True)
     )
     yield made
     await made.close()
 
 
-class Doubtful:
-    def __init__(self, topic_id: UUID) -> None:
-        self.topic_id = topic_id
+class Existence:
+    """The brokers say that the topic is gone, or do not agree."""
+
+    def __init__(self, topic_id: UUID, is_doubtful: bool) -> None:
+        self.topic_id, self.is_doubtful = topic_id, is_doubtful
 
     async def gone_and_doubtful(self, topic_ids: set[UUID], timeout_ms: int) -> tuple[set[UUID], set[UUID]]:
-        return set(), topic_ids & {self.topic_id}
+        named = topic_ids & {self.topic_id}
+        return (set(), named) if self.is_doubtful else (named, set())
 
 
-class Gone:
-    def __init__(self, topic_id: UUID) -> None:
-        self.topic_id = topic_id
-
-    async def gone_and_doubtful(self, topic_ids: set[UUID], timeout_ms: int) -> tuple[set[UUID], set[UUID]]:
-        return topic_ids & {self.topic_id}, set()
-
-
-async def test_patterns_are_for_whole_names_and_refused_where_they_match_nothing(bench: JobBench) -> None:
-    assert chosen_partitions(bench.state, None) == [bench.partition]
-    assert chosen_partitions(bench.state, "ord.*") == [bench.partition]
-    with pytest.raises(NothingChosenError, match="no topic in the remote tier matches 'ord'; did you mean orders\\?"):
-        chosen_partitions(bench.state, "ord")
-    with pytest.raises(NothingChosenError):
-        chosen_partitions(bench.state, "")
-
-
-@pytest.mark.parametrize("command", ["merge", "retain"])
-async def test_a_pattern_that_matches_nothing_is_misuse(
-    bench: JobBench, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [command, "--config", "tidegate.toml", "--topics", "ord"]
-    assert await asyncio.to_thread(cli.run, arguments) == 2
-    said = "no topic in the remote tier matches 'ord'; did you mean orders?"
-    assert capsys.readouterr().err == f"tidegate-pipeline: {said}\n"
-
-
-async def test_retention_of_a_topic_that_is_not_tiered_is_misuse(
+async def test_patterns_are_for_whole_names_and_refused_where_they_match_nothing(
     bench: JobBench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["retain", "--config", "tidegate.toml", "--topics", "orders"]
-    assert await asyncio.to_thread(cli.run, arguments) == 2
-    assert "no tiered topic matches 'orders'" in capsys.readouterr().err
+    assert chosen_partitions(bench.state, None) == chosen_partitions(bench.state, "ord.*") == [bench.partition]
+    with pytest.raises(NothingChosenError):
+        chosen_partitions(bench.state, "")
+    for command, topics, said in (
+        ("merge", "ord", "no topic in the remote tier matches 'ord'; did you mean orders?"),
+        ("retain", "ord", "no topic in the remote tier matches 'ord'; did you mean orders?"),
+        ("retain", "orders", "no tiered topic matches 'orders'"),
+    ):
+        arguments = [command, "--config", "tidegate.toml", "--topics", topics]
+        assert await asyncio.to_thread(cli.run, arguments) == 2
+        assert said in capsys.readouterr().err
 
 
 async def test_a_topic_that_brokers_disagree_about_is_named_and_kept(
@@ -109,7 +93,7 @@ async def test_a_topic_is_deleted_by_proof_alone(
     bench: JobBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic_id = bench.partition.topic_id
-    monkeypatch.setattr("pipeline.maintenance.retain.ClusterTopicExistence", lambda client: Gone(topic_id))
+    monkeypatch.setattr("pipeline.maintenance.retain.ClusterTopicExistence", lambda client: Existence(topic_id, False))
     arguments = ["retain", "--config", "tidegate.toml", "--deleted-topics"]
     assert await asyncio.to_thread(cli.run, arguments) == 0
     assert f"topic orders ({topic_id}): no broker knows it, and its deletion is not proved" in capsys.readouterr().err

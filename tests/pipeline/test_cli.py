@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pkgutil
-import signal
 import subprocess
 import sys
 from importlib.metadata import requires
@@ -27,7 +26,6 @@ from tiers.upkeep.runner import JobError
         (["wram"], "No such command 'wram'. Did you mean 'warm'?"),
         (["warm", "--all"], "No such option: --all"),
         ([], "Missing command"),
-        (["usage", "--config", "x", "--by", "week"], "'--by': 'week' is not one of 'topic', 'partition', 'day'"),
         (["merge", "--config", "x", "--below", "big"], "'--below': 'big': expected a number of bytes, or"),
         (["sql", "--config", "x", "--topics", "[", "select 1"], "'--topics': '[' is not a regular expression: "),
         (
@@ -54,18 +52,19 @@ def test_misuse_is_one_line_and_exit_code_2(
     assert len(captured.err.splitlines()) == 1
 
 
+OF_EXECUTOR = PySparkException("Traceback:\ntiers.open_tier.RemoteTierError: the cluster has no topic x\n\tat org.x")
 TIDEGATE_TOML = '[upstream]\n"bootstrap.servers" = "k:9092"\n[storage]\nimplementation = "local"\npath = "/nowhere"\n'
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--to", "s3//bucket"], "s3//bucket: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH"),
         (["--to", "ftp://x"], "ftp://x: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH"),
-        (
-            ["--to", "x", "--value-schema", "json:nowhere.json"],
-            " --value-schema: nowhere.json: No such file or directory. See: tidegate-pipeline export --help",
-        ),
+        (["--to", "x", "--table", "db.t"], "--table: only with --format iceberg"),
+        (["--to", "x", "--format", "iceberg"], "needs --catalog and --table"),
+        (["--to", "x", "--value-schema", "xml:f"], "expected json:FILE or avro:FILE"),
+        (["--to", "x", "--value-schema", "json:nowhere.json"], "--value-schema: nowhere.json: No such file"),
+        (["--to", "x", "--confluent-schema-id", "1"], "only with --value-schema"),
     ],
 )
 def test_an_export_of_a_wrong_place_or_schema_is_misuse(
@@ -74,7 +73,8 @@ def test_an_export_of_a_wrong_place_or_schema_is_misuse(
     config = tmp_path / "tidegate.toml"
     config.write_text(TIDEGATE_TOML)
     assert cli.run(["export", "--config", str(config), "--topic", "orders", *arguments]) == 2
-    assert capsys.readouterr().err.rstrip().endswith(said)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
 
 
 def test_the_list_of_commands_is_whole_and_loads_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,86 +89,36 @@ def test_the_list_of_commands_is_whole_and_loads_none_of_them(capsys: pytest.Cap
         assert f"Usage: tidegate-pipeline {name} " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
-def test_each_command_refuses_an_option_that_is_given_twice(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = command.split()
-    assert cli.run([*words, "--help", "--help"]) == 2
-    said = f"--help is given more than once. See: {' '.join(('tidegate-pipeline', *words))} --help"
-    assert capsys.readouterr().err == f"tidegate-pipeline: {said}\n"
-
-
-@pytest.mark.parametrize("command", ["merge", "offload", "rebuild", "retain", "scrub", "usage"])
-def test_topics_that_are_no_regular_expression_are_misuse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run([command, "--config", "/nowhere/x.toml", "--topics", "("]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "'(' is not a regular expression: missing )" in line
-
-
 @pytest.mark.parametrize(
-    ("raised", "code"),
+    ("raised", "code", "said"),
     [
-        (ConfigError("x.toml: no [storage]"), 2),
-        (PySparkException("Python worker:\npipeline.options.OptionError: there is no topic orders"), 2),
-        (PySparkException("Python worker:\nBrokerError: no connection"), 3),
-        (TargetError("x: expected a folder"), 2),
-        (JobError("reading: two\nlines"), 3),
-        (NothingChosenError("no topic in the remote tier matches ord"), 2),
-        (PermissionError(13, "Permission denied", "/x"), 3),
-        (ZeroDivisionError("of our own making"), 3),
-        (KeyboardInterrupt(), 130),
+        (ConfigError("x.toml: no [storage]"), 2, "x.toml: no [storage]"),
+        (PySparkException("Python worker:\npipeline.options.OptionError: there is no topic orders"), 2, "no topic"),
+        (TargetError("x: expected a folder"), 2, "x: expected a folder"),
+        (JobError("reading: two\nlines"), 3, "reading: two"),
+        (NothingChosenError("no topic in the remote tier matches ord"), 2, "matches ord"),
+        (ZeroDivisionError("of our own making"), 3, "of our own making"),
+        (OF_EXECUTOR, 3, "tidegate-pipeline: the cluster has no topic x"),
+        (PySparkException("java: Cannot call methods on a stopped SparkContext."), 3, "its master or a user ended"),
+        (RetriableRemoteStorageError("nn: Connection refused"), 3, "check that the store runs"),
+        (PySparkException("\ntiers.errors.RetriableRemoteStorageError: no nn\n\tat x"), 3, "check that the store runs"),
+        (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_each_failure_has_its_exit_code(
-    raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_each_failure_is_a_line_and_an_exit_code(
+    raised: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Met by the driver, or by an executor, whose message names no class of Tidegate."""
+
     def failing() -> bool:
         raise raised
 
     monkeypatch.setattr("pipeline.decode.arrow_records.warm", failing)
     assert cli.run(["warm"]) == code
-    assert len(capsys.readouterr().err.splitlines()) == (0 if code == 130 else 1)
-
-
-def test_messages_of_executors_name_no_class_of_ours(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def failing() -> bool:
-        raise PySparkException("Traceback:\ntiers.open_tier.RemoteTierError: the cluster has no topic x\n\tat org.x")
-
-    monkeypatch.setattr("pipeline.decode.arrow_records.warm", failing)
-    assert cli.run(["warm"]) == 3
-    assert capsys.readouterr().err == "tidegate-pipeline: the cluster has no topic x\n"
-
-
-def test_an_application_that_its_master_ended_is_told_as_that(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def failing() -> bool:
-        raise PySparkException("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.")
-
-    monkeypatch.setattr("pipeline.decode.arrow_records.warm", failing)
-    assert cli.run(["warm"]) == 3
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tidegate-pipeline: Spark stopped: its master or a user ended the application")
-
-
-def test_a_store_that_is_not_there_names_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Met by the driver, or by an executor."""
-    trouble = "hdfs://nn:8020/tier: Connection refused (os error 111)"
-    of_executor = PySparkException(f"Traceback:\ntiers.errors.RetriableRemoteStorageError: {trouble}\n\tat org.x")
-    for raised in (RetriableRemoteStorageError(trouble), of_executor):
-
-        def failing(error: Exception = raised) -> bool:
-            raise error
-
-        monkeypatch.setattr("pipeline.decode.arrow_records.warm", failing)
-        assert cli.run(["warm"]) == 3
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.endswith(
-            f"{trouble}: try again; if it still fails, check that the store runs and that its address is right"
-        )
+    err = capsys.readouterr().err
+    assert said in err
+    assert "tiers." not in err
+    assert len(err.splitlines()) == (0 if code == 130 else 1)
 
 
 ENDED_WHILE_LOADING = """
@@ -187,8 +137,8 @@ main()
 
 @pytest.mark.parametrize(
     ("sent", "sigint"),
-    [("SIGINT", "default_int_handler"), ("SIGTERM", "default_int_handler"), ("SIGTERM", "SIG_IGN")],
-    ids=["ctrl-c", "terminated", "terminated in the background of a shell"],
+    [("SIGINT", "default_int_handler"), ("SIGTERM", "SIG_IGN")],
+    ids=["ctrl-c", "terminated in the background of a shell"],
 )
 def test_an_interrupt_while_libraries_load_prints_nothing(sent: str, sigint: str) -> None:
     command = [sys.executable, "-c", ENDED_WHILE_LOADING, sent, sigint]
@@ -205,18 +155,14 @@ def test_without_the_extra_it_says_what_to_install() -> None:
 
 
 @pytest.mark.parametrize(
-    ("modules", "said"),
+    ("modules", "lacks"),
     [
-        ({"__init__": "__version__ = '4.1.0'"}, "pyspark 4.1.0 cannot be used (No module named 'pyspark.sql'): "),
-        (
-            {"__init__": "__version__ = '3.5.8'", "sql": ""},
-            "pyspark 3.5.8 cannot be used (cannot import name 'DataFrame' from 'pyspark.sql' ",
-        ),
+        ({"__init__": "__version__ = '3.5.8'"}, "No module named 'pyspark.sql'"),
+        ({"__init__": "__version__ = '3.5.8'", "sql": ""}, "cannot import name 'DataFrame'"),
     ],
-    ids=["lacks a module", "lacks a name"],
 )
 def test_another_release_of_spark_is_named_with_those_that_are_supported(
-    modules: dict[str, str], said: str, tmp_path: Path
+    modules: dict[str, str], lacks: str, tmp_path: Path
 ) -> None:
     (tmp_path / "pyspark").mkdir()
     for name, text in modules.items():
@@ -224,11 +170,9 @@ def test_another_release_of_spark_is_named_with_those_that_are_supported(
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pipeline import cli; sys.exit(cli.run(['sql']))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 3
-    assert ended.stderr.startswith(f"tidegate-pipeline: {said}")
+    assert ended.stderr.startswith(f"tidegate-pipeline: pyspark 3.5.8 cannot be used ({lacks}")
     asked = next(line.partition(";")[0] for line in requires("tidegate") or () if line.startswith("pyspark"))
-    assert ended.stderr.endswith(
-        f": Tidegate needs {asked}: run `pip install '.[pipeline]'` in the clone of Tidegate\n"
-    )
+    assert f"Tidegate needs {asked}: run `pip install '.[pipeline]'`" in ended.stderr
 
 
 def test_an_export_names_the_missing_extra_of_iceberg(
@@ -242,27 +186,3 @@ def test_an_export_names_the_missing_extra_of_iceberg(
     assert cli.run(["warm"]) == 3
     said = "pyiceberg is missing: run `pip install '.[iceberg]'` in the clone of Tidegate"
     assert capsys.readouterr().err == f"tidegate-pipeline: {said}\n"
-
-
-def test_sigterm_ends_a_command_as_an_interrupt_does() -> None:
-    program = """if True:
-        import sys, time
-        from pipeline import __main__, cli
-
-        @cli.app.command()
-        def wait() -> None:
-            try:
-                print("waiting", flush=True)
-                time.sleep(300)
-            finally:
-                print("gave back", flush=True)
-
-        sys.argv[1:] = ["wait"]
-        __main__.main()
-    """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waiting\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=300)[0] == "gave back\n"
-    assert process.returncode == cli.INTERRUPTED

@@ -1,12 +1,9 @@
-"""Exports of a real topic have every record once, also when they are killed, interrupted, doubled or damaged."""
+"""Exports of a real topic have every committed record of both tiers once."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,19 +15,32 @@ from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
 from pipeline import cli
-from pipeline.chosen_partitions import NothingChosenError
+from pipeline.config import load_pipeline_config
 from pipeline.export.iceberg import OFFSETS, PLAN_ID, offsets_of
-from pipeline.export.job import ExportRequest, ExportResult, RunTasks, export_by
+from pipeline.export.job import ExportRequest, ExportResult, IcebergTable, export_by
 from pipeline.export.ledger import PLANS, TileResult
 from pipeline.export.plan import PlannedTile
-from pipeline.worker import worker
-from tests.support.pipeline.export_requests import TABLE, config_of, to_files, to_table
+from pipeline.export.target import target_settings
 from tests.support.pipeline.read_stage import ReadStage, Row, without_headers
-from tests.support.servers.producing import create_topic, produce, topic_id_partition
-from tiers.model.ids import TopicIdPartition
+from tests.support.servers.producing import create_topic, produce
 from tiers.upkeep.runner import JobError
 
 pytestmark = pytest.mark.integration
+
+
+TABLE = "db.orders"
+
+
+def to_files(stage: ReadStage, home: Path) -> ExportRequest:
+    """A request with small files, a few per wave."""
+    target = target_settings(str(home / "lake"), load_pipeline_config(stage.proxy.config), {})
+    return ExportRequest(stage.topic, target, file_bytes=150_000, wave_files=3)
+
+
+def to_table(stage: ReadStage, home: Path) -> ExportRequest:
+    (home / "warehouse").mkdir()
+    properties = {"type": "sql", "uri": f"sqlite:///{home}/catalog.db", "warehouse": (home / "warehouse").as_uri()}
+    return replace(to_files(stage, home), iceberg=IcebergTable("lake", TABLE, properties))
 
 
 def here(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
@@ -38,8 +48,8 @@ def here(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
     return [task(one) for one in plan]
 
 
-def run(stage: ReadStage, request: ExportRequest, tasks: RunTasks = here) -> ExportResult:
-    return export_by(tasks, config_of(stage), request)
+def run(stage: ReadStage, request: ExportRequest) -> ExportResult:
+    return export_by(here, load_pipeline_config(stage.proxy.config), request)
 
 
 def sorted_rows(rows: Sequence[Row]) -> list[Row]:
@@ -49,10 +59,6 @@ def sorted_rows(rows: Sequence[Row]) -> list[Row]:
 def file_rows(home: Path) -> list[Row]:
     files = [path for path in (home / "lake").rglob("*.parquet") if PLANS not in path.parts]
     return sorted_rows([row for path in files for row in pq.ParquetFile(path).read().to_pylist()])
-
-
-def staged(home: Path) -> list[Path]:
-    return [path for path in (home / "lake" / ".tmp").rglob("*") if path.is_file()]
 
 
 def table_of(request: ExportRequest) -> Any:
@@ -112,110 +118,6 @@ def test_a_table_has_them_too_and_says_how_far_it_has_come(stage: ReadStage, tmp
     assert [row for row in table_rows(request) if row["topic"] != "others"] == expected(stage)
 
 
-def test_killed_between_files_or_before_the_commit_it_goes_on(stage: ReadStage, tmp_path: Path) -> None:
-    script = [
-        sys.executable,
-        "-m",
-        "tests.support.pipeline.killed_export",
-        str(stage.proxy.config),
-        stage.topic,
-        str(tmp_path),
-    ]
-    ended = subprocess.run(script, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr
-
-    request = to_table(stage, tmp_path / "table")
-    written = {path.as_uri() for path in (tmp_path / "table").rglob("lake/**/*.parquet")}
-    committed = {task.file.file_path for task in table_of(request).scan().plan_files()}
-    assert len(committed) == request.wave_files
-    # The files of the second wave are staged, and never count.
-    assert len(staged(tmp_path / "table")) == request.wave_files
-    assert committed == written - {path.as_uri() for path in staged(tmp_path / "table")}
-    run(stage, request)
-    assert table_rows(request) == expected(stage)
-
-    files = {path: path.read_bytes() for path in (tmp_path / "files").rglob("*.parquet")}
-    assert len(files) == request.wave_files
-    assert len(staged(tmp_path / "files")) == 2
-    other_tiles = replace(to_files(stage, tmp_path / "files"), file_bytes=400_000)
-    run(stage, other_tiles)
-    assert file_rows(tmp_path / "files") == expected(stage)
-    assert {path: path.read_bytes() for path in files} == files
-    assert staged(tmp_path / "files") == []
-
-
-class Interrupted(Exception):
-    pass
-
-
-@pytest.mark.parametrize("kind", ["files", "table"])
-@pytest.mark.parametrize("waves", [1, 100])
-def test_two_concurrent_exports_have_each_record_once(stage: ReadStage, tmp_path: Path, kind: str, waves: int) -> None:
-    """The other one comes between this one's files and its commit; it ends after so many waves."""
-    request = to_table(stage, tmp_path) if kind == "table" else to_files(stage, tmp_path)
-    other = replace(request, file_bytes=90_000, wave_files=5)
-    ran: list[str] = []
-
-    def limited(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
-        if ran.count("other") == waves:
-            raise Interrupted
-        ran.append("other")
-        return here(what, plan, task)
-
-    def interrupted(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
-        results = here(what, plan, task)
-        ran.append("this")
-        if ran.count("this") == 1:
-            try:
-                run(stage, other, limited)
-            except Interrupted:
-                assert waves == 1
-        return results
-
-    run(stage, request, interrupted)
-    assert "other" in ran
-    assert (table_rows(request) if kind == "table" else file_rows(tmp_path)) == expected(stage)
-
-
-@contextmanager
-def damaged(stage: ReadStage, number: int) -> Iterator[int]:
-    """One byte of that segment of partition 0; gives the offset where its chunk begins."""
-
-    async def find() -> TopicIdPartition:
-        return await topic_id_partition(await worker().client(config_of(stage)), stage.topic)
-
-    found = worker().run(find())
-    path = sorted((stage.folder / "tier").rglob(f"{found.topic_id}/0/*.log"))[number]
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-40] + bytes([whole[-40] ^ 0xFF]) + whole[-39:])
-    try:
-        yield int(path.name.split("-")[0])
-    finally:
-        path.write_bytes(whole)
-
-
-@pytest.mark.parametrize("kind", ["files", "table"])
-def test_a_damaged_batch_stops_its_partition_alone(stage: ReadStage, tmp_path: Path, kind: str) -> None:
-    """A file has two segments here, so the promise of one is cut."""
-    request = to_table(stage, tmp_path) if kind == "table" else to_files(stage, tmp_path)
-    request = replace(request, file_bytes=250_000, wave_files=2)
-    with damaged(stage, 3) as offset:
-        first, second = run(stage, request).partitions
-        again = run(stage, request)
-    assert first.stopped_at == offset
-    assert "is not what was stored" in first.reason
-    assert (second.stopped_at, second.records) == (None, len([row for row in expected(stage) if row["partition"] == 1]))
-    assert (again.has_findings, again.records) == (True, 0)
-    rows = table_rows(request) if kind == "table" else file_rows(tmp_path)
-    before = [row for row in expected(stage) if row["partition"] == 1 or row["offset"] < offset]
-    assert rows == before
-    assert rows[0]["offset"] == 0
-    assert staged(tmp_path) == []
-
-    assert not run(stage, request).has_findings
-    assert (table_rows(request) if kind == "table" else file_rows(tmp_path)) == expected(stage)
-
-
 def test_spark_exports_typed_values_and_keeps_what_does_not_fit(
     stage: ReadStage, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,21 +141,3 @@ def test_spark_exports_typed_values_and_keeps_what_does_not_fit(
     # Spark's own reader reads the same rows.
     files = spark.read.option("recursiveFileLookup", "true").parquet(str(tmp_path / "lake"))
     assert files.where("dead_letter is null").count() == 50
-
-
-def test_a_wrong_request_is_reported_in_a_line(
-    stage: ReadStage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    request = to_files(stage, tmp_path)
-    with pytest.raises(NothingChosenError, match="there is no topic nobody"):
-        run(stage, replace(request, topic="nobody"))
-    common = ["export", "--config", str(stage.proxy.config), "--topic", stage.topic]
-    for arguments, said in (
-        (["--to", "ftp://x/y"], "expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH"),
-        (["--to", "x", "--table", "db.t"], "--table: only with --format iceberg"),
-        (["--to", "x", "--format", "iceberg"], "needs --catalog and --table"),
-        (["--to", "x", "--value-schema", "xml:f"], "expected json:FILE or avro:FILE"),
-        (["--to", "x", "--confluent-schema-id", "1"], "only with --value-schema"),
-    ):
-        assert cli.run([*common, *arguments]) in (2, 3)
-        assert said in capsys.readouterr().err

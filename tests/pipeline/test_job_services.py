@@ -51,13 +51,10 @@ async def test_a_permanent_failure_of_a_write_is_reported(bench: Workbench) -> N
     assert "and is retried: TOPIC_AUTHORIZATION_FAILED" in said
 
 
-async def test_a_write_that_fails_for_a_moment_is_done_without_a_word(bench: Workbench) -> None:
+async def test_a_write_is_retried_without_a_word_unless_it_is_forbidden(bench: Workbench) -> None:
     write, told = Write(2), RecordedProgress()
     assert await written(replace(bench.services, say=told.say), PARTITION, write, sleep=write.sleep) == "written"
     assert told.said == []
-
-
-async def test_a_forbidden_write_is_not_retried(bench: Workbench) -> None:
     write = Write(1000, InvalidTransitionError)
     with pytest.raises(InvalidTransitionError):
         await written(bench.services, PARTITION, write, sleep=write.sleep)

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import PipelineConfig
-from pipeline.export.iceberg import open_catalog
-from pipeline.export.job import ExportRequest, IcebergTable, export_by
+from pipeline.export.job import ExportRequest, export_by
 from pipeline.export.ledger import TileResult
 from pipeline.export.plan import PlannedTile
 from pipeline.export.target import open_target, target_settings
@@ -28,16 +27,14 @@ from pipeline.maintenance.retain import retain
 from pipeline.maintenance.scrub import ScrubOptions, scrub_tier
 from pipeline.maintenance.scrub_report import ScrubLevel, ScrubReport
 from pipeline.maintenance.usage import UsageBy, usage
-from pipeline.offload.task import OffloadResult, OffloadTask
 from pipeline.worker import worker
 from tests.support.pipeline.inline_runner import InlineRunner
-from tests.support.pipeline.offload_rig import OffloadRig, in_process, offload_rig
-from tests.support.pipeline.read_stage import CODECS, ReadStage, Row, rows_of, without_headers
+from tests.support.pipeline.offload_rig import OffloadRig, offload_rig
+from tests.support.pipeline.read_stage import CODECS, ReadStage, Row, rows_of
 from tests.support.rigs.waiting import until
-from tests.support.servers.breaking_relay import BreakingRelay, Fault
 from tests.support.servers.hdfs import HdfsCluster
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, delete_topics, produce, random_values
+from tests.support.servers.producing import create_topic, delete_topics
 from tests.support.servers.versitygw import VersityGateway
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -258,89 +255,3 @@ def check_damage_is_found_and_mended(site: Site, segments: list[RemoteLogSegment
     made = asyncio.run(rebuild_indexes(site.config, RUNNER, site.rig.topic, is_applied=True))
     assert [each.segment.segment_id for each in made if each.verdict is Verdict.WRITTEN] == [lost.segment_id]
     assert site.scrub().findings == []
-
-
-@pytest.mark.parametrize("store", ["s3"])
-def test_a_table_and_its_metadata_in_s3_have_each_record_once(site: Site, tmp_path: Path) -> None:
-    """Ended between files and commit, and overtaken by another one there."""
-    stage, _ = produced(site, tmp_path)
-    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"{site.lake}/warehouse"}
-    request = replace(site.request(), include_headers=False, iceberg=IcebergTable("lake", "db.orders", properties))
-    waves: list[str] = []
-
-    def ended(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
-        results = here(what, plan, task)
-        waves.append("ended")
-        if len(waves) == 2:
-            raise Ended
-        return results
-
-    def overtaken(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
-        results = here(what, plan, task)
-        if "overtaken" not in waves:
-            waves.append("overtaken")
-            with pytest.raises(Ended):
-                export_by(ended_at_once, site.config, replace(request, file_bytes=40_000))
-        return results
-
-    def ended_at_once(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
-        if "at once" in waves:
-            raise Ended
-        waves.append("at once")
-        return here(what, plan, task)
-
-    def rows() -> list[Row]:
-        table = open_catalog("lake", properties, request.target).load_table("db.orders")
-        return sorted(table.scan().to_arrow().to_pylist(), key=_position)
-
-    expected = without_headers(stage.expected(is_committed_only=True))
-    with pytest.raises(Ended):
-        export_by(ended, site.config, request)
-    assert 0 < len(rows()) < len(expected)
-    export_by(overtaken, site.config, request)
-    assert waves == ["ended", "ended", "overtaken", "at once"]
-    assert rows() == expected
-    assert export_by(here, site.config, request).records == 0
-
-
-@pytest.mark.parametrize("store", ["hdfs"])
-def test_an_offload_goes_on_when_hdfs_does(site: Site, hdfs: HdfsCluster) -> None:
-    """Its NameNode is not reached in the first wave, says nothing more in the second, and nothing in the third.
-
-    Of three waves in a row one has to copy something, however busy the machine is: that is the second."""
-    produce(site.rig.kafka.bootstrap_servers, site.rig.topic, random_values(240))
-    with worker().hold(BreakingRelay(hdfs.name_node_port)) as relay:
-        deadlines = 'timeout.ms = "10000"'
-        relayed = f'url = "hdfs://127.0.0.1:{relay.port}"\n{deadlines}'
-        text = site.rig.text.replace(f'url = "{hdfs.url}"', relayed)
-        faults = [Fault.RESETS, None, Fault.STALLS]
-
-        async def breaks(fault: Fault | None) -> None:
-            relay.heal()
-            if fault is not None:
-                relay.break_with(fault)
-            else:
-                relay.hold_after("up", 6_000)
-
-        def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
-            if not faults:
-                return in_process(tasks)
-            worker().run(breaks(faults.pop(0)))
-            results = in_process(tasks)
-            worker().run(_healed(relay))
-            return results
-
-        report = replace(site.rig, text=text).offload(run)
-    assert faults == []
-    assert report.troubles == []
-    assert report.waves > 3
-    looked = site.rig.look(0)
-    assert looked.remote_bytes == looked.log_bytes
-    assert looked.unfinished == []
-    objects = [key for key in site.objects() if key.endswith((".log", ".indexes"))]
-    assert len(objects) == 2 * len(looked.segments)
-    assert site.scrub().findings == []
-
-
-async def _healed(relay: BreakingRelay) -> None:
-    relay.heal()

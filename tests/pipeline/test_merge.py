@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import parse_pipeline_config
-from pipeline.maintenance.merge_plan import MergeLimits, merged_segment, plan_merges
+from pipeline.maintenance.merge_plan import MergeLimits, plan_merges
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.pipeline.job_bench import FINISHED
 from tests.support.pipeline.merge_bench import DATA, LIMITS, bench_of, log_bytes, merged
@@ -138,13 +137,8 @@ async def test_lone_large_newest_and_doubled_segments_are_left_alone(root: Path,
         assert planned() == []
 
 
-async def test_segments_that_are_cut_are_left_alone(root: Path, log: WrittenLog) -> None:
-    async with bench_of(root, log, [2, 4, 6, 8]) as bench:
-        await bench.metadata.put_cut(bench.partition, 2, bench.segments[1].end_offset)
-        assert plan_merges(bench.state, bench.partition, LIMITS) == []
-
-
 async def test_nothing_is_merged_while_a_cut_is_not_proved(root: Path, log: WrittenLog) -> None:
+    """Nor are segments that are cut."""
     async with bench_of(root, log, [2, 4, 6, 8]) as bench:
         void_from = bench.segments[3].start_offset
         await bench.metadata.put_cut(bench.partition, 2, void_from, is_proved=False)
@@ -152,6 +146,8 @@ async def test_nothing_is_merged_while_a_cut_is_not_proved(root: Path, log: Writ
         await bench.metadata.put_cut(bench.partition, 2, void_from)
         [group] = plan_merges(bench.state, bench.partition, LIMITS)
         assert len(group.parts) >= 2
+        await bench.metadata.put_cut(bench.partition, 2, bench.segments[1].end_offset)
+        assert plan_merges(bench.state, bench.partition, LIMITS) == []
 
 
 @pytest.mark.parametrize("named", [COMPACTED_EPOCHS, None], ids=["the leader named", "no leader named"])
@@ -165,10 +161,3 @@ async def test_a_merged_segment_has_the_epochs_that_begin_in_holes(
         [whole, _] = copied(tmp_path / "copied", log, [5, 6], named=named)
         found = decode_indexes_object(await bench.storage.fetch_indexes(one), one)
         assert one.segment_leader_epochs == found.indexes.leader_epochs == whole.segment_leader_epochs
-
-
-async def test_a_merged_segment_begins_every_epoch_once(root: Path, log: WrittenLog) -> None:
-    async with bench_of(root, log, [1, 2, 3, 4, 9]) as bench:
-        [group] = plan_merges(bench.state, bench.partition, LIMITS)
-        epochs = merged_segment(group, uuid.uuid4(), 1, 1).segment_leader_epochs
-        assert epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(1, 4))

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline.job_services import PAUSES_S
-from pipeline.maintenance.merge import Merge, merge, merge_groups
+from pipeline.maintenance.merge import Merge, merge_groups
 from pipeline.maintenance.merge_plan import plan_merges
 from pipeline.maintenance.merge_task import MergeTask, MergeTaskResult
 from tests.support.pipeline.inline_runner import InlineRunner
@@ -129,32 +128,6 @@ async def test_a_full_disk_of_an_executor_ends_its_merge_and_nothing_else(
         assert not await asyncio.to_thread(os.listdir, tmp_path)
 
 
-async def test_an_ownership_that_is_not_confirmed_for_a_moment_is_waited_for(
-    root: Path, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
-        owned = iter([False])
-        monkeypatch.setattr(bench.metadata.log, "owns", lambda partition: next(owned, True))
-        settings = bench.services.settings
-        remote_log = settings.remote_log.model_copy(update={"visible_after_ms": 0})
-        services = replace(bench.services, settings=replace(settings, remote_log=remote_log))
-
-        async def no_time() -> None: ...
-
-        @asynccontextmanager
-        async def owned_tier(
-            config: object, choose: Callable[[object], Awaitable[object]], **options: object
-        ) -> AsyncIterator[object]:
-            tier = SimpleNamespace(metadata=bench.metadata, state=bench.state, refresh=no_time)
-            await choose(tier)
-            yield tier
-
-        monkeypatch.setattr("pipeline.maintenance.merge.owned_tier", owned_tier)
-        monkeypatch.setattr("pipeline.maintenance.merge.job_services", lambda tier, folder: nullcontext(services))
-        done = await merge(bench.config, InlineRunner(), "orders", LIMITS, grace_ms=0)
-        assert len(done.merged) == 1
-
-
 @asynccontextmanager
 async def bench_of_two(root: Path, log: WrittenLog) -> AsyncIterator[tuple[JobBench, TopicIdPartition]]:
     """The bench's own partition, and another one of the same records."""
@@ -174,8 +147,7 @@ async def merged_both(bench: JobBench, other: TopicIdPartition) -> Merge:
     return await merge_groups(bench.services, bench.config, InlineRunner(), groups, 60_000, no_time)
 
 
-@pytest.mark.parametrize("lands_at_last", [False, True])
-@pytest.mark.parametrize("state", [STARTED, FINISHED])
+@pytest.mark.parametrize(("state", "lands_at_last"), [(STARTED, False), (FINISHED, False), (FINISHED, True)])
 async def test_metadata_that_cannot_be_written_ends_its_partition_and_no_other(
     root: Path,
     log: WrittenLog,

@@ -1,4 +1,4 @@
-"""Offload by the command, in processes and on Spark in this process."""
+"""The commands of jobs find the same in processes and on Spark, and a service ends by a signal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -26,21 +28,40 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("runner", [[], ["--master", "local[2]"]], ids=["processes", "spark"])
-def test_the_command_shows_a_plan_and_then_what_was_copied(
+def test_offload_copies_and_scrub_finds_planted_faults(
     runner: list[str], kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     rig = filled(kafka_of_three, tmp_path, topic_name, partitions=2)
     config = tmp_path / "config.toml"
     config.write_text(rig.text)
-    arguments = ["offload", "--config", str(config), "--max-age", "0", "--max-mbps-per-broker", "100", "--json"]
-    planned = CliRunner().invoke(app, [*arguments, "--dry-run"])
-    assert planned.exit_code == 0, planned.output
-    assert [(one["first_offset"], one["next_offset"]) for one in json.loads(planned.stdout)] == [(0, 200), (0, 200)]
+
+    def command(*arguments: str, code: int = 0) -> Any:
+        done = CliRunner().invoke(app, [*arguments, "--config", str(config), "--json"])
+        assert done.exit_code == code, done.output
+        return json.loads(done.stdout)
+
+    offload = ["offload", "--max-age", "0", "--max-mbps-per-broker", "100"]
+    planned = command(*offload, "--dry-run")
+    assert [(one["first_offset"], one["next_offset"]) for one in planned] == [(0, 200), (0, 200)]
     assert rig.objects() == []
-    done = CliRunner().invoke(app, [*arguments, *runner])
-    assert done.exit_code == 0, done.output
-    assert [one["next_offset"] for one in json.loads(done.stdout)["partitions"]] == [200, 200]
+    assert [one["next_offset"] for one in command(*offload, *runner)["partitions"]] == [200, 200]
     check_all_is_remote_once(rig, 0, 1)
+
+    whole = command("scrub", "--level", "deep", *runner)
+    assert (whole["findings"], whole["records"]) == ([], 400)
+    damaged, other, *_ = sorted((tmp_path / "remote").rglob("*.log"))
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:1000] + bytes((content[1000] ^ 1,)) + content[1001:])
+    orphan = other.with_name(f"{other.name[:42]}{uuid4()}.log")
+    orphan.write_bytes(b"nobody's")
+    found = command("scrub", "--grace", "0s", *runner, code=1)["findings"]
+    expected = [("damaged", damaged.stem[42:]), ("orphan", orphan.stem[42:])]
+    assert sorted((each["kind"], each["segment"]) for each in found) == expected
+    delete = ["scrub", "--level", "meta", "--grace", "0s", "--delete-orphans", *runner]
+    command(*delete, code=1)
+    assert orphan.exists()
+    assert command(*delete, "--apply")["deleted_segments"] == 1
+    assert not orphan.exists()
 
 
 def test_with_an_interval_it_runs_until_it_is_ended_and_completes_its_work(

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
-import pipeline.offload.task
-from pipeline.offload.driver import OffloadDriver, OffloadOptions
+from pipeline.offload.driver import OffloadOptions
 from pipeline.offload.job import plan_offload
-from pipeline.offload.task import OffloadResult, OffloadTask, Stop, Stopped
-from protocol.records.record_batch import iterate_batches
+from pipeline.offload.task import OffloadResult, OffloadTask
 from tests.support.pipeline.offload_rig import (
     CLAIM_TIMEOUT_MS,
     OffloadRig,
     check_all_is_remote_once,
     filled,
     in_process,
+    offload_rig,
 )
 from tests.support.rigs.strict_consumer import consumer_at, read
+from tests.support.rigs.waiting import until
+from tests.support.servers.faulty_s3 import Answer, FaultyS3
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import (
     TIMEOUT_S,
@@ -31,19 +34,10 @@ from tests.support.servers.producing import (
     produce,
     produce_transaction,
     random_values,
-    topic_id_partition,
 )
 from tests.support.servers.tidegate import tidegate_over
+from tests.support.servers.versitygw import VersityGateway
 from tiers.access.open_tier import RemoteTierError
-from tiers.broker.client import BrokerClient
-from tiers.errors import RetriableRemoteStorageError
-from tiers.log.broker_log import BrokerLogSource
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.segment.segment_builder import BuiltSegment
-from tiers.segment.segment_encryption import KeyRing
-from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tasks.copy.segment_copy import write_objects
-from tiers.tasks.copy.spool import Spool
 
 pytestmark = pytest.mark.integration
 OPTIONS = OffloadOptions(max_age_ms=0, failure_pause_s=0, claim_timeout_ms=CLAIM_TIMEOUT_MS)
@@ -80,79 +74,6 @@ def test_offload_copies_what_the_brokers_have_and_nothing_twice(
     assert plan_offload(rig.config, OPTIONS) == []
     assert rig.offload().waves == 0
     assert rig.look(0) == looked
-
-
-def test_a_small_young_end_is_left_and_a_run_ends_at_its_limit(rig: OffloadRig) -> None:
-    (planned,) = plan_offload(rig.config, OffloadOptions())
-    assert (planned.first_offset, planned.segments) == (0, 3)
-    some = OffloadOptions(wave_bytes=100_000, claim_timeout_ms=CLAIM_TIMEOUT_MS)
-    first = rig.offload(options=replace(some, max_bytes=1))
-    assert first.partitions[0].segments == 1
-    second = rig.offload(options=some)
-    assert second.partitions[0].segments == 2
-    assert 0 < 200 - second.partitions[0].next_offset < 60
-    looked = rig.look()
-    assert looked.log_bytes.startswith(looked.remote_bytes)
-
-
-async def test_brokers_tell_what_their_logs_take(
-    kafka_of_three: KafkaCluster, topic_name: str, topic_with: TopicWith
-) -> None:
-    topic_with(100)
-    client = BrokerClient([kafka_of_three.address()], client_id="test")
-    try:
-        partition, source = await topic_id_partition(client, topic_name), BrokerLogSource(client)
-        # A broker that has no time for it does not answer.
-        while (size_bytes := await source.size_bytes(partition, 30_000)) is None:
-            pass
-    finally:
-        await client.close()
-    assert 100_000 < size_bytes < 110_000
-
-
-def test_a_store_that_fails_is_asked_again_and_leaves_nothing(rig: OffloadRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts = 0
-
-    async def fails_at_first(
-        storage: RemoteStorageManager,
-        spool: Spool,
-        key_ring: KeyRing,
-        built: BuiltSegment,
-        segment: RemoteLogSegmentMetadata,
-    ) -> bytes | None:
-        nonlocal attempts
-        attempts += 1
-        if attempts == 1:
-            raise RetriableRemoteStorageError("503 before anything was written")
-        custom_metadata = await write_objects(storage, spool, key_ring, built, segment)
-        if attempts == 3:
-            raise RetriableRemoteStorageError("500 after all was written")
-        if attempts == 4:
-            (log,) = (rig.folder / "remote").rglob(f"*{segment.segment_id.id}*.log")
-            log.write_bytes(b"x" + log.read_bytes()[1:])
-        return custom_metadata
-
-    monkeypatch.setattr(pipeline.offload.task, "write_objects", fails_at_first)
-    report = rig.offload()
-    assert report.troubles == []
-    assert report.waves == 4
-    check_all_is_remote_once(rig)
-
-
-def test_the_whole_objects_of_a_lost_attempt_are_finished(rig: OffloadRig) -> None:
-    written: list[list[str]] = []
-
-    def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
-        results = in_process(tasks)
-        written.append(rig.objects())
-        lost = [OffloadResult(stopped=Stopped(0, Stop.LOST))]  # what the second attempt says, the first one being dead
-        return lost if len(written) == 1 else results
-
-    report = rig.offload(run)
-    assert report.partitions[0].lost_attempts == 1
-    assert len(written) == report.waves == 1
-    assert written[0] == rig.objects() != []
-    check_all_is_remote_once(rig)
 
 
 def test_a_topic_made_again_under_the_name_gets_nothing_of_the_old_one(rig: OffloadRig) -> None:
@@ -197,63 +118,6 @@ def test_one_of_two_drivers_waits_and_gives_up(rig: OffloadRig) -> None:
     check_all_is_remote_once(rig)
 
 
-def test_a_driver_that_slept_counts_what_another_owner_finished(
-    rig: OffloadRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = OffloadDriver.commit
-    slept: list[str] = []
-
-    async def commit_late(self: OffloadDriver, results: Sequence[OffloadResult]) -> None:
-        slept.extend(rig.objects())
-        await self.abandon()  # as every owner does with copies that do not end
-        await commit(self, results)
-
-    monkeypatch.setattr(OffloadDriver, "commit", commit_late)
-    report = rig.offload()
-    assert slept == rig.objects() != []
-    assert report.waves == 1
-    assert report.troubles == []
-    assert report.partitions[0].segments == len(rig.look().segments)
-    check_all_is_remote_once(rig)
-
-
-def test_an_interrupted_run_finishes_its_whole_copies_and_its_ownership(rig: OffloadRig) -> None:
-    written: list[str] = []
-
-    def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
-        in_process(tasks)
-        written.extend(rig.objects())
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rig.offload(run)
-    assert written == rig.objects() != []
-    check_all_is_remote_once(rig)
-    assert rig.offload().waves == 0
-
-
-def test_a_damaged_batch_stops_its_partition_there_and_no_other(
-    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
-) -> None:
-    rig = filled(kafka_of_three, tmp_path, topic_name, partitions=2)
-    logs = [broker.logs / f"{topic_name}-0" / f"{0:020}.log" for broker in kafka_of_three.brokers.values()]
-    (log,) = filter(Path.exists, logs)
-    batches = list(iterate_batches(log.read_bytes()))
-    damaged = next(batch for batch in batches if batch.base_offset >= 130)
-    with log.open("r+b") as file:
-        file.seek(damaged.end - 1)
-        last = file.read(1)[0]
-        file.seek(damaged.end - 1)
-        file.write(bytes([last ^ 1]))
-    report = rig.offload()
-    assert [one.next_offset for one in report.partitions] == [damaged.base_offset, 200]
-    (trouble,) = report.troubles
-    assert f"offset {damaged.base_offset}" in trouble.error
-    looked = rig.look(1)
-    assert looked.remote_bytes == looked.log_bytes
-    assert rig.offload().partitions[0].segments == 0
-
-
 def test_proxies_copy_beside_it_and_clients_read_everything(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
@@ -286,3 +150,58 @@ def test_proxies_copy_beside_it_and_clients_read_everything(
         for partition, produced in values.items():
             with consumer_at(proxy.bootstrap_servers, topic_name, 0, partition) as consumer:
                 assert read(consumer, 400) == list(enumerate(produced))
+
+
+def test_a_first_load_creates_the_metadata_topic_unless_segments_exist(
+    kafka_of_three: KafkaCluster, topic_name: str, topic_with: TopicWith, tmp_path: Path
+) -> None:
+    topic_with(100)
+    rig = offload_rig(kafka_of_three, tmp_path, topic_name)
+    first = replace(rig, text=rig.text.replace("__metadata-", "__first-"))
+    (planned,) = plan_offload(first.config, OffloadOptions(max_age_ms=0))
+    assert (planned.first_offset, planned.next_offset) == (0, 100)
+    assert f"__first-{topic_name}" not in topics(kafka_of_three)
+    assert rig.objects() == []
+    assert first.offload().troubles == []
+    until(lambda: f"__first-{topic_name}" in topics(kafka_of_three))
+    looked = first.look()
+    assert looked.remote_bytes == looked.log_bytes
+    lost = replace(rig, text=rig.text.replace("__metadata-", "__lost-"))
+    with pytest.raises(RemoteTierError, match="the store holds segments of this cluster"):
+        plan_offload(lost.config, OffloadOptions(max_age_ms=0))
+    with pytest.raises(RemoteTierError, match="the store holds segments of this cluster"):
+        lost.offload()
+    assert f"__lost-{topic_name}" not in topics(kafka_of_three)
+
+
+def topics(kafka: KafkaCluster) -> set[str]:
+    return set(AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=TIMEOUT_S).topics)
+
+
+BUCKET = "offload-in-trouble"
+ANSWERS = [
+    *(Answer.SLOW_DOWN, Answer.SLOW_DOWN),
+    *(Answer.PASSED, Answer.PASSED, Answer.STORED_BUT_ERROR, Answer.PASSED, Answer.CONFLICT),
+    *(Answer.PASSED, Answer.PRECONDITION),
+    *(Answer.PASSED, Answer.PASSED, Answer.SLOW),
+    *(Answer.PASSED, Answer.INTERNAL_ERROR, Answer.INTERNAL_ERROR),
+]
+
+
+def test_after_faults_of_the_store_every_record_is_stored_once(
+    kafka_of_three: KafkaCluster, s3: VersityGateway, topic_name: str, topic_with: TopicWith, tmp_path: Path
+) -> None:
+    topic_with(200)
+    asyncio.run(s3.create_bucket(BUCKET))
+    with FaultyS3(s3.endpoint_url) as faulty:
+        settings = {**s3.settings(BUCKET), "endpoint.url": faulty.url, "timeout.ms": "20000"}
+        section = ["[storage]", 'implementation = "s3"', *(f'{key} = "{value}"' for key, value in settings.items())]
+        rig = offload_rig(kafka_of_three, tmp_path, topic_name, "\n".join(section))
+        rig = replace(rig, stored=s3.folder / "data" / BUCKET)
+        faulty.answers.extend(ANSWERS)
+        report = rig.offload()
+        assert report.troubles == []
+        assert not faulty.answers
+        assert report.waves > 1, "no fault cost more than a retry of its request"
+        assert report.partitions[0].segments == 4
+        check_all_is_remote_once(rig)

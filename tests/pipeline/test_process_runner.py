@@ -22,8 +22,13 @@ from tiers.upkeep.runner import JobError
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[ProcessRunner]:
-    with ProcessRunner() as made:
+def told() -> RecordedProgress:
+    return RecordedProgress()
+
+
+@pytest.fixture(scope="module")
+def runner(told: RecordedProgress) -> Iterator[ProcessRunner]:
+    with ProcessRunner(told) as made:
         made.parallelism = 2
         yield made
 
@@ -35,14 +40,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_results_come_in_the_order_of_the_plan(runner: ProcessRunner) -> None:
+async def test_results_come_in_the_order_of_the_plan(runner: ProcessRunner, told: RecordedProgress) -> None:
     results = await runner.run("squaring", range(9), squared)
     assert [number for number, _ in results] == [0, 1, 4, 9, 16, 25, 36, 49, 64]
     assert os.getpid() not in {pid for _, pid in results}
     assert await runner.run("squaring", [], squared) == []
-
-
-async def test_a_plain_function_has_the_loop_of_its_process(runner: ProcessRunner) -> None:
+    assert (told.milestones[-1], sum(told.advances)) == ("squaring: 9 of 9 tasks", 9)
     assert await runner.run("adding", range(3), partial(on_thread, one_more)) == [1, 2, 3]
 
 
@@ -66,13 +69,6 @@ async def test_no_task_runs_when_an_interrupted_run_has_returned(runner: Process
     with pytest.raises(asyncio.CancelledError):
         await running
     assert [is_running(int(each.read_text())) for each in began] == [False, False]
-
-
-async def test_progress_is_told_task_by_task() -> None:
-    told = RecordedProgress()
-    with ProcessRunner(told) as runner:
-        await runner.run("squaring", range(3), squared)
-    assert told.milestones[-1] == "squaring: 3 of 3 tasks"
 
 
 PROGRAM = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -94,8 +93,6 @@ def test_filters_give_the_same_rows_pushed_down_or_not(
         assert values(data_of(stage, spark, pushdown="true").where(condition)) == expected_rows
         # One frame for many queries: what one of them filters, the next one must not miss.
         assert values(whole.where(condition)) == expected_rows
-    low, high = whole.where("offset < 100"), whole.where("offset >= 100")
-    assert low.union(high).count() == whole.count() == len(stage.expected())
     late = stage.expected(partition=0)[1500]["timestamp"]
     by_time = data_of(stage, spark, pushdown="true").where(col("timestamp") >= late)
     assert by_time.count() == len([row for row in stage.expected() if row["timestamp"] >= late])
@@ -116,25 +113,6 @@ def test_a_session_that_pushes_nothing_down_reads_all_the_same(spark: SparkSessi
     assert data_of(stage, other).where("offset < 10 and partition = 1").count() == 10
     with pytest.raises(AnalysisException, match="PUSHDOWN_DISABLED"):
         data_of(stage, other, pushdown="true").where("offset < 10").count()
-
-
-def test_a_schema_of_few_columns_reads_just_those(spark: SparkSession, stage: ReadStage) -> None:
-    register_data_sources(spark)
-    register_data_sources(spark)
-    frame = spark.read.format("kafka_tiered").schema("value BINARY, offset BIGINT").options(**stage.options).load()
-    assert frame.columns == ["value", "offset"]
-    assert sorted(row["offset"] for row in frame.collect()) == sorted(row["offset"] for row in stage.expected())
-    assert tidegate.read(spark, stage.topic, "offset", config=stage.options["config"]).columns == ["offset"]
-
-
-def test_segments_are_a_relation(spark: SparkSession, stage: ReadStage) -> None:
-    register_data_sources(spark)
-    segments = spark.read.format("kafka_tiered_segments").options(**stage.options).load()
-    rows = segments.where("is_readable").orderBy("start_offset").collect()
-    assert {row["topic"] for row in rows} == {stage.topic}
-    assert rows[0]["start_offset"] == 0
-    assert all(last["end_offset"] + 1 == following["start_offset"] for last, following in pairwise(rows))
-    assert {row["state"] for row in rows} == {"COPY_SEGMENT_FINISHED"}
 
 
 def test_a_stream_reads_both_tiers_once_over_restarts(spark: SparkSession, stage: ReadStage, tmp_path: Path) -> None:

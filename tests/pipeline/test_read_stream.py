@@ -105,12 +105,9 @@ def at(offsets: dict[int, int], topic_id: UUID = TOPIC_ID) -> Encoded:
     return encode_offsets(StreamOffsets({("orders", one): each for one, each in offsets.items()}, {"orders": topic_id}))
 
 
-def test_a_stream_begins_at_the_end_unless_told_otherwise(log: GrowingLog) -> None:
+def test_a_batch_takes_what_there_is_or_as_much_as_it_may(log: GrowingLog) -> None:
     assert reader().initialOffset() == at({0: 100})
     assert reader(startingOffsets="earliest").initialOffset() == at({0: 0})
-
-
-def test_a_batch_takes_what_there_is_or_as_much_as_it_may(log: GrowingLog) -> None:
     limited = reader(maxOffsetsPerTrigger="30")
     limit = limited.getDefaultReadLimit()
     assert limit == ReadMaxRows(30)

@@ -86,36 +86,24 @@ async def test_indexes_are_made_anew_run_by_run_and_nothing_is_written_unasked(b
     assert {verdict for verdict, _ in await asyncio.to_thread(made, bench, segments)} == {Verdict.WHOLE}
 
 
-async def test_an_encrypted_segment_is_lost_with_its_key(bench: CommandBench) -> None:
+async def test_indexes_that_cannot_be_rebuilt_are_refused_and_left_alone(bench: CommandBench) -> None:
+    """Those of a later format, of no log, of a torn one, and of one whose key is lost."""
+    later, no_log, torn = [await bench.tiered(start) for start in (0, 10, 20)]
     bench.ring = KeyRing({"old": bytes(32)}, "old")
-    segment = await bench.tiered(0)
-    lose(bench, segment)
-    [(verdict, what)] = await asyncio.to_thread(made, bench, [segment])
-    assert verdict is Verdict.REFUSED
-    assert "it is encrypted" in what
-
-
-async def test_indexes_of_a_later_format_are_left_alone(bench: CommandBench) -> None:
-    later, lost = await bench.tiered(0), await bench.tiered(10)
-    paths = [lose(bench, each) for each in (later, lost)]
+    encrypted = await bench.tiered(30)
+    paths = [lose(bench, each) for each in (later, no_log, torn, encrypted)]
     written_later = encode_sections({}).replace(MAGIC + pack(">h", VERSION), MAGIC + pack(">h", VERSION + 1))
     paths[0].write_bytes(written_later)
-    (refused, what), (written, _) = await asyncio.to_thread(made, bench, [later, lost])
-    assert (refused, written) == (Verdict.REFUSED, Verdict.WRITTEN)
-    assert f"version {VERSION + 1}" in what
-    assert paths[0].read_bytes() == written_later
-
-
-async def test_a_segment_without_a_log_or_with_a_torn_one_is_refused(bench: CommandBench) -> None:
-    first, second = await bench.tiered(0), await bench.tiered(10)
-    paths = [lose(bench, each) for each in (first, second)]
-    paths[0].with_suffix(".log").unlink()
-    log = paths[1].with_suffix(".log")
+    paths[1].with_suffix(".log").unlink()
+    log = paths[2].with_suffix(".log")
     log.write_bytes(log.read_bytes()[:-5])
-    (none, missing), (short, torn) = await asyncio.to_thread(made, bench, [first, second])
-    assert (none, short) == (Verdict.REFUSED, Verdict.REFUSED)
-    assert "no such object" in missing
-    assert "not a whole record batch" in torn
+    found = await asyncio.to_thread(made, bench, [later, no_log, torn, encrypted])
+    for (verdict, what), said in zip(
+        found, (f"version {VERSION + 1}", "no such object", "not a whole record batch", "it is encrypted"), strict=True
+    ):
+        assert verdict is Verdict.REFUSED
+        assert said in what
+    assert paths[0].read_bytes() == written_later
 
 
 async def test_a_full_disk_of_an_executor_refuses_one_and_ends_no_run(

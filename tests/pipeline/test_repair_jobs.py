@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they export it without saying so
@@ -23,10 +21,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they export
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from pipeline.config import PipelineConfig, load_pipeline_config
-from pipeline.maintenance.indexes_task import Verdict
 from pipeline.maintenance.merge import merge, plan_merge
 from pipeline.maintenance.merge_plan import MergeLimits
-from pipeline.maintenance.rebuild import rebuild, rebuild_indexes
 from pipeline.maintenance.retain import plan_retention, retain
 from tests.support.pipeline.inline_runner import InlineRunner
 from tests.support.rigs.strict_consumer import (
@@ -40,12 +36,10 @@ from tests.support.rigs.strict_consumer import (
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer
-from tests.support.servers.producing import TIMEOUT_S, create_topic, delete_topics, produce
+from tests.support.servers.producing import TIMEOUT_S, create_topic, produce
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.access.open_tier import open_tier
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
-from tiers.segment.indexes.indexes_object import Section, decode_sections
-from tiers.upkeep.rebuild import RebuildOptions
 from tiers.upkeep.runner import Task
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_claims")]
@@ -157,55 +151,6 @@ def test_a_consumer_reads_every_record_while_segments_are_merged(tiered: Tiered)
     assert [each.end_offset + 1 for each in after[:-1]] == [each.start_offset for each in after[1:]]
 
 
-def test_an_empty_metadata_topic_is_filled_with_what_the_store_tells(tiered: Tiered) -> None:
-    into = f"{tiered.config.remote_log.metadata_topic}-again"
-    options = RebuildOptions(into=into)
-    done = asyncio.run(rebuild(tiered.config, InlineRunner(), options))
-    assert (done.written, done.undecided) == (False, [])
-    os.kill(tiered.proxy.pid, signal.SIGTERM)  # no owner may run beside it
-    assert tiered.proxy.wait() == 0
-    done = asyncio.run(rebuild(tiered.config, InlineRunner(), replace(options, is_applied=True)))
-    tiered.proxy.start()
-    assert (done.written, done.undecided) == (True, [])
-    remote_log = tiered.config.remote_log.model_copy(update={"metadata_topic": into})
-    again = tiered.segments(tiered.config.model_copy(update={"remote_log": remote_log}))
-    assert [plain(each) for each in again] == [plain(each) for each in tiered.segments()]
-
-
-def plain(segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-    assert segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-    return replace(segment, event_timestamp_ms=0, broker_id=0)
-
-
-def test_indexes_that_are_lost_or_damaged_are_made_anew_of_the_log(tiered: Tiered) -> None:
-    lost, damaged, *_, last = tiered.segments()
-    written: dict[uuid.UUID, dict[int, Any]] = {}
-    for segment in (lost, damaged):
-        indexes, _ = tiered.files(segment)
-        data = indexes.read_bytes()
-        written[segment.segment_id.id] = {int(section): bytes(each) for section, each in decode_sections(data).items()}
-        indexes.unlink()
-        if segment is damaged:
-            indexes.write_bytes(data[:-1] + bytes((data[-1] ^ 1,)))
-
-    def made(is_applied: bool) -> dict[uuid.UUID, Verdict]:
-        results = asyncio.run(rebuild_indexes(tiered.config, InlineRunner(), tiered.topic, is_applied=is_applied))
-        assert results[-1].segment.segment_id == last.segment_id
-        return {each.segment.segment_id.id: each.verdict for each in results if each.verdict is not Verdict.WHOLE}
-
-    assert made(False) == dict.fromkeys(written, Verdict.LOST)
-    assert made(True) == dict.fromkeys(written, Verdict.WRITTEN)
-    assert made(True) == {}
-    for segment in (lost, damaged):
-        data = tiered.files(segment)[0].read_bytes()
-        found = {int(section): bytes(each) for section, each in decode_sections(data).items()}
-        sections = found.keys() - {Section.METADATA, Section.FACTS}
-        assert {each: found[each] for each in sections} == {
-            each: written[segment.segment_id.id][each] for each in sections
-        }
-    assert tiered.read_all() == tiered.records
-
-
 def retention_bytes(tiered: Tiered, node_id: int) -> str:
     """The topic as that broker knows it. Any broker may be asked."""
     resource = DescribeConfigsRequest.DescribeConfigsResource(
@@ -218,7 +163,7 @@ def retention_bytes(tiered: Tiered, node_id: int) -> str:
     return str(config.value)
 
 
-def test_segments_beyond_retention_and_of_deleted_topics_are_deleted(tiered: Tiered) -> None:
+def test_segments_beyond_retention_are_deleted(tiered: Tiered) -> None:
     tiered.proxy.stop()
     admin = AdminClient({"bootstrap.servers": tiered.kafka.bootstrap_servers})
     before = tiered.segments()
@@ -241,26 +186,3 @@ def test_segments_beyond_retention_and_of_deleted_topics_are_deleted(tiered: Tie
     assert local_log_start(tiered.kafka, tiered.topic) >= done.log_start_offset
     again = asyncio.run(retain(tiered.config, InlineRunner(), tiered.topic, deleted_topics=False))
     assert again.partitions == []
-
-    def of_deleted_topics() -> list[int]:
-        found = asyncio.run(plan_retention(tiered.config, "", deleted_topics=True)).partitions
-        return [len(each.segments) for each in found]
-
-    def unproved() -> set[str]:
-        found = asyncio.run(plan_retention(tiered.config, "", deleted_topics=True)).unproved
-        return {each.topic for each in found}
-
-    async def prove(topic_id: uuid.UUID) -> None:
-        async with open_tier(tiered.config) as tier:
-            await tier.metadata.put_topic_deletion(topic_id, tiered.topic, is_confirmed=True)
-
-    assert (of_deleted_topics(), unproved()) == ([], set())
-    delete_topics(tiered.kafka.bootstrap_servers, tiered.topic)
-    until(lambda: unproved() == {tiered.topic})
-    asyncio.run(retain(tiered.config, InlineRunner(), "", deleted_topics=True, delay_ms=100))
-    assert tiered.segments() == before[len(done.segments) :]
-    asyncio.run(prove(before[0].topic_id_partition.topic_id))
-    assert (of_deleted_topics(), unproved()) == ([len(before) - len(done.segments)], set())
-    asyncio.run(retain(tiered.config, InlineRunner(), "", deleted_topics=True, delay_ms=100))
-    assert of_deleted_topics() == []
-    assert [each for each in tiered.store.rglob("*") if each.suffix in (".log", ".indexes", ".facts")] == []

@@ -9,13 +9,16 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipeline.maintenance.scrub import ScrubOptions, packed, scrub_tier
+from pipeline.maintenance.scrub import ScrubOptions, overlaps, packed, scrub_tier
 from pipeline.maintenance.scrub_report import FindingKind, ScrubLevel, ScrubReport
 from protocol.records.record_batch import crc32c
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.fakes.segments import PARTITION
+from tests.support.fakes.stored_segments import stored
 from tests.support.pipeline.scrub_bench import ScrubBench, scrub_bench
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
@@ -62,7 +65,7 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
     return lambda data: data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :]
 
 
-@pytest.mark.parametrize("level", ScrubLevel)
+@pytest.mark.parametrize("level", [META, DEEP])
 async def test_a_tier_in_order_has_no_findings(bench: ScrubBench, level: ScrubLevel) -> None:
     segments = await three(bench)
     report = await scrubbed(bench, level)
@@ -85,8 +88,7 @@ async def test_a_flipped_byte_is_found_in_its_chunk(bench: ScrubBench, number: i
     assert found(await scrubbed(bench, META)) == []
 
 
-@pytest.mark.parametrize("level", [META, BATCH])
-@pytest.mark.parametrize("suffix", [".log", ".indexes"])
+@pytest.mark.parametrize(("level", "suffix"), [(META, ".log"), (META, ".indexes"), (BATCH, ".log")])
 async def test_a_missing_object_is_found_once(bench: ScrubBench, level: ScrubLevel, suffix: str) -> None:
     _, lost, _ = await three(bench)
     bench.file(lost, suffix).unlink()
@@ -311,16 +313,6 @@ async def test_an_unreadable_segment_is_found_and_the_others_are_read(
     assert name(unread) not in notes.read_text()
 
 
-async def test_only_the_topics_that_were_asked_for(bench: ScrubBench) -> None:
-    segments = await three(bench)
-    bench.file(segments[0], ".log").unlink()
-    assert len((await scrubbed(bench, META, topics="ord.*")).findings) == 1
-    with pytest.raises(JobError, match="no topic in the remote tier matches 'ord'"):
-        await scrubbed(bench, META, topics="ord")
-    with pytest.raises(JobError, match="is not a regular expression"):
-        await scrubbed(bench, META, topics="(")
-
-
 def sized(size_bytes: int) -> RemoteLogSegmentMetadata:
     key = SegmentObjectKey("c", PARTITION.topic_id, 0, 0, 9, uuid4(), ".log")
     return replace(segment_of_key(key, None), segment_size_bytes=size_bytes)
@@ -335,3 +327,28 @@ def test_segments_are_packed_to_a_second_of_work_unless_cores_would_idle() -> No
     assert [len(task) for task in packed(many[:8], 512 * mib, 2)] == [4, 4]
     assert [len(task) for task in packed(many[:8], 512 * mib, 16)] == [1] * 8
     assert list(packed([], mib, 2)) == []
+
+
+def segment(start: int, end: int, cut_at: int | None = None) -> RemoteLogSegmentMetadata:
+    key = SegmentObjectKey("c", PARTITION.topic_id, PARTITION.partition, start, end, uuid4(), ".log")
+    return replace(segment_of_key(key, None), cut_at=cut_at)
+
+
+SEGMENTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15), st.none() | st.integers(0, 50)), max_size=8)
+
+
+@given(made=SEGMENTS, log_start=st.integers(0, 30))
+def test_they_are_what_more_than_one_segment_holds(made: list[tuple[int, int, int | None]], log_start: int) -> None:
+    segments = [
+        segment(start, start + length, None if valid_end is None or valid_end >= start + length else valid_end)
+        for start, length, valid_end in made
+    ]
+    held = [offset for each in segments for offset in range(each.start_offset, each.valid_end_offset + 1)]
+    several = {offset for offset in held if offset >= log_start and held.count(offset) > 1}
+    in_order = map(stored, sorted(segments, key=lambda each: each.start_offset))
+    found = list(overlaps(in_order, log_start))
+    common = [
+        range(each.first_offset, min(each.one.valid_end_offset, each.other.valid_end_offset) + 1) for each in found
+    ]
+    assert {offset for each in common for offset in each} == several
+    assert all(one.one.segment_id != one.other.segment_id for one in found)

@@ -9,7 +9,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from pipeline.spark.session import SparkMasterError, SparkSettingError, spark_session
 from tests.support.servers.ports import free_ports
@@ -98,14 +97,14 @@ def test_a_session_is_silent_and_local_and_ends_on_an_interrupt(tmp_path: Path) 
     assert ended.returncode == 0
 
 
-@pytest.mark.parametrize("given", ["512m", "512", "1000M", "1048575k"])
+@pytest.mark.parametrize("given", ["512m", "1048575k"])
 def test_a_limit_under_which_no_worker_starts_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
     with pytest.raises(SparkSettingError, match=f"{given} is too little"):
         spark_session("local[1]", {"spark.executor.pyspark.memory": given})
 
 
-@pytest.mark.parametrize("master", ["foo", "local[]", "localhost:7077", "spark:/host"])
+@pytest.mark.parametrize("master", ["foo", "local[]"])
 def test_an_invalid_master_is_refused(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
     with pytest.raises(SparkSettingError, match="expected local"):
@@ -119,13 +118,6 @@ def test_a_master_that_is_not_there_is_missed_at_once(monkeypatch: pytest.Monkey
         spark_session(f"spark://127.0.0.1:{one},localhost:{other}")
     with pytest.raises(SparkSettingError, match="expected spark://HOST:PORT"):
         spark_session("spark://nowhere")
-
-
-def test_the_session_that_there_is_stays_the_one(spark: SparkSession) -> None:
-    assert spark_session("local[7]", {"spark.sql.shuffle.partitions": "4"}) is spark
-    assert spark.sparkContext.master == "local[2]"
-    assert spark.conf.get("spark.sql.shuffle.partitions") == "4"
-    spark.conf.unset("spark.sql.shuffle.partitions")
 
 
 def test_without_java_it_says_what_is_needed(tmp_path: Path) -> None:

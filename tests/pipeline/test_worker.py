@@ -42,10 +42,6 @@ def test_work_gives_its_result_or_its_error(worker: Worker) -> None:
         worker.run(fails())
 
 
-def test_items_come_in_order_and_then_end(worker: Worker) -> None:
-    assert list(worker.iterate(numbers(100, []))) == list(range(100))
-
-
 def test_no_more_is_made_than_may_be_ahead(worker: Worker) -> None:
     seen: list[int] = []
     items = worker.iterate(numbers(100, seen), ahead=2)
@@ -109,18 +105,6 @@ def test_a_resource_that_cannot_be_closed_keeps_nothing_else_open(
     assert heard == ["first open", "second open", "third open", *said]
 
 
-def test_open_resources_are_closed_when_the_process_ends() -> None:
-    program = """
-from pipeline.worker import worker
-class Store:
-    async def open(self): print("open")
-    async def close(self): print("closed")
-worker().run(worker().keep(Store()))
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
-    assert (ended.stdout.split(), ended.stderr) == (["open", "closed"], "")
-
-
 def config_of(password: str, folder: Path, more: str = "") -> PipelineConfig:
     return parse_pipeline_config(
         f"""
@@ -145,3 +129,15 @@ def test_an_open_resource_is_shared_by_users_with_equal_settings_alone(worker: W
     (tmp_path / "new").mkdir()
     grown = config_of("mine", tmp_path, f'[[storage.locations]]\nname = "new"\npath = "{tmp_path}/new"')
     assert worker.run(worker.storage(grown, "cluster")) is not store
+
+
+def test_open_resources_are_closed_when_the_process_ends() -> None:
+    program = """
+from pipeline.worker import worker
+class Store:
+    async def open(self): print("open")
+    async def close(self): print("closed")
+worker().run(worker().keep(Store()))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    assert (ended.stdout.split(), ended.stderr) == (["open", "closed"], "")

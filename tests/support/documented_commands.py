@@ -96,7 +96,7 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "docs/pipeline.md": {
         ".venv/bin/pip install": DOWNLOADS,
-        ".venv/bin/tidegate-pipeline warm": "tests/pipeline/test_without_numba.py",
+        ".venv/bin/tidegate-pipeline warm": "tests/pipeline/decode/test_kernel_cache.py",
         "tidegate-pipeline sql": JOBS,
         "tidegate-pipeline offload": JOBS,
         "tidegate-pipeline offload --config tidegate.toml --interval": "tests/pipeline/test_offload_in_spark.py",

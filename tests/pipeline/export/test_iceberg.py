@@ -80,22 +80,6 @@ def test_a_commit_is_as_far_as_no_tile_is_missing(catalog: Catalog, target: Expo
     assert target.staged(f"{TOPIC_ID}/") == []
 
 
-def test_offsets_go_on_where_a_tile_has_no_records(catalog: Catalog, target: ExportTarget) -> None:
-    one = ledger(catalog, target)
-    one.load(TOPIC_ID)
-    assert one.commit([TileResult(Tile(0, 0, 9))]) == [TileResult(Tile(0, 0, 9))]
-    assert ledger(catalog, target).load(TOPIC_ID).next_offsets == {0: 10}
-
-
-def test_one_of_two_equal_exports_commits(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
-    one, other = ledger(catalog, target), ledger(catalog, target)
-    one.load(TOPIC_ID)
-    other.load(TOPIC_ID)
-    assert other.commit([written(other, target, tmp_path, Tile(0, 0, 3))])
-    assert one.commit([written(one, target, tmp_path, Tile(0, 0, 9))]) is None
-    assert offsets(catalog) == [0, 1, 2, 3]
-
-
 class Overtaken(IcebergLedger):
     """Another one commits after this one has read the offsets."""
 
@@ -149,29 +133,22 @@ def test_a_table_that_was_rolled_back_is_filled_again(catalog: Catalog, target: 
     table = catalog.load_table(TABLE)
     table.append(pa.Table.from_pylist([{"offset": -1}], schema=KAFKA_COLUMNS.schema))
     before = table.current_snapshot()
-    assert before is not None
     one.commit([written(one, target, tmp_path, Tile(0, 0, 4))])
     exported = catalog.load_table(TABLE).current_snapshot()
-    assert exported is not None
     one.commit([written(one, target, tmp_path, Tile(0, 5, 9))])
     for snapshot, next_offsets in ((exported, {0: 5}), (before, {})):
+        assert snapshot is not None
         catalog.load_table(TABLE).manage_snapshots().rollback_to_snapshot(snapshot.snapshot_id).commit()
-        found = ledger(catalog, target).load(TOPIC_ID)
-        assert found.next_offsets == next_offsets
+        assert ledger(catalog, target).load(TOPIC_ID).next_offsets == next_offsets
 
 
-def test_another_topic_of_the_name_is_refused(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+def test_another_topic_of_the_name_or_another_layout_is_refused(catalog: Catalog, target: ExportTarget) -> None:
     one = ledger(catalog, target)
     one.load(TOPIC_ID)
-    one.commit([written(one, target, tmp_path, Tile(0, 0, 9))])
+    assert one.commit([TileResult(Tile(0, 0, 9))]) == [TileResult(Tile(0, 0, 9))]
+    assert ledger(catalog, target).load(TOPIC_ID).next_offsets == {0: 10}
     with pytest.raises(JobError, match=f"db.orders holds another topic orders, with the id {TOPIC_ID}"):
         ledger(catalog, target).load(uuid.uuid4())
-
-
-def test_an_export_of_another_layout_is_refused(catalog: Catalog, target: ExportTarget) -> None:
-    one = ledger(catalog, target)
-    one.load(TOPIC_ID)
-    one.commit([TileResult(Tile(0, 0, 9))])
     uncommitted = IcebergLedger(catalog, TABLE, target, "orders", KAFKA_COLUMNS.schema, "another layout")
     with pytest.raises(JobError, match=r"db\.orders was begun with other columns, another value schema"):
         uncommitted.load(TOPIC_ID)
@@ -208,7 +185,9 @@ def test_table_and_files_are_in_s3_and_reached_as_the_target_is(
     assert catalog.load_table(TABLE).metadata_location.startswith(f"{where.url}/warehouse/db/orders/metadata/")
 
 
-def test_a_missing_store_is_reported_in_a_line_that_names_the_setting(tmp_path: Path) -> None:
+def test_a_missing_store_or_catalog_is_reported_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="the catalog nowhere: "):
+        open_catalog("nowhere", {"type": "strange"}, TargetSettings("file:///x"))
     where = TargetSettings("s3://lake/x", {"endpoint.url": "http://127.0.0.1:1", "region": "us-east-1"})
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": where.url}
     one = ledger(open_catalog("lake", properties, where), open_target(TargetSettings((tmp_path / "lake").as_uri())))
@@ -244,8 +223,3 @@ def test_typed_values_are_columns_of_the_table(catalog: Catalog, target: ExportT
     assert [row["value"] for row in rows] == typed.column("value").to_pylist()
     assert rows[0]["value"]["price"] == Decimal("12.50")
     assert [row["dead_letter"] for row in rows] == typed.column("dead_letter").to_pylist()
-
-
-def test_an_unreachable_catalog_is_reported_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="the catalog nowhere: "):
-        open_catalog("nowhere", {"type": "strange"}, TargetSettings("file:///x"))

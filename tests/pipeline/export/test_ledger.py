@@ -123,31 +123,6 @@ def test_a_tile_that_was_published_whole_is_not_published_in_parts(target: Expor
     assert ledger(target).load(TOPIC_ID).pending == (SECOND,)
 
 
-def test_an_old_plan_cannot_publish_records_that_were_cut_since(target: ExportTarget, tmp_path: Path) -> None:
-    slow, other = ledger(target), ledger(target)
-    slow.load(TOPIC_ID)
-    slow.promise([FIRST, SECOND], [])
-    whole, kept = (staged(target, tmp_path, tile).staged[0] for tile in (FIRST, SECOND))
-    other.load(TOPIC_ID)
-    assert other.promise([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
-    assert len(other.commit([staged(target, tmp_path, Tile(0, 0, 3))])) == 1
-    assert not target.publish(whole)
-    assert files(target) == [Tile(0, 0, 3)]
-    assert target.publish(kept)
-
-
-def test_two_exporters_of_one_promise_both_continue(target: ExportTarget, tmp_path: Path) -> None:
-    one, other = ledger(target), ledger(target)
-    one.load(TOPIC_ID)
-    one.promise([FIRST, SECOND], [])
-    other.load(TOPIC_ID)
-    first = staged(target, tmp_path, FIRST)
-    assert len(other.commit([staged(target, tmp_path, FIRST)])) == 1
-    assert [result.tile for result in one.commit([first, staged(target, tmp_path, SECOND)])] == [FIRST, SECOND]
-    assert files(target) == [FIRST, SECOND]
-    assert target.staged(f"{TOPIC_ID}/") == []
-
-
 def test_useless_staged_files_of_a_dead_run_are_removed(target: ExportTarget, tmp_path: Path) -> None:
     one = ledger(target)
     one.load(TOPIC_ID)
@@ -174,3 +149,28 @@ def test_another_topic_other_columns_and_files_without_a_plan_are_refused(target
     written(target, FIRST)
     with pytest.raises(JobError, match="has files of payments, but no plan"):
         ParquetLedger(target, "payments", "plain").load(TOPIC_ID)
+
+
+def test_an_old_plan_cannot_publish_records_that_were_cut_since(target: ExportTarget, tmp_path: Path) -> None:
+    slow, other = ledger(target), ledger(target)
+    slow.load(TOPIC_ID)
+    slow.promise([FIRST, SECOND], [])
+    whole, kept = (staged(target, tmp_path, tile).staged[0] for tile in (FIRST, SECOND))
+    other.load(TOPIC_ID)
+    assert other.promise([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
+    assert len(other.commit([staged(target, tmp_path, Tile(0, 0, 3))])) == 1
+    assert not target.publish(whole)
+    assert files(target) == [Tile(0, 0, 3)]
+    assert target.publish(kept)
+
+
+def test_two_exporters_of_one_promise_both_continue(target: ExportTarget, tmp_path: Path) -> None:
+    one, other = ledger(target), ledger(target)
+    one.load(TOPIC_ID)
+    one.promise([FIRST, SECOND], [])
+    other.load(TOPIC_ID)
+    first = staged(target, tmp_path, FIRST)
+    assert len(other.commit([staged(target, tmp_path, FIRST)])) == 1
+    assert [result.tile for result in one.commit([first, staged(target, tmp_path, SECOND)])] == [FIRST, SECOND]
+    assert files(target) == [FIRST, SECOND]
+    assert target.staged(f"{TOPIC_ID}/") == []

@@ -33,8 +33,9 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.datetime import days_to_years, micros_to_months
 
+from pipeline.decode.record_columns import KAFKA_COLUMNS
 from pipeline.export import parquet_writer
-from pipeline.export.parquet_writer import write_parts
+from pipeline.export.parquet_writer import write_parquet, write_parts
 from pipeline.export.table_format import PartitionValueError, TableFormat
 
 DAY_US = 86_400_000_000
@@ -81,10 +82,8 @@ def divided(table: TableFormat, batch: pa.RecordBatch) -> dict[tuple[Any, ...], 
 @pytest.mark.parametrize(
     ("transform", "column", "values", "expected"),
     [
-        ("day", "timestamp", [0, DAY_US, 1, 2 * DAY_US - 1], {(0,): [0, 2], (1,): [1, 3]}),
         ("day", "timestamp", [-1, None, DAY_US], {(-1,): [0], (None,): [1], (1,): [2]}),
         ("day", "timestamp", [5, 6], {(0,): [0, 1]}),
-        ("month", "timestamp", [0, 31 * DAY_US], {(0,): [0], (1,): [1]}),
         ("month", "timestamp", [FAR_FUTURE_US, None, -1], {(646_450,): [0], (None,): [1], (-1,): [2]}),
         ("year", "timestamp", [FAR_FUTURE_US, YEAR_1_US - 1, -1], {(53_870,): [0], (-1970,): [1], (-1,): [2]}),
         ("hour", "timestamp", [0, DAY_US], {(0,): [0], (24,): [1]}),
@@ -110,14 +109,11 @@ def test_months_and_years_are_those_of_pyiceberg(time_us: int) -> None:
     assert found == (micros_to_months(time_us), days_to_years(time_us // DAY_US))
 
 
-def test_a_partition_may_have_several_fields_and_a_table_none() -> None:
+def test_a_partition_may_have_several_fields_and_no_record_is_lost() -> None:
+    """NaN equals nothing."""
     batch = batch_of(timestamp=[0, DAY_US, 0], topic=["a", "a", "b"])
     expected = {(0, "a"): [0], (1, "a"): [1], (0, "b"): [2]}
     assert divided(format_of(timestamp="day", topic="identity"), batch) == expected
-    assert divided(format_of(), batch) == {(): [0, 1, 2]}
-
-
-def test_no_record_is_lost_for_a_value_that_equals_nothing() -> None:
     batch = batch_of(weight=[float("nan"), 1.0, float("nan"), None])
     parts = [part["offset"].to_pylist() for _, part in format_of(weight="identity").parts(batch)]
     assert sorted(itertools.chain.from_iterable(parts)) == [0, 1, 2, 3]
@@ -164,3 +160,30 @@ def test_each_value_has_one_file_and_few_files_are_open(tmp_path: Path, monkeypa
 def open_files(folder: Path) -> list[Path]:
     links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return [link for link in links if link.is_relative_to(folder)]
+
+
+def rows_from(first: int, count: int) -> pa.RecordBatch:
+    rows = [{"value": b"v" * 100, "partition": 0, "offset": offset} for offset in range(first, first + count)]
+    return pa.RecordBatch.from_pylist(rows, schema=KAFKA_COLUMNS.schema)
+
+
+def test_batches_are_put_together_into_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_writer, "ROW_GROUP_BYTES", 3 * rows_from(0, 10).nbytes)
+    batches = [rows_from(first, 10) for first in range(0, 80, 10)]
+    assert write_parquet(tmp_path / "x", batches, KAFKA_COLUMNS.schema) == 80
+    metadata = pq.read_metadata(tmp_path / "x")
+    assert [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)] == [30, 30, 20]
+    assert pq.read_table(tmp_path / "x") == pa.Table.from_batches(batches)
+    offsets = metadata.row_group(1).column(KAFKA_COLUMNS.names.index("offset")).statistics
+    assert (offsets.min, offsets.max) == (30, 59)
+
+
+def test_the_row_groups_of_all_open_files_have_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_writer, "ROW_GROUP_BYTES", 3 * rows_from(0, 10).nbytes)
+    batches = [rows_from(first, 10) for first in range(0, 80, 10)]
+    parts = write_parts(tmp_path, batches, KAFKA_COLUMNS.schema, lambda batch: [((), batch[:5]), ((1,), batch[5:])])
+    assert [(part.values, part.records) for part in parts] == [((), 40), ((1,), 40)]
+    for part in parts:
+        metadata = pq.read_metadata(part.path)
+        assert max(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)) <= 30
+        assert metadata.num_row_groups > 1

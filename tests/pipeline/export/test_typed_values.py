@@ -131,16 +131,13 @@ def test_json_values_become_columns() -> None:
     ("value", "error"),
     [
         (b"", "Expecting value"),
-        (b"\xff\xfe\xfd", "codec can't decode"),
         (b"[1]", "expected an object"),
-        (b"null", "the value: null"),
         (b"{}", "id is missing"),
         (b'{"id": true}', "id: expected an integer"),
         (b'{"id": 9223372036854775808}', "id: expected an integer of 64 bits"),
         (b'{"id": 1, "price": NaN}', "NaN is not JSON"),
         (b'{"id": 1, "price": 1e999}', "price: a number that is too large"),
         (b'{"id": 1, "state": "lost"}', 'state: "lost" is not one of'),
-        (b'{"id": 1, "at": "2024-05-06T07:08:09"}', "at: expected date-time"),
         (b'{"id": 1, "lines": [{"sku": "a"}, {"sku": 5}]}', "lines[1].sku: expected a string"),
         (b'{"id": 1, "lines": [{"sku": "\\ud800"}]}', "lines[0].sku: expected text of Unicode"),
         (b'{"id": 1, "at": "0001-01-01T00:00:00+01:00"}', "at: expected date-time"),
@@ -153,13 +150,6 @@ def test_a_value_outside_the_schema_is_a_dead_letter(value: bytes, error: str) -
     assert letters[0] is letters[2] is None
     assert letters[1]["value"] == value
     assert error in letters[1]["error"]
-
-
-def test_no_depth_of_a_value_ends_the_job() -> None:
-    """Also where it can just be read, and not be written into the error any more."""
-    values = [b"[" * depth + b"]" * depth for depth in range(1, sys.getrecursionlimit())]
-    _, letters = read(TypedValues("json", json.dumps(ORDER)), *values)
-    assert [letter["value"] for letter in letters] == values
 
 
 def test_other_properties_can_be_forbidden() -> None:
@@ -217,47 +207,34 @@ def test_every_record_is_a_value_or_a_dead_letter(raw: list[bytes | None], kind:
 
 
 @pytest.mark.parametrize(
-    ("schema", "error"),
+    ("kind", "schema", "error"),
     [
-        ({"type": "object"}, "an object without properties"),
-        ({"$ref": "#/x"}, r"\$ref is not supported"),
-        ({"type": ["string", "integer"]}, "expected one type"),
-        ({"type": "object", "properties": {"a": {"type": "decimal"}}}, "a: unknown type 'decimal'"),
-        ({"type": "object", "properties": {"a": {"type": "array"}}}, r"a\[\]: expected a schema"),
-        ({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["b"]}, "a: expected one type"),
-        ({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["b"]}, "b is required"),
-        ({"type": "string", "minLength": 1}, "minLength is not supported"),
-        ({"type": "object", "properties": ["a"]}, "not a JSON Schema"),
-        ({"type": "integer", "enum": 5}, "not a JSON Schema"),
-        ({"type": "string", "format": ["date"]}, "not a JSON Schema"),
-    ],
-)
-def test_a_json_schema_beyond_the_subset_is_refused(schema: object, error: str, tmp_path: Path) -> None:
-    file = tmp_path / "schema.json"
-    file.write_text(json.dumps(schema))
-    with pytest.raises(ValueSchemaError, match=error):
-        read_value_schema(f"json:{file}")
-
-
-@pytest.mark.parametrize(
-    ("schema", "error"),
-    [
-        (["null", "string", "int"], "a union of null and one other type"),
-        ("strange", "not an Avro schema"),
-        ({"type": "record", "name": "R", "fields": []}, "without fields"),
+        ("json", {"$ref": "#/x"}, r"\$ref is not supported"),
+        ("json", {"type": ["string", "integer"]}, "expected one type"),
+        ("json", {"type": "object", "properties": {"a": {"type": "decimal"}}}, "a: unknown type 'decimal'"),
+        ("json", {"type": "object", "properties": {"a": {"type": "array"}}}, r"a\[\]: expected a schema"),
+        ("json", {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["b"]}, "b is required"),
+        ("json", {"type": "string", "minLength": 1}, "minLength is not supported"),
+        ("json", {"type": "object", "properties": ["a"]}, "not a JSON Schema"),
+        ("json", {"type": "integer", "enum": 5}, "not a JSON Schema"),
+        ("avro", ["null", "string", "int"], "a union of null and one other type"),
+        ("avro", "strange", "not an Avro schema"),
+        ("avro", {"type": "record", "name": "R", "fields": []}, "without fields"),
         (
-            {"type": "record", "name": "R", "fields": [{"name": "next", "type": ["null", "R"]}]},
-            "next: R is within itself",
+            "avro",
+            {"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "R"]}]},
+            "R is within itself",
         ),
-        ({"type": "bytes", "logicalType": "decimal", "precision": 40}, "at most 38 digits"),
-        ({"type": "bytes", "logicalType": "decimal"}, "a decimal has a precision"),
+        ("avro", {"type": "bytes", "logicalType": "decimal", "precision": 40}, "at most 38 digits"),
+        ("avro", {"type": "bytes", "logicalType": "decimal"}, "a decimal has a precision"),
     ],
 )
-def test_an_avro_schema_that_is_no_column_is_refused(schema: object, error: str, tmp_path: Path) -> None:
-    file = tmp_path / "schema.avsc"
+def test_a_schema_that_is_no_column_is_refused(kind: str, schema: object, error: str, tmp_path: Path) -> None:
+    """A JSON Schema beyond the subset, or an Avro schema."""
+    file = tmp_path / "schema"
     file.write_text(json.dumps(schema))
     with pytest.raises(ValueSchemaError, match=error):
-        read_value_schema(f"avro:{file}")
+        read_value_schema(f"{kind}:{file}")
 
 
 def test_a_schema_is_named_by_its_kind_and_its_file(tmp_path: Path) -> None:
@@ -274,3 +251,10 @@ def test_a_schema_is_named_by_its_kind_and_its_file(tmp_path: Path) -> None:
     (tmp_path / "order.json").write_text(json.dumps(ORDER))
     values = pickle.loads(pickle.dumps(read_value_schema(f"json:{tmp_path / 'order.json'}")))
     assert values.schema(KAFKA_COLUMNS.schema).field("dead_letter").type == DEAD_LETTER
+
+
+def test_no_depth_of_a_value_ends_the_job() -> None:
+    """Also where it can just be read, and not be written into the error any more."""
+    values = [b"[" * depth + b"]" * depth for depth in range(1, sys.getrecursionlimit())]
+    _, letters = read(TypedValues("json", json.dumps(ORDER)), *values)
+    assert [letter["value"] for letter in letters] == values

@@ -9,14 +9,13 @@ from dataclasses import replace
 import pytest
 
 from pipeline.job_services import PAUSES_S
-from pipeline.offload.commit import ATTEMPTS, OffloadCommitter
+from pipeline.offload.commit import OffloadCommitter
 from pipeline.offload.task import OffloadResult, Stop, Stopped
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.pipeline.one_offload import Offload
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
-from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import LogRead
 from tiers.model.log_start import LogGap
@@ -61,21 +60,6 @@ async def test_removed_records_are_a_gap_unless_their_deletion_is_recorded(bench
     assert bench.state.gaps(PARTITION) == ([] if recorded else [LogGap(100, 120)])
     assert bench.now_ms == began_ms + (gap_alarm_ms // 2 if recorded else gap_alarm_ms)
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="gap") == (not recorded)
-
-
-async def test_the_second_of_two_attempts_is_deleted_by_its_name_in_the_plan(
-    bench: Workbench,
-) -> None:
-    offload = Offload(bench)
-    result = await offload.copied(100, 150, attempts=2)
-    assert len(await offload.objects()) == 8
-    assert len(bench.segments) == ATTEMPTS * 2
-    await offload.commit(result)
-    assert bench.finished == [(0, 99), (100, 149)]
-    await offload.collect()
-    assert [one.segment_id for one in bench.segments] == [one.segment.segment_id for one in result.copied]
-    assert len(await offload.objects()) == 4
-    assert bench.state.copy_plans(PARTITION) == []
 
 
 async def test_speculative_attempts_that_did_not_answer_are_deleted(bench: Workbench) -> None:
@@ -161,25 +145,6 @@ async def test_a_commit_without_an_answer_stays(bench: Workbench, monkeypatch: p
     await offload.collect()
     assert [one.segment_id for one in bench.segments] == [one.segment.segment_id for one in result.copied]
     assert bench.finished == [(0, 99), (100, 149)]
-
-
-async def test_a_plan_ends_though_its_end_is_not_written_at_once(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offload = Offload(bench)
-    result = await offload.copied(100)
-
-    end, answers = bench.metadata.end_copy_plan, [OwnershipLostError("lost")]
-
-    async def lost_at_first(plan: CopyPlan) -> None:
-        if answers:
-            raise answers.pop()
-        await end(plan)
-
-    monkeypatch.setattr(bench.metadata, "end_copy_plan", lost_at_first)
-    await offload.commit(result)
-    assert bench.state.copy_plans(PARTITION) == []
-    assert len(bench.segments) == len(bench.finished) == 1
 
 
 async def test_an_ended_run_finishes_its_copies_after_a_lost_ownership(
@@ -276,6 +241,56 @@ async def copied_by_the_next_owner(bench: Workbench) -> None:
     bench.now_ms += bench.services.settings.remote_log.visible_after_ms
     await bench.copy_all()
     await bench.copy()
+
+
+class Killed(BaseException):
+    """The driver."""
+
+
+@pytest.mark.parametrize("writes", range(5))
+async def test_wherever_a_driver_is_killed_the_next_owner_completes_its_work(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    """It dies after so many records. What it committed stays, and every object that it left has a name."""
+    offload = Offload(bench)
+    result = await offload.copied(100, 150)
+    left = writes
+
+    def dying(name: str) -> None:
+        write = getattr(bench.metadata, name)
+
+        async def counted(*arguments: object) -> None:
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            await write(*arguments)
+
+        monkeypatch.setattr(bench.metadata, name, counted)
+
+    for name in ("add_remote_log_segment_metadata", "update_remote_log_segment_metadata", "end_copy_plan"):
+        dying(name)
+    with pytest.raises(Killed):
+        await offload.commit(result)
+    monkeypatch.undo()
+    committed = bench.finished
+    assert committed == [(0, 99), (100, 149)][: writes // 2]
+    await copied_by_the_next_owner(bench)
+    assert bench.finished[: len(committed)] == committed
+    assert bench.log.records.startswith(await bench.remote_bytes())
+    assert len(await offload.objects()) == 2 * len(bench.segments) == 2 * len(bench.finished)
+    assert bench.state.copy_plans(PARTITION) == []
+
+
+async def test_a_partition_ends_at_a_damaged_batch_which_is_named(bench: Workbench) -> None:
+    offload = Offload(bench)
+    result = await offload.copied(100, 200)
+    await offload.commit(
+        replace(result, copied=result.copied[:1], stopped=Stopped(1, Stop.POISONED, "CRC", offset=130))
+    )
+    assert offload.one.error == "offset 130: CRC"
+    backlog = offload.one.backlog(None)
+    assert (backlog.first_offset, backlog.next_offset, backlog.takes_all) == (100, 130, True)
 
 
 async def test_whole_segments_of_an_emptied_broker_stop_the_partition(bench: Workbench) -> None:

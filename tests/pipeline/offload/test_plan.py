@@ -99,13 +99,6 @@ def test_a_few_offsets_of_next_to_no_bytes_have_their_turn_too() -> None:
     assert not Wave(4, 1_000).choose([replace(sparse, next_offset=1_000)])
 
 
-def test_a_small_end_waits_until_it_is_taken() -> None:
-    backlog = Backlog(TopicIdPartition(TOPIC_ID, 0, "orders"), 100, 350, 10.0, 1_000, 1_000)
-    assert tile_ends(backlog, 1 << 40) == [200, 300]
-    assert last_piece(backlog) == 300
-    assert tile_ends(backlog, 1_500) == [200]
-
-
 @given(st.lists(backlogs, max_size=20, unique_by=lambda one: one.partition), st.integers(1, 9), st.integers(1, 1 << 40))
 def test_a_wave_is_of_so_many_tasks_and_shares_its_bytes(waiting: list[Backlog], tasks: int, size_bytes: int) -> None:
     wave = Wave(tasks, size_bytes)

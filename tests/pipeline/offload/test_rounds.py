@@ -52,13 +52,6 @@ def fails(error: Exception) -> Callable[[], OffloadReport]:
     return run
 
 
-def test_a_round_follows_the_other_until_it_is_interrupted() -> None:
-    service = Service([lambda: REPORT] * 3)
-    with pytest.raises(KeyboardInterrupt):
-        service.serve()
-    assert (service.shown, service.pauses_s) == (3, [60, 60, 60])
-
-
 def test_failing_rounds_end_nothing_and_come_ever_more_rarely() -> None:
     trouble = [JobError("no executor"), RemoteTierError("no broker\nanswers"), BrokerError("no leader")]
     service = Service([*map(fails, trouble), lambda: REPORT, fails(trouble[0])])
@@ -77,13 +70,6 @@ def test_a_round_that_copies_nothing_for_all_its_troubles_has_failed() -> None:
         service.serve()
     assert service.shown == 4
     assert service.pauses_s == [120, 240, 60, 120]
-
-
-def test_a_lasting_error_ends_the_rounds() -> None:
-    service = Service([fails(ZeroDivisionError("of our own making"))])
-    with pytest.raises(ZeroDivisionError):
-        service.serve()
-    assert service.pauses_s == []
 
 
 @pytest.mark.parametrize("error", [ConfigError("/k: No such file"), TlsError("ca: /c: No such file")])

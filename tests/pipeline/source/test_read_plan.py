@@ -75,11 +75,10 @@ def test_the_remote_tier_is_read_up_to_its_end_and_the_broker_from_there() -> No
     assert covered(tier, 0, 50, 250, 260) == [("LocalRange", 250, 260)]
     assert covered([], 7, 7, 7, 9) == [("LocalRange", 7, 9)]
     assert covered(tier, 0, 50, 10, 9) == []
-
-
-def test_offsets_of_no_tier_are_a_gap() -> None:
-    tier = segments_at((100, 199), (300, 399))
-    assert covered(tier, 100, 250, 0, 450) == [
+    [cut, _] = segments_at((0, 99), (100, 199))
+    assert covered([replace(cut, cut_at=50)], 0, 50, 0, 99) == [("RemoteRange", 0, 49), ("LocalRange", 50, 99)]
+    behind_a_hole = segments_at((100, 199), (300, 399))
+    assert covered(behind_a_hole, 100, 250, 0, 450) == [
         ("MissingOffsets", 0, 99),
         ("RemoteRange", 100, 199),
         ("MissingOffsets", 200, 249),
@@ -87,13 +86,6 @@ def test_offsets_of_no_tier_are_a_gap() -> None:
         ("RemoteRange", 300, 399),
         ("LocalRange", 400, 450),
     ]
-    assert covered(tier, 100, 500, 0, 50) == [("MissingOffsets", 0, 50)]
-    assert covered(tier, 100, 500, 390, 450) == [("RemoteRange", 390, 399), ("MissingOffsets", 400, 450)]
-
-
-def test_a_segment_that_was_cut_is_read_up_to_the_cut() -> None:
-    [tier] = segments_at((0, 99))
-    assert covered([replace(tier, cut_at=50)], 0, 50, 0, 99) == [("RemoteRange", 0, 49), ("LocalRange", 50, 99)]
 
 
 spans = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=8)

@@ -14,7 +14,7 @@ from tests.support.fakes.record_batches import batch_of, build_batch, control_ba
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tiers.bounded_gather import in_order
-from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError
+from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -104,13 +104,6 @@ async def test_damage_comes_out_after_what_lies_before_it(tier: RemoteTier, get_
         await read_on()
     assert offsets == list(range(0, 10 * len(offsets), 10))
     assert offsets
-
-
-async def test_a_missing_object_is_named(tier: RemoteTier) -> None:
-    segment, _ = await segment_of(tier, 4)
-    await tier.storage.inner.delete_log_segment_data(segment)
-    with pytest.raises(RemoteResourceNotFoundError):
-        await read(tier, segment, 0, 39)
 
 
 async def test_an_encrypted_segment_needs_its_key(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kafka.protocol.consumer import ListOffsetsRequest
 
-from pipeline.config import PipelineConfig, parse_pipeline_config
+from pipeline.config import load_pipeline_config
 from pipeline.source import tiered_log
 from pipeline.source.options import LATEST, OptionError, Position, parse_options
 from pipeline.source.read_plan import LocalRange, RemoteRange
@@ -48,12 +48,23 @@ async def broker() -> AsyncIterator[ScriptedBroker]:
         yield broker
 
 
-async def bounds_of(broker: ScriptedBroker, options: dict[str, str], tier: PipelineConfig | None = None) -> LogBounds:
-    given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", "subscribe": "orders", **options}
+@asynccontextmanager
+async def opened_log(broker: ScriptedBroker, file: Path | None = None, /, **options: str) -> AsyncIterator[TieredLog]:
+    """The log of `orders` as a reader with these options opens it, and with the tier of this file."""
+    given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", **options}
+    if "subscribePattern" not in given:
+        given.setdefault("subscribe", "orders")
+    if file is not None:
+        given["config"] = str(file)
     client = BrokerClient(broker.addresses, client_id="reader")
     async with AsyncExitStack() as stack:
         stack.push_async_callback(client.close)
-        log = TieredLog(parse_options(given, is_streaming=True), client, tier, stack)
+        tier = None if file is None else load_pipeline_config(file)
+        yield TieredLog(parse_options(given, is_streaming=True), client, tier, stack)
+
+
+async def bounds_of(broker: ScriptedBroker, file: Path | None = None, /, **options: str) -> LogBounds:
+    async with opened_log(broker, file, **options) as log:
         return (await log.bounds(await log.partitions()))[ORDERS]
 
 
@@ -89,7 +100,7 @@ async def test_the_tier_of_another_cluster_is_not_taken_for_an_empty_one(
 ) -> None:
     file = file_of_tier(RemoteTier(tmp_path), "another", tmp_path, monkeypatch)
     with pytest.raises(OptionError, match=r"is the cluster cluster, and .* of the cluster another: name brokers or a"):
-        await bounds_of(broker, {"config": str(file)}, parse_pipeline_config(file.read_text()))
+        await bounds_of(broker, file)
 
 
 async def test_a_failed_call_does_not_hide_the_remote_tier(
@@ -98,16 +109,11 @@ async def test_a_failed_call_does_not_hide_the_remote_tier(
     tier = RemoteTier(tmp_path)
     await tier.add(ORDERS, [batch_of(0, 30)], 0)
     file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
-    given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", "subscribe": "orders", "config": str(file)}
-    client = BrokerClient(broker.addresses, client_id="reader")
 
     async def fails(of_tier: str) -> None:
         raise BrokerError("no broker answers now", retriable=True)
 
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(client.close)
-        config = parse_pipeline_config(file.read_text())
-        log = TieredLog(parse_options(given, is_streaming=True), client, config, stack)
+    async with opened_log(broker, file) as log:
         with monkeypatch.context() as patched:
             patched.setattr(log, "_check_cluster", fails)
             with pytest.raises(BrokerError):
@@ -124,9 +130,9 @@ async def test_a_new_leaders_high_watermark_is_waited_for(broker: ScriptedBroker
 
     broker.script(ApiKey.FETCH, lags)
     broker.script(ApiKey.LIST_OFFSETS, offset_apis.with_error(ErrorCode.OFFSET_NOT_AVAILABLE))
-    assert await bounds_of(broker, {}) == LogBounds(30, 30, 100)
+    assert await bounds_of(broker) == LogBounds(30, 30, 100)
     assert [one.isolation_level for one in broker.received(ListOffsetsRequest)] == [0, 0]
-    await bounds_of(broker, {"kafka.isolation.level": "read_committed"})
+    await bounds_of(broker, **{"kafka.isolation.level": "read_committed"})
     assert broker.received(ListOffsetsRequest)[-1].isolation_level == 1
 
 
@@ -150,15 +156,15 @@ async def test_a_broker_that_leaves_a_partition_out_is_not_asked_for_ever(
 
 async def test_list_offsets_is_asked_again_unless_a_right_is_missing(broker: ScriptedBroker) -> None:
     broker.script(ApiKey.LIST_OFFSETS, offset_apis.with_error(ErrorCode.UNKNOWN_SERVER_ERROR))
-    assert await bounds_of(broker, {}) == LogBounds(30, 30, 100)
+    assert await bounds_of(broker) == LogBounds(30, 30, 100)
     broker.script(ApiKey.LIST_OFFSETS, offset_apis.with_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
     with pytest.raises(BrokerError):
-        await bounds_of(broker, {})
+        await bounds_of(broker)
 
 
 async def test_a_topic_that_is_not_there_is_named_with_the_nearest(broker: ScriptedBroker) -> None:
     with pytest.raises(OptionError, match=r"there is no topic ordrs, .* did you mean orders\?"):
-        await bounds_of(broker, {"subscribe": "ordrs"})
+        await bounds_of(broker, subscribe="ordrs")
 
 
 async def test_a_topic_that_one_broker_does_not_know_yet_is_not_missing(broker: ScriptedBroker) -> None:
@@ -166,11 +172,7 @@ async def test_a_topic_that_one_broker_does_not_know_yet_is_not_missing(broker: 
         response.topics = []  # type: ignore[attr-defined]  # kafka-python's
 
     for subscription, before in (({"subscribe": "orders"}, 0), ({"subscribePattern": "ord.*"}, 1)):
-        given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", **subscription}
-        async with AsyncExitStack() as stack:
-            client = BrokerClient(broker.addresses, client_id="reader")
-            stack.push_async_callback(client.close)
-            log = TieredLog(parse_options(given, is_streaming=True), client, None, stack)
+        async with opened_log(broker, **subscription) as log:
             for _ in range(before):
                 assert await log.partitions() == [ORDERS]
             broker.script(ApiKey.METADATA, lags, times=2)  # all the brokers are this one
@@ -190,12 +192,7 @@ async def test_a_recorded_gap_is_passed_over_and_named(
     await tier.add(ORDERS, [batch_of(0, 10)], 0)
     await tier.rlmm.put_log_gap(ORDERS, LogGap(10, 30), 0)
     file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
-    given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", "subscribe": "orders", "config": str(file)}
-    client = BrokerClient(broker.addresses, client_id="reader")
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(client.close)
-        config = parse_pipeline_config(file.read_text())
-        log = TieredLog(parse_options(given, is_streaming=True), client, config, stack)
+    async with opened_log(broker, file) as log:
         bounds = (await log.bounds(await log.partitions()))[ORDERS]
         pieces = log.ranges(ORDERS, bounds, 5, 99)
         assert [(type(one), one.first_offset, one.end_offset) for one in pieces] == [
@@ -216,12 +213,7 @@ async def test_no_time_leads_past_records_whose_metadata_is_lost(
     tier = RemoteTier(tmp_path)
     await tier.add(ORDERS, [batch_of(0, 10, timestamp=1000)], 0)
     file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
-    given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", "subscribe": "orders", "config": str(file)}
-    client = BrokerClient(broker.addresses, client_id="reader")
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(client.close)
-        config = parse_pipeline_config(file.read_text())
-        log = TieredLog(parse_options(given, is_streaming=True), client, config, stack)
+    async with opened_log(broker, file) as log:
         bounds = await log.bounds(await log.partitions())
         early, late = (Position(at_ms, is_time=True, on_no_match="latest") for at_ms in (1000, 1 << 50))
         assert await log.offsets(early, bounds) == {ORDERS: 0}
@@ -245,8 +237,6 @@ async def test_no_time_leads_past_records_that_were_trimmed_meanwhile(
     local = [batch_of(base, 10, timestamp=2000) for base in range(30, 100, 10)]
     broker.logs["orders", 0] = LocalLog(local, log_start_offset=30)
     file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
-    given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", "subscribe": "orders", "config": str(file)}
-    client = BrokerClient(broker.addresses, client_id="reader")
     unread = [(local[:3], 30)]
 
     async def trimmed_first(*arguments: Any, **options: Any) -> Mapping[TopicIdPartition, int | None]:
@@ -257,10 +247,7 @@ async def test_no_time_leads_past_records_that_were_trimmed_meanwhile(
         while unread:
             await tier.add(ORDERS, *unread.pop())
 
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(client.close)
-        config = parse_pipeline_config(file.read_text())
-        log = TieredLog(parse_options(given, is_streaming=True), client, config, stack)
+    async with opened_log(broker, file) as log:
         bounds = await log.bounds(await log.partitions())
         assert log._tier is not None
         monkeypatch.setattr(log._tier, "refresh", refresh)
@@ -277,8 +264,7 @@ async def test_the_remote_tier_alone_never_goes_back(
     file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
 
     async def remote() -> LogBounds:
-        options = {"tier": "remote", "config": str(file)}
-        return await bounds_of(broker, options, parse_pipeline_config(file.read_text()))
+        return await bounds_of(broker, file, tier="remote")
 
     assert await remote() == LogBounds(30, 30, 30)
     await tier.add(ORDERS, [batch_of(30, 10), batch_of(40, 10)], 30)
@@ -299,11 +285,8 @@ async def test_a_trim_without_its_segments_is_a_loss_if_the_leader_knows_it(
     tier = RemoteTier(tmp_path)
     await tier.rlmm.put_local_log_start(ORDERS, OffsetAndEpoch(40, leader_epoch))
     file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
-    config = parse_pipeline_config(file.read_text())
-    if not is_lost:
-        assert await bounds_of(broker, {"config": str(file)}, config) == LogBounds(30, 30, 100)
-        return
-    with pytest.raises(DataLossError, match="not known whether the store has the records before offset 30"):
-        await bounds_of(broker, {"config": str(file)}, config)
-    kept = {"config": str(file), "failOnDataLoss": "false"}
-    assert await bounds_of(broker, kept, config) == LogBounds(30, 30, 100)
+    if is_lost:
+        with pytest.raises(DataLossError, match="not known whether the store has the records before offset 30"):
+            await bounds_of(broker, file)
+    kept = {"failOnDataLoss": "false"} if is_lost else {}
+    assert await bounds_of(broker, file, **kept) == LogBounds(30, 30, 100)

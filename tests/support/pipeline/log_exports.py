@@ -16,7 +16,7 @@ from pipeline.config import PipelineConfig
 from pipeline.decode.arrow_records import decode_batches
 from pipeline.decode.record_columns import RecordColumns
 from pipeline.export import job
-from pipeline.export.job import ExportRequest, IcebergTable, export_by
+from pipeline.export.job import ExportRequest, ExportResult, IcebergTable, export_by
 from pipeline.export.ledger import TileResult
 from pipeline.export.plan import PlannedTile
 from pipeline.export.target import TargetSettings
@@ -105,8 +105,8 @@ class TableExport:
         monkeypatch.setattr(job, "open_log", OneLog(log).open)
         monkeypatch.setattr(job, "RangeReader", OneLog(log).reader)
 
-    def run(self, runner: job.RunTasks = run) -> None:
-        export_by(runner, PipelineConfig.model_construct(upstream=None), self.request)
+    def run(self, runner: job.RunTasks = run) -> ExportResult:
+        return export_by(runner, PipelineConfig.model_construct(upstream=None), self.request)
 
     def catalog(self) -> Catalog:
         assert self.request.iceberg is not None

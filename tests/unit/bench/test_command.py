@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.command import parser_of, question_of, run_scenarios
+from bench.command import parser_of, run_scenarios
 from bench.measure import results
 from bench.measure.results import ScenarioResult
 from bench.rig.stage import Stage
@@ -19,10 +19,6 @@ def measured(stage: Stage) -> ScenarioResult:
 
 def failed(stage: Stage) -> ScenarioResult:
     raise TimeoutError("the records do not leave the broker")
-
-
-def test_the_question_is_the_first_line() -> None:
-    assert question_of("What is it?\n\nMore.") == "What is it?"
 
 
 def test_a_failed_scenario_leaves_the_others_a_report(tmp_path: Path) -> None:

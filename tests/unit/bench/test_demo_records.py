@@ -72,7 +72,7 @@ def test_another_value_key_or_timestamp_is_a_mismatch(
     assert len(verifier.mismatches) == 1
 
 
-@pytest.mark.parametrize("records", [1, 5, 6, 7, 32_768])
+@pytest.mark.parametrize("records", [1, 7, 32_768])
 def test_batches_hold_every_sequence_number_once(records: int) -> None:
     covered = [number for batch in batches(records) for number in range(batch.first, batch.last + 1)]
     assert covered == list(range(records))

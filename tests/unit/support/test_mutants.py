@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mutants.__main__ import sample
 from tests.support.mutants.mutations import mutants_of
 from tests.support.repository import ROOT
 
@@ -110,22 +109,6 @@ def test_each_kind_of_change_is_generated() -> None:
         "halve:number:3": "amount -= [-2-]{+3+}",
         "halve:number:4": "halves += [-1-]{+2+}",
     }
-
-
-def test_an_edit_of_one_function_renames_no_mutant_of_another() -> None:
-    before = {one.name for one in mutants_of("toy/sums.py", SOURCE)}
-    edited = SOURCE.replace("    if amount < 0:\n", "    if amount < 0 or amount > 9:\n")
-    assert {one.name for one in mutants_of("toy/sums.py", edited)} - before == {
-        "toy/sums.py:check:boundary:2",
-        "toy/sums.py:check:number:2",
-    }
-
-
-def test_a_seed_always_chooses_the_same_mutants() -> None:
-    mutants = mutants_of("toy/sums.py", SOURCE)
-    chosen = sample(mutants, 7, 5)
-    assert sample(reversed(mutants), 7, 5) == chosen
-    assert sample(mutants, 8, 5) != chosen
 
 
 def test_the_report_names_what_no_test_finds(toy: Path) -> None:

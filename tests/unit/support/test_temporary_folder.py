@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,53 +17,28 @@ def own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
 
 
-@pytest.fixture
-def roomy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: _Usage(NEEDED_BYTES))
-    return tmp_path
-
-
-class _Usage:
-    def __init__(self, free: int) -> None:
-        self.free = free
-
-
-def _meminfo(folder: Path, available_bytes: int) -> Path:
-    path = folder / "meminfo"
-    path.write_text(f"MemTotal:       99999999 kB\nMemAvailable:   {available_bytes >> 10} kB\n")
-    return path
-
-
-def test_enough_memory_is_used(roomy: Path) -> None:
-    environ: dict[str, str] = {}
-
-    assert use_memory(environ, roomy, _meminfo(roomy, NEEDED_BYTES))
-
-    assert environ == {"TMPDIR": str(roomy)}
-    assert tempfile.tempdir is None
-
-
-def test_the_folder_of_the_user_is_kept(roomy: Path) -> None:
-    environ = {"TMPDIR": "/srv/tmp"}
-
-    assert not use_memory(environ, roomy, _meminfo(roomy, NEEDED_BYTES))
-
-    assert environ == {"TMPDIR": "/srv/tmp"}
-
-
-def test_a_machine_with_little_memory_uses_its_disk(roomy: Path) -> None:
-    environ: dict[str, str] = {}
-
-    assert not use_memory(environ, roomy, _meminfo(roomy, NEEDED_BYTES - 1024))
-
-    assert environ == {}
-
-
-def test_a_small_folder_in_memory_is_not_used(roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: _Usage(64 << 20))
-
-    assert not use_memory({}, roomy, _meminfo(roomy, NEEDED_BYTES))
-
-
-def test_a_system_without_such_a_folder_uses_its_disk(tmp_path: Path) -> None:
-    assert not use_memory({}, tmp_path / "missing", tmp_path / "meminfo")
+@pytest.mark.parametrize(
+    ("memory_bytes", "folder_bytes", "chosen", "is_used"),
+    [
+        (NEEDED_BYTES, NEEDED_BYTES, None, True),
+        (NEEDED_BYTES, NEEDED_BYTES, "/srv/tmp", False),
+        (NEEDED_BYTES - 1024, NEEDED_BYTES, None, False),
+        (NEEDED_BYTES, 64 << 20, None, False),
+    ],
+    ids=["enough memory", "a folder of the user", "little memory", "a small folder in memory"],
+)
+def test_memory_is_used_if_there_is_enough(
+    memory_bytes: int,
+    folder_bytes: int,
+    chosen: str | None,
+    is_used: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=folder_bytes))
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal:       99999999 kB\nMemAvailable:   {memory_bytes >> 10} kB\n")
+    environ = {} if chosen is None else {"TMPDIR": chosen}
+    assert use_memory(environ, tmp_path, meminfo) is is_used
+    assert environ.get("TMPDIR") == (str(tmp_path) if is_used else chosen)
+    assert not use_memory({}, tmp_path / "missing", meminfo)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.repository import ROOT
-from tidegate.own_packages import MARK, check_packages
+from tidegate.own_packages import check_packages
 
 PACKAGES = ("protocol", "tiers", "proxy", "pipeline")
 WHAT_TO_DO = (
@@ -60,14 +60,9 @@ def run(*arguments: str, path: list[Path], cwd: Path) -> subprocess.CompletedPro
     ("program", "name", "before"),
     [
         (PROXY, "protocol", "tidegate: "),
-        (PROXY, "tiers", "tidegate: "),
         (PROXY, "proxy", "tidegate: "),
-        (PIPELINE, "protocol", "tidegate-pipeline: "),
-        (PIPELINE, "tiers", "tidegate-pipeline: "),
         (PIPELINE, "pipeline", "tidegate-pipeline: "),
-        (READ, "protocol", "ImportError: "),
         (READ, "tiers", "ImportError: "),
-        (READ, "pipeline", "ImportError: "),
     ],
 )
 def test_another_package_on_the_path_is_named(program: str, name: str, before: str, tmp_path: Path) -> None:
@@ -77,13 +72,6 @@ def test_another_package_on_the_path_is_named(program: str, name: str, before: s
     assert line == f"{before}Python finds another package `{name}` at {other} in place of Tidegate's: {WHAT_TO_DO}"
     if program != READ:
         assert (more, ended.stdout, ended.returncode) == ([], "", 2)
-
-
-def test_a_folder_in_the_current_directory_is_named(tmp_path: Path) -> None:
-    other = a_package(tmp_path, "proxy")
-    ended = run("-m", "tidegate", "--version", path=[ROOT], cwd=tmp_path)
-    assert f"another package `proxy` at {other} in place" in ended.stderr
-    assert (len(ended.stderr.splitlines()), ended.returncode) == (1, 2)
 
 
 @pytest.mark.parametrize("other", [a_package, a_package_in_latin_1, a_module, an_archive])
@@ -117,9 +105,3 @@ def test_python_m_tidegate_is_the_command(tmp_path: Path) -> None:
     ended = run("-m", "tidegate", path=[ROOT], cwd=tmp_path)
     assert ended.stdout.startswith("Usage: tidegate [OPTIONS] COMMAND")
     assert (ended.stderr, ended.returncode) == ("", 0)
-
-
-def test_each_package_has_the_mark() -> None:
-    assert [name for name in PACKAGES if MARK not in (ROOT / name / "__init__.py").read_text()] == []
-    check_packages(*PACKAGES)
-    check_packages("a_name_that_no_package_has")

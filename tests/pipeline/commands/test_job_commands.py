@@ -1,12 +1,15 @@
-"""What `offload` prints if there is nothing to do, and its exit code if a signal ends it."""
+"""The command line of the jobs: quantities, runners, and what `offload` prints."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import typer
 
 from pipeline import cli
+from pipeline.commands.common import duration_ms, job_runner, size_bytes
 from pipeline.commands.offload import show_plan, show_report
 from pipeline.offload.driver import OffloadReport
 
@@ -41,3 +44,33 @@ def test_an_interrupt_while_a_runner_starts_is_the_end_of_a_service(
     config.write_text("[upstream]\nbootstrap.servers = 'k:9092'\n")
     assert cli.run(["offload", "--config", str(config), *more]) == code
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "is_submitted", "kind"),
+    [
+        (None, None, False, "ProcessRunner"),
+        ("local[2]", None, False, "SparkRunner"),
+        (None, ["spark.driver.memory=2g"], False, "SparkRunner"),
+        (None, None, True, "SparkRunner"),
+    ],
+)
+def test_spark_runs_the_tasks_if_it_is_named(
+    master: str | None, conf: list[str] | None, is_submitted: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.commands.common.job_session", lambda *given: nullcontext(given))
+    if is_submitted:
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with job_runner(master, conf, "scrub") as runner:
+        assert type(runner).__name__ == kind
+
+
+def test_units_are_those_of_the_configuration() -> None:
+    assert [size_bytes(each) for each in ("64MiB", "5kB", "7", 9)] == [64 << 20, 5000, 7, 9]
+    assert [duration_ms(each) for each in ("10s", "2h", "30", 9)] == [10_000, 7_200_000, 30, 9]
+
+
+@pytest.mark.parametrize("given", ["5XB", "many", ""])
+def test_an_invalid_size_is_refused(given: str) -> None:
+    with pytest.raises(typer.BadParameter, match="expected a number"):
+        size_bytes(given)
