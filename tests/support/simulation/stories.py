@@ -215,11 +215,11 @@ class Story(Simulation):
         """The bytes of all records that were produced."""
         return sum(len(one.data) for one in self.oracle.expected[self.partition].batches)
 
-    async def produce(self, count: int, value_bytes: int = _VALUE_BYTES) -> None:
-        """Produces records, each in a batch of its own, with acks=all."""
+    async def produce(self, count: int, value_bytes: int = _VALUE_BYTES, age_ms: int = 0) -> None:
+        """Produces records, each in a batch of its own, with acks=all. Their timestamps lie `age_ms` in the past."""
         for _ in range(count):
             value = b"%d-" % self.end
-            made = build_batch(0, [record(0, self.wall_ms(), value=value.ljust(value_bytes, b"x"))])
+            made = build_batch(0, [record(0, self.wall_ms() - age_ms, value=value.ljust(value_bytes, b"x"))])
             broker = self.cluster.brokers[self.partition.leader]
             answer = self.apis.produce(broker, self.partition, made, Produced)
             answer = answer if isinstance(answer, Produced) else await answer

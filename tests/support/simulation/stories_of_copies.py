@@ -244,3 +244,17 @@ async def a_lag_behind_which_copies_keep_up(on: Story) -> None:
         await on.passes(MINUTE_S / 2)
     await on.copied_to(on.end - 56, within_s=1.0)
     await on.require_readable()
+
+
+@story(total=None, broker_retention=Retention(60 * _MINUTE_MS, -1), topic={"local.retention.ms": -2})
+async def a_backfill_behind_a_copy_that_is_not_known(on: Story) -> None:
+    """A copy cannot be read back for a while, and the records behind it are older than the retention."""
+    await on.passes(10.0)
+    on.refuse(lambda verb, key: verb == "GET" and (at := parse_segment_key(key)) is not None and at.base_offset == 0)
+    await on.produce(8)
+    await on.produce(40, age_ms=120 * _MINUTE_MS)
+    await on.produce(4)
+    await on.passes(40.0)
+    on.accept_all()
+    await on.passes(2 * MINUTE_S)
+    await on.require_readable()

@@ -253,6 +253,20 @@ def test_a_second_copy_is_not_needed_unless_it_differs(store: Store) -> None:
     assert "it is not known which one counts" in refused(store)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_of_two_copies_the_damaged_one_is_left_out(store: Store, is_first: bool) -> None:
+    copies = [store.holds(0, 9)]
+    copies.append(store.holds(0, 9, content=bytes((copies[0].segment_id.id.int,))))
+    assert {each.segment_id.id for each in store.plan().unsure} == {store.plan().segments[0].segment_id.id}
+    damaged, whole = copies if is_first else reversed(copies)
+    plan = plan_partition(store.found, {damaged.segment_id.id: ["a checksum differs"]})
+    assert [each.segment_id for each in plan.segments] == [whole.segment_id]
+    assert "it is damaged, and other segments have its records" in plan.dropped[0]
+    plan = plan_partition(store.found, {each.segment_id.id: ["a checksum differs"] for each in copies})
+    assert plan.segments == []
+    assert len(plan.refused) == 2
+
+
 def test_two_contents_for_one_range_need_a_cut(store: Store) -> None:
     old, new = store.holds(0, 9), store.holds(0, 9, epoch=1)
     assert "it is not known which one counts" in refused(store)

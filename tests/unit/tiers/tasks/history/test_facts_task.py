@@ -11,11 +11,17 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.interposed import before
+from tests.support.tiers.interposed import before, refuse
 from tests.support.tiers.workbench import PARTITION, Workbench, copied
 from tiers.config.topic_policy import TierWork
 from tiers.config.total_retention import RETENTION_MINUTES
-from tiers.errors import MetadataLostError, OwnershipLostError, RemoteLogMetadataNotReadyError
+from tiers.errors import (
+    MetadataLostError,
+    OwnershipLostError,
+    RemoteLogMetadataNotReadyError,
+    RemoteResourceNotFoundError,
+    RetriableRemoteStorageError,
+)
 from tiers.metadata.metadata_log import MetadataPosition
 from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts, newest_of
 from tiers.model.segment_metadata import Cut, RemoteLogSegmentState
@@ -102,7 +108,7 @@ async def test_dead_segments_are_in_the_facts_until_they_are_forgotten(bench: Wo
 
 @pytest.mark.parametrize("is_alone", [True, False])
 async def test_a_position_that_is_not_reached_shows_lost_metadata(bench: Workbench, is_alone: bool) -> None:
-    """The last copy has it, or an object of its own. Copies that are made in doubt name no position."""
+    """The last copy has it, or an object of its own. Copies that are made in doubt repeat it."""
     await bench.check_facts()
     await copied(bench)
     if is_alone:
@@ -111,10 +117,41 @@ async def test_a_position_that_is_not_reached_shows_lost_metadata(bench: Workben
     bench.restart()
     with pytest.raises(MetadataLostError, match="the metadata lost records since"):
         await bench.check_facts()
+    known = (await alone(bench))[0] if is_alone else await of_last_copy(bench)
     await more(bench, 100)
-    assert (await of_last_copy(bench)).position is None
+    assert (await of_last_copy(bench)).position == known.position
     bench.restart()
     with pytest.raises(MetadataLostError, match="the metadata lost records since"):
+        await bench.check_facts()
+
+
+async def test_many_copies_before_the_first_look_hide_no_lost_metadata(bench: Workbench) -> None:
+    """They name no position, because the owner has not compared the metadata with the store."""
+    await bench.check_facts()
+    await copied(bench)
+    bench.metadata.is_position_confirmed = False
+    bench.restart()
+    for number in range(20):
+        await more(bench, 100 + 30 * number)
+    assert (await of_last_copy(bench)).position is None
+    with pytest.raises(MetadataLostError, match="the metadata lost records since"):
+        await bench.check_facts()
+
+
+@pytest.mark.parametrize("name", ["fetch_indexes", "fetch_log_segment"])
+async def test_an_object_that_is_listed_and_not_found_is_not_known(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It proves no metadata, and no gap is recorded where it lies."""
+    await bench.check_facts()
+    await copied(bench)
+    del bench.metadata.segments[bench.segments[-1].segment_id]
+    refuse(monkeypatch, bench.store, name, RemoteResourceNotFoundError("404"))
+    bench.restart()
+    with pytest.raises(RetriableRemoteStorageError, match="lists an object and does not find it"):
+        await bench.check_facts()
+    monkeypatch.undo()
+    with pytest.raises(MetadataLostError, match="which the metadata does not know"):
         await bench.check_facts()
 
 

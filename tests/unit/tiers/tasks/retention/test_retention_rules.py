@@ -14,6 +14,7 @@ from tests.support.tiers.interposed import before
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentState
 
 
@@ -53,6 +54,30 @@ async def test_a_new_owner_does_not_count_what_lies_in_both_tiers_twice(copied: 
     assert await copied.expire(replace(POLICY, retention_bytes=whole_bytes)) == 0
     assert copied.state.log_start_offset(PARTITION) == 0
     assert await copied.expire(replace(POLICY, retention_bytes=2 * size_bytes + 61)) == 1
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+async def test_records_that_are_not_known_to_be_remote_keep_the_later_ones(copied: Workbench, is_local: bool) -> None:
+    """The first segment is an attempt that could not be read back yet, or the broker alone has its records."""
+    first = copied.segments[0]
+    del copied.metadata.segments[first.segment_id]
+    if not is_local:
+        copied.log.log_start_offset = 30
+        await copied.metadata.add_remote_log_segment_metadata(
+            replace(first, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+        )
+    assert await copied.expire(replace(POLICY, retention_bytes=0)) == 0
+    assert copied.state.log_start_offset(PARTITION) == 30
+
+
+async def test_a_hole_between_segments_keeps_the_later_ones_until_it_is_a_gap(copied: Workbench) -> None:
+    del copied.metadata.segments[copied.segments[1].segment_id]
+    copied.log.log_start_offset = 60
+    assert await copied.expire(replace(POLICY, retention_bytes=0)) == 1
+    assert copied.state.log_start_offset(PARTITION) == 30
+    await copied.metadata.put_log_gap(PARTITION, LogGap(30, 60), 0)
+    assert await copied.expire(replace(POLICY, retention_bytes=0)) == 1
+    assert copied.state.log_start_offset(PARTITION) == 90
 
 
 async def test_a_copy_that_answers_for_nothing_goes_without_moving_the_log_start(copied: Workbench) -> None:
