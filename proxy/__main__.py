@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Final
+
+INTERRUPTED: Final = 130
 
 
 def main() -> None:
@@ -13,9 +16,12 @@ def main() -> None:
         # The imports take a second. SIGHUP waits until the proxy can read its settings again, and does not end it. The
         # other two wait until the proxy can end as it should.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM, signal.SIGINT})
-    from proxy.cli import main as run
+    try:
+        from proxy.cli import main as run  # imported here so that an interrupt during the import is handled too
 
-    run()
+        run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
 
 def _fill_standard_streams() -> None:

@@ -116,7 +116,7 @@ def serve(config: ConfigFile) -> None:
         if not settings.is_tiered:
             logger.info("tiered: %s", NOTHING_TIERED)
         if not serve_processes(settings, config, forks):
-            raise typer.Exit(FAILED)
+            raise forks.loss or typer.Exit(FAILED)
 
 
 @app.command()

@@ -116,7 +116,7 @@ OTHER_EVENTS: Final = {
     "a segment could not be deleted": "segment-not-deleted",
     "a segment in the spool could not be copied again": "damaged-segment-not-copied",
     "segments in the spool can be stored for their owners again": "spooled-segments-stored-again",
-    "the brokers answer again how large their logs are": "log-sizes-known",
+    "the broker answers again how large its logs are": "log-sizes-known",
     "the metadata of a partition knows all copies again": "metadata-complete-again",
     "the store cannot be listed before the first segment": "head-not-listed",
     "a stage of a partition works again": "stage-works-again",

@@ -99,7 +99,10 @@ def run_child(fds: Sequence[int]) -> int:
     """Reads the task at the first file descriptor, runs it until SIGTERM, and returns the exit code."""
     control, *inherited = fds
     # Only the supervisor, which is the same program, writes to this socket. A buffer would also take what comes behind.
-    task: Task = pickle.loads(_read(control, int.from_bytes(_read(control, _LENGTH_BYTES))))
+    try:
+        task: Task = pickle.loads(_read(control, int.from_bytes(_read(control, _LENGTH_BYTES))))
+    except EOFError:
+        return FAILED
     Path("/proc/self/comm").write_text(task.name)
     threading.Thread(target=_obey_supervisor, args=(control, end_timeout_ms(task.config)), daemon=True).start()
     return run(task, control, dict(zip(task.inherited, inherited, strict=True)))

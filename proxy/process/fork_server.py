@@ -36,6 +36,12 @@ Work = Callable[[Sequence[int]], int]
 class ForkServerLostError(OSError):
     """The fork server died. No process can be started any more."""
 
+    def __init__(self, pid: int) -> None:
+        super().__init__(
+            errno.ESRCH,
+            f"process {pid}, which starts the others, died: start Tidegate again, and look at the memory limit",
+        )
+
 
 class ForkedProcess:
     """A running child. `returncode` is None until it has ended; a negative one is the number of a signal."""
@@ -77,6 +83,8 @@ class ForkServer:
         self._socket.setblocking(False)
         self._requests: deque[asyncio.Future[ForkedProcess]] = deque()
         self._running: dict[int, ForkedProcess] = {}
+        self.loss: ForkServerLostError | None = None
+        """The death of the server; None: it runs, or was closed."""
 
     def __enter__(self) -> ForkServer:
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
@@ -100,7 +108,7 @@ class ForkServer:
         try:
             socket.send_fds(self._socket, [_MESSAGE.pack(_FORK, 0, 0)], fds)
         except OSError as error:
-            raise ForkServerLostError(error.errno, "the fork server died") from error
+            raise ForkServerLostError(self.pid) from error
         return await request
 
     def send_signal(self, process: ForkedProcess, number: signal.Signals) -> None:
@@ -136,9 +144,10 @@ class ForkServer:
     def _lose(self) -> None:
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self.close()
+        self.loss = ForkServerLostError(self.pid)
         for request in self._requests:
             if not request.done():
-                request.set_exception(ForkServerLostError(errno.ESRCH, "the fork server died"))
+                request.set_exception(self.loss)
         self._requests.clear()
         for process in self._running.values():
             process.ended(os.EX_OSERR)

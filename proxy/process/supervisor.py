@@ -122,6 +122,8 @@ class Child:
                 process.send_signal(signal.SIGTERM)
             self._writer.write(self._task.task)  # a reload may have changed it during the start
             code = await process.wait()
+            if self._forks.loss is not None:
+                raise self._forks.loss
             said = await reader.read(_MAX_REASON_BYTES) if code == UNUSABLE else b""
             self.reason = said.decode(errors="replace")
             return code

@@ -30,7 +30,7 @@ RESOURCES = {
 }
 _DESCRIBE_CLUSTER = ResourceType.BROKER, AclOperation.DESCRIBE
 _UNKNOWN = "a broker does not answer how large its logs are"
-_KNOWN = "the brokers answer again how large their logs are"
+_KNOWN = "the broker answers again how large its logs are"
 OPERATIONS = {operation.name.replace("_", "").lower(): operation for operation in AclOperation}
 
 

@@ -44,11 +44,13 @@ class LogSizes:
         self._clock_ms = clock_ms
         self._answers: dict[int, _Answer] = {}
         self._asking: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._refused = LastingTrouble(
-            logger,
-            "a broker does not answer how large its logs are: the owner estimates it from the number of offsets",
-            "the brokers answer again how large their logs are",
-            clock_ms=clock_ms,
+        self._refused: dict[int, LastingTrouble] = defaultdict(
+            lambda: LastingTrouble(
+                logger,
+                "a broker does not answer how large its logs are: the owner estimates it from the number of offsets",
+                "the broker answers again how large its logs are",
+                clock_ms=clock_ms,
+            )
         )
 
     async def ask(self, topic: str, partition: int, node_id: int, timeout_ms: int) -> int | None:
@@ -63,9 +65,9 @@ class LogSizes:
         began_ms, sizes, least_ms = self._clock_ms(), dict[_Log, int](), _VALID_MS
         try:
             sizes = await self._described(node_id, timeout_ms)
-            self._refused.ended()
+            self._refused[node_id].ended()
         except BrokerError as error:
-            self._refused.found(broker=node_id, error=str(error))
+            self._refused[node_id].found(broker=node_id, error=str(error))
             least_ms = _VALID_MS if error.retriable else _LONGEST_VALID_MS
         valid_ms = max(least_ms, _VALID_TIMES_WAITED * (self._clock_ms() - began_ms))
         return _Answer(self._clock_ms() + min(valid_ms, _LONGEST_VALID_MS), sizes)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import socket
+import sys
+from importlib.abc import MetaPathFinder
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from proxy import cli
+from proxy.__main__ import main
 from proxy.commands.tier import topics
 from proxy.config import load_config
 from proxy.process.remote_log import metadata_folder
@@ -244,3 +247,20 @@ def test_the_settings_of_topics_have_lines_of_their_own(
         ["orders", "retention.ms", "604800000", "broker"],
         ["orders", "local.retention.ms", "3600000", "file"],
     ]
+
+
+def test_an_interrupt_during_the_imports_is_silent(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupts(MetaPathFinder):
+        def find_spec(self, fullname: str, *_: object) -> None:
+            if fullname == "proxy.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "proxy.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupts(), *sys.meta_path])
+    monkeypatch.setattr(sys, "argv", ["tidegate", "init"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == INTERRUPTED
+    assert capfd.readouterr() == ("", "")

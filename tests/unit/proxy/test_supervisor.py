@@ -308,7 +308,9 @@ async def test_the_end_of_the_supervisor_reaches_every_child(journal: Journal, s
             await journal.noted(f"{name} is alone")
 
 
-async def test_the_loss_of_the_fork_server_ends_the_supervisor(journal: Journal, forks: ForkServer) -> None:
+async def test_the_loss_of_the_fork_server_ends_the_supervisor(
+    journal: Journal, forks: ForkServer, caplog: pytest.LogCaptureFixture
+) -> None:
     script = "note('lives')\nread(1)\nnote('is alone')\n"
     with forks:
         supervisor = Supervisor([[child(journal, "a", script)]], forks, stop_timeout_ms=20_000, jitter=lambda: 0.0)
@@ -317,6 +319,8 @@ async def test_the_loss_of_the_fork_server_ends_the_supervisor(journal: Journal,
             await journal.noted("a lives")
             os.kill(forks.pid, signal.SIGKILL)
     assert not run.result()
+    assert str(forks.pid) in str(forks.loss)
+    assert "a process died and is restarted" not in caplog.text
     await journal.noted("a is alone")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -26,6 +26,7 @@ from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, OwnershipLostError
 from tiers.log.broker_log import BoundsBatch, BrokerLogSource
+from tiers.log.log_sizes import LogSizes
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds, LogRead
 
@@ -374,9 +375,25 @@ async def test_a_broker_that_does_not_answer_is_asked_again_soon(brokers: Broker
         return log_dirs({("orders", 0): 9})
 
     brokers.brokers[0].answers[DescribeLogDirsRequest.API_KEY] = second_only
-    assert await brokers.ask((ORDERS, 0), timeout_ms=20) == [None]
+    assert await brokers.ask((ORDERS, 0), timeout_ms=200) == [None]
     brokers.now_ms += VALID_MS
     assert await brokers.ask((ORDERS, 0)) == [9]
+
+
+async def test_a_broker_that_fails_beside_a_good_one_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    class Client:
+        async def request(self, node_id: int, *_: Any, **__: Any) -> Any:
+            if node_id == 1:
+                raise BrokerError("no connection", retriable=True)
+            return log_dirs({("orders", 0): 9})
+
+    caplog.set_level(logging.INFO, "tiers.log.log_sizes")
+    clock = iter(range(0, 10_000_000, 1_000))
+    sizes = LogSizes(cast(Any, Client()), lambda: next(clock))
+    for _ in range(200):
+        assert [await sizes.ask("orders", 0, node_id, TIMEOUT_MS) for node_id in (0, 1)] == [9, None]
+    assert {each.levelname for each in caplog.records} == {"WARNING"}
+    assert len(caplog.records) < 10
 
 
 @pytest.mark.parametrize("version", [2, 4])
