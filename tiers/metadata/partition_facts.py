@@ -88,6 +88,8 @@ def facts_of(
     is_proved: bool = True,
 ) -> PartitionFacts:
     """Returns the facts as the metadata has them. They name no position unless `is_proved`."""
+    # First: a state that is read later may have more than the position says, and never less.
+    position, settings_position = log.position(partition), log.position(partition.of_settings)
     begun = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
     deleting = (each.metadata for each in log.state.segments_apart(partition) if each.state >= begun)
     deleted = (*deleting, *log.state.deleted_segments(partition))
@@ -106,8 +108,8 @@ def facts_of(
         dead=tuple(sorted(each.segment_id.id for each in deleted if each.end_offset >= log_start)),
         accepted=tuple(sorted(accepted)),
         tier_config=dict(log.state.topic_tier_config(partition.topic_id)),
-        position=log.position(partition) if is_proved else None,
-        settings_position=log.position(partition.of_settings) if is_proved else None,
+        position=position if is_proved else None,
+        settings_position=settings_position if is_proved else None,
     )
 
 

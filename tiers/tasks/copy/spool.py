@@ -22,6 +22,7 @@ from typing import TypeVar
 from uuid import UUID, uuid4
 
 from protocol.records.record_batch import crc32c
+from tiers.durable_folders import create_folder, sync_folder
 from tiers.errors import CorruptSegmentError, RemoteLogError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -113,7 +114,7 @@ class Spool:
 
     def _find(self) -> None:
         folder = self._folder
-        folder.mkdir(parents=True, exist_ok=True)
+        create_folder(folder)
         for leftover in (*folder.glob(f"*{_BUILDING}"), *folder.glob(f"*{_SEALING}")):
             leftover.unlink(missing_ok=True)
         for log in folder.glob(f"*{LOG_SUFFIX}"):
@@ -163,6 +164,11 @@ class Spool:
                 os.fsync(file.fileno())
             kept = KeptSegment(segment, log, stored.log_segment.stat().st_size)
             stored.log_segment.rename(log)
+            try:
+                sync_folder(self._folder)  # the spool may have the last copy of these records
+            except OSError:
+                log.rename(stored.log_segment)
+                raise
         except OSError:
             part.unlink(missing_ok=True)
             indexes.unlink(missing_ok=True)
