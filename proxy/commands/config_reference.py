@@ -81,7 +81,8 @@ TOPIC_SETTINGS = """
 
 A topic can have its own tier settings, which override those of the file, key by key. Set them with Kafka's own tools at
 the proxy's address: `kafka-configs.sh --alter --topic TOPIC --add-config KEY=VALUE`. Values are plain numbers, `true`
-or `false`.
+or `false`. The file alone says how large and how old a remote segment is: `segment.bytes` and `segment.ms` in
+`[[topics]]`. The topic's own keys of these names are those of the broker's log.
 
 """
 

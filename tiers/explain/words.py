@@ -74,8 +74,8 @@ def sentence_of(hold: Hold, policy: TopicPolicy) -> str:
             if hold.at_ms is None:
                 said = "The owner alone knows the size of these, and how old they are."
             return (
-                f"The owner copies records when they have segment.bytes ({policy.segment_bytes}), or when the oldest "
-                f"one is segment.ms old ({duration_text(values['segment.ms'])}). {said}"
+                f"The owner copies records when they have segment.bytes of the settings file ({policy.segment_bytes}),"
+                f" or when the oldest one is segment.ms old ({duration_text(values['segment.ms'])}). {said}"
             )
         case HoldReason.NO_LOCAL_RETENTION:
             return (
