@@ -29,7 +29,7 @@ RECORD = tuple[int, bytes]
 READ = (AclOperation.READ, AclOperation.DESCRIBE)
 WRITE = (AclOperation.WRITE,)
 CHECK_S = 0.1
-CHUNK_READS = r"tidegate_remote_reader_chunk_(hits|misses)_total"
+CHUNK_READS = r'tidegate_remote_reader_cache_(hits|misses)_total\{.*cache="chunk"'
 """The chunks that clients read. The owner reads the store too: copies, and segments before a trim."""
 
 

@@ -213,7 +213,7 @@ _CHECKS = (
         "seen_for_ms < services.settings.gap_alarm_ms and not continues_gap", "False",
         "a hole stays for a while", ("delete-records", "slow-link", "lost-answers", "metadata-cut", "pause"),
     ),
-    _returns("history/stored_facts:_reads_whole", "False", "no unknown segment in a hole", _LOST_METADATA),
+    _returns("history/stored_facts:StoredFacts._reads_whole", "False", "no unknown segment in a hole", _LOST_METADATA),
     # The facts and the marker
     _returns(
         "history/stored_facts:FactsTask.check_gap", "None", "no record of a gap was copied", _LOST_METADATA,
@@ -263,6 +263,16 @@ _CHECKS = (
         "retention/expiration_task:RLMExpirationTask.expire",
         "min(expired_to, log_start if remote_end is None else max(log_start, remote_end + 1))", "expired_to",
         "only compared records expire", _OTHER_HISTORIES,
+    ),
+    _without(
+        "retention/expiration_task:RLMExpirationTask._expired_to",
+        "if remote.is_head_unknown(log_start, local_log_start):", "if False:",
+        "the records before the first segment are remote", _UNFINISHED,
+    ),
+    _without(
+        "retention/expiration_task:RLMExpirationTask._expired_to",
+        "segment.start_offset > remote.behind_gaps(end)", "False", "no hole lies between expired segments",
+        _UNFINISHED,
     ),
     _returns(
         "retention/expiration_task:RLMExpirationTask._trouble_without", "None", "the store has the other copies",
