@@ -90,7 +90,9 @@ class Explained:
 def explain(
     config: ConfigFile,
     target: Target,
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="Explain this offset of one partition alone.")] = None,
+    offset: Annotated[
+        int | None, typer.Option("--offset", min=0, help="Explain this offset of one partition alone.")
+    ] = None,
     time_text: Annotated[
         str | None,
         typer.Option(
