@@ -16,9 +16,10 @@ from pipeline.export.iceberg import IcebergLedger
 from pipeline.export.ledger import TileResult
 from pipeline.export.plan import PlannedTile
 from pipeline.export.typed_values import TypedValues
+from pipeline.source.read_plan import MissingOffsets
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
-from tests.support.pipeline.log_exports import TABLE, KilledError, TableExport, run, run_killed
+from tests.support.pipeline.log_exports import PARTITION, TABLE, KilledError, OneLog, TableExport, run, run_killed
 from tiers.upkeep.runner import JobError
 
 DAY_MS = 86_400_000
@@ -157,3 +158,15 @@ def test_a_wave_whose_table_got_another_partition_spec_is_written_again(export: 
     assert sorted(one.file.partition[0] for one in found) == [1, 2]
     assert len(files(export)) == 2
     assert not [path for path in (export.home / "lake" / ".tmp").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("is_table", [True, False])
+def test_records_that_are_lost_during_a_task_are_in_the_report(
+    export: TableExport, monkeypatch: pytest.MonkeyPatch, is_table: bool
+) -> None:
+    monkeypatch.setattr(OneLog, "lost", [MissingOffsets(PARTITION, 1, 2), MissingOffsets(PARTITION, 4, 4)])
+    if not is_table:
+        export.request = replace(export.request, iceberg=None)
+    result = export.run()
+    assert result.partitions[0].lost == ((1, 2), (4, 4))
+    assert result.has_findings

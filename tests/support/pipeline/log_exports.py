@@ -16,11 +16,11 @@ from pipeline.config import PipelineConfig
 from pipeline.decode.arrow_records import decode_batches
 from pipeline.decode.record_columns import RecordColumns
 from pipeline.export import job
-from pipeline.export.job import ExportRequest, IcebergTable, export_by
+from pipeline.export.job import ExportRequest, ExportResult, IcebergTable, export_by
 from pipeline.export.ledger import TileResult
 from pipeline.export.plan import PlannedTile
 from pipeline.export.target import TargetSettings
-from pipeline.source.read_plan import LocalRange, ReadRange
+from pipeline.source.read_plan import LocalRange, MissingOffsets, ReadRange
 from pipeline.source.tiered_log import LogBounds
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
@@ -36,6 +36,7 @@ class OneLog:
     """The log that the job reads, over a leader's log of one partition."""
 
     cluster_id = ""
+    lost: Sequence[MissingOffsets] = ()
 
     def __init__(self, log: InMemoryLog) -> None:
         self._log = log
@@ -105,8 +106,8 @@ class TableExport:
         monkeypatch.setattr(job, "open_log", OneLog(log).open)
         monkeypatch.setattr(job, "RangeReader", OneLog(log).reader)
 
-    def run(self, runner: job.RunTasks = run) -> None:
-        export_by(runner, PipelineConfig.model_construct(upstream=None), self.request)
+    def run(self, runner: job.RunTasks = run) -> ExportResult:
+        return export_by(runner, PipelineConfig.model_construct(upstream=None), self.request)
 
     def catalog(self) -> Catalog:
         assert self.request.iceberg is not None
