@@ -1,4 +1,9 @@
-"""`ProcessRunner`: runs the tasks of a job in processes of this machine, one for each core."""
+"""`ProcessRunner`: runs the tasks of a job in processes of this machine, one for each core.
+
+Each process has a socket pair of its own, and no other process holds its end. So when a process ends, the wait for its
+result ends too. The messages are pickles. A thread for each running task sends and receives them. It reads a large
+result piece by piece, so that the event loop runs meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,17 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
+import socket
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from types import TracebackType
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from multiprocessing import resource_tracker
+from typing import Final, TypeVar
 
+from pipeline.spark.scratch import LOCAL_DIRS, scratch_folder
 from pipeline.worker import worker
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
@@ -23,36 +31,59 @@ from tiers.upkeep.runner import JobError, Task
 P = TypeVar("P")
 R = TypeVar("R")
 
-_OURS = {signal.SIGINT, signal.SIGTERM}
+_OURS: Final = {signal.SIGINT, signal.SIGTERM}
 """Signals that this process alone handles, also if they are sent to the group of processes."""
+_CUT_OFF: Final = (EOFError, OSError, pickle.UnpicklingError)
+"""What a message raises whose other end is gone."""
+_END_S: Final = 5.0
+"""How long a process that closed its socket may take to end by itself."""
 
 
 class ProcessRunner:
-    """A context manager. The processes start with the first task and end with the block, or when this process ends.
+    """A context manager. A process starts when a task needs one, and ends with the block, or when this process ends.
 
-    They live on between runs, so that a store is opened once. A run that ends early kills them."""
+    The processes live on between runs, so that a store is opened once. A run that ends early kills those of its tasks.
+    They share a folder for scratch files, which is removed after they have ended."""
 
     is_speculative = False
 
     def __init__(self, progress: Progress = SILENCE) -> None:
         self.parallelism = os.cpu_count() or 1
         self._progress = progress
-        self._pool: ProcessPoolExecutor | None = None
+        self._threads = ThreadPoolExecutor(self.parallelism, "tidegate-process")
+        self._processes: set[_TaskProcess] = set()
+        self._idle: list[_TaskProcess] = []
+        self._scratch = ExitStack()
+        self._folder = ""
 
     def __enter__(self) -> ProcessRunner:
+        self._folder = str(self._scratch.enter_context(scratch_folder("job")))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+    def __exit__(self, *_: object) -> None:
+        left = list(self._processes)
+        for process in left:
+            process.kill()
+        for process in left:
+            process.join()
+        self._threads.shutdown()
+        self._scratch.close()
 
     async def run(self, what: str, plan: Sequence[P], task: Task[P, R]) -> list[R]:
-        async def one(row: P) -> R:
-            return await asyncio.shield(asyncio.wrap_future(self._submitted(task, row)))
-
+        loop = asyncio.get_running_loop()
         done = 0
+
+        async def one(row: P) -> R:
+            process = self._free_process()
+            try:
+                result: R = await loop.run_in_executor(self._threads, process.run, task, row)
+            except BaseException:
+                process.kill()
+                await loop.run_in_executor(self._threads, process.join)
+                self._processes.discard(process)
+                raise
+            self._idle.append(process)
+            return result
 
         def ended() -> None:
             nonlocal done
@@ -63,39 +94,74 @@ class ProcessRunner:
 
         with self._progress.bar(what, len(plan)) as advance:
             try:
-                return await bounded_gather(plan, one, self.parallelism + 1, ended)  # the next task waits in the pool
+                return await bounded_gather(plan, one, self.parallelism, ended)
             except JobError as error:
-                self._kill()
                 raise JobError(f"{what}: {error}") from error
-            except BrokenProcessPool as error:
-                self._kill()
-                raise JobError(f"{what}: a process of the job was killed: has this machine enough memory?") from error
-            except BaseException:
-                self._kill()
-                raise
 
-    def _submitted(self, task: Task[P, R], row: P) -> Future[R]:
-        if self._pool is None:
-            spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.parallelism, spawn, _begin)
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)  # a process that starts here inherits it
+    def _free_process(self) -> _TaskProcess:
+        """Returns an idle process, or a new one. Forgets those that were killed while they were idle."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.is_alive():
+                return process
+            process.join()
+            self._processes.discard(process)
+        process = _TaskProcess(self._folder)
+        self._processes.add(process)
+        return process
+
+
+class _TaskProcess:
+    """A process that runs one task after the other."""
+
+    def __init__(self, scratch: str) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._received = self._socket.makefile("rb")
+        self._process = multiprocessing.get_context("spawn").Process(target=_run_tasks, args=(theirs, scratch))
+        self.is_alive, self.kill = self._process.is_alive, self._process.kill
+        resource_tracker.ensure_running()  # `start` would do it, and unblock the signals
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)  # the process inherits it
         try:
-            return self._pool.submit(_run, task, row)
+            self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            theirs.close()
 
-    def _kill(self) -> None:
-        """Kills the processes and waits for their end."""
-        if self._pool is not None:
-            for process in list(self._pool._processes.values()):  # Python 3.14 has `kill_workers` for this
-                process.kill()
-            self._pool.shutdown()
-            self._pool = None
+    def run(self, task: Task[P, R], row: P) -> R:
+        """Blocks until the task has ended. Raises `JobError`."""
+        try:
+            # The process can read the outer pickle, also if it cannot import the task.
+            self._socket.sendall(pickle.dumps(pickle.dumps((task, row))))
+            result, failure = pickle.load(self._received)
+        except _CUT_OFF as error:
+            raise JobError(f"a process of the job {self._end()}") from error
+        except Exception as error:  # a class may raise anything when it is pickled
+            raise JobError(f"{type(error).__name__}: {error}") from error
+        if failure is not None:
+            raise JobError(failure)
+        return result  # type: ignore[no-any-return]  # an R, as `_answer` sends
+
+    def join(self) -> None:
+        """Blocks until the process has ended, and nothing waits for its result any more."""
+        self._process.join()
+        self._received.close()
+        self._socket.close()
+
+    def _end(self) -> str:
+        self._process.join(_END_S)
+        code = self._process.exitcode
+        is_killed = code is None or code < 0
+        return "was killed: has this machine enough memory?" if is_killed else f"ended with exit code {code}"
 
 
-def _begin() -> None:
+def _run_tasks(parent: socket.socket, scratch: str) -> None:
     logging.basicConfig(level=logging.CRITICAL)  # a failure is reported by the job
+    os.environ[LOCAL_DIRS] = scratch
     threading.Thread(target=_end_with_parent, name="tidegate-parent", daemon=True).start()
+    received = parent.makefile("rb")
+    with suppress(*_CUT_OFF):  # the parent has ended
+        while True:
+            parent.sendall(_answer(pickle.load(received)))
 
 
 def _end_with_parent() -> None:
@@ -105,9 +171,11 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _run(task: Task[P, R], row: P) -> R:
+def _answer(asked: bytes) -> bytes:
+    """Runs a task. Returns its pickled result and None, or None and its failure."""
     try:
-        return worker().run(task(row))
+        task, row = pickle.loads(asked)
+        return pickle.dumps((worker().run(task(row)), None))
     except Exception as error:
         advice = f": {TRY_AGAIN}" if isinstance(error, RetriableRemoteStorageError) else ""
-        raise JobError(f"{type(error).__name__}: {error}{advice}") from error
+        return pickle.dumps((None, f"{type(error).__name__}: {error}{advice}"))

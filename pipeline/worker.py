@@ -52,12 +52,19 @@ class Worker:
         threading.Thread(target=self._loop.run_forever, name="tidegate-worker", daemon=True).start()
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """Runs `work` on the loop and returns its result. An exception in the waiting thread cancels `work`."""
+        """Runs `work` on the loop and returns its result. An exception in the waiting thread cancels `work`, and is
+        raised after `work` has ended. A second one is raised at once."""
+
+        async def end() -> None:
+            if running := {each for each in asyncio.all_tasks() if each.get_coro() is work}:
+                await asyncio.wait(running)
+
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
-            future.cancel()
+            if future.cancel():
+                asyncio.run_coroutine_threadsafe(end(), self._loop).result()
             raise
 
     def iterate(self, items: AsyncGenerator[T, None], ahead: int = 2) -> Generator[T, None, None]:

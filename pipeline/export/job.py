@@ -336,9 +336,8 @@ def _staged(task: ExportTask, tile: Tile, folder: Path, batches: _Batches) -> Ti
         file = folder / "tile.parquet"
         records = write_parquet(file, batches.read(), schema)
         size = file.stat().st_size
-        return TileResult(
-            tile, records, batches.dead_letters, size, staged=(target.stage(tile.file_name(task.topic_id), file),)
-        )
+        staged = (target.stage(tile.file_name(task.topic_id), file),)
+        return TileResult(tile, records, batches.dead_letters, size, lost=batches.lost, staged=staged)
     parts = write_parts(folder, batches.read(), schema, task.table.parts)
     # No other attempt has these names. What no commit names never counts, so nothing has to be compared with it.
     prefix = f"{tile.file_name(task.topic_id).removesuffix('.parquet')}-{uuid4()}"
@@ -349,24 +348,31 @@ def _staged(task: ExportTask, tile: Tile, folder: Path, batches: _Batches) -> Ti
         sum(part.records for part in parts),
         batches.dead_letters,
         sum(one.file_size_in_bytes for one in data_files),
+        lost=batches.lost,
         staged=tuple(target.stage(name, part.path) for part, name in zip(parts, names, strict=True)),
         data_files=data_files,
     )
 
 
 class _Batches:
-    """Reads the tile's records, with typed values if the request has a schema, and tracks the next offset."""
+    """Reads the tile's records, with typed values if the request has a schema, and tracks the next offset.
+
+    `lost` holds the ranges that were lost since the plan was made."""
 
     def __init__(self, task: ExportTask, planned: PlannedTile) -> None:
         self._task = task
         self._ranges = planned.ranges
+        self._reader = RangeReader(task.options, task.cluster_id)
         self.next_offset = planned.tile.first_offset
         self.dead_letters = 0
 
+    @property
+    def lost(self) -> tuple[tuple[int, int], ...]:
+        return tuple((one.first_offset, one.end_offset) for one in self._reader.lost)
+
     def read(self) -> Iterator[pa.RecordBatch]:
-        reader = RangeReader(self._task.options, self._task.cluster_id)
         values = self._task.request.values
-        for batch in reader.read(self._ranges, self._task.request.columns):
+        for batch in self._reader.read(self._ranges, self._task.request.columns):
             self.next_offset = batch.column("offset")[-1].as_py() + 1
             if values is None:
                 yield batch
@@ -394,6 +400,7 @@ def _note(found: dict[int, ExportedPartition], result: TileResult) -> None:
         records=one.records + result.records,
         dead_letters=one.dead_letters + result.dead_letters,
         file_bytes=one.file_bytes + result.file_bytes,
+        lost=tuple(dict.fromkeys((*one.lost, *result.lost))),
     )
 
 

@@ -47,6 +47,8 @@ NO_EPOCHS: Final[Mapping[int, int]] = MappingProxyType({})
 class TileResult:
     """The result of one tile. `stopped_at` is the offset that cannot be read; the tile then has no file.
 
+    `lost` holds inclusive ranges that were planned, and that neither tier had any more when the task came to them.
+
     `staged` are the files that are not visible yet: one for plain files. A table has one or more for each partition
     value, and none without records. `data_files` describes the files of a table, in the same order."""
 
@@ -56,6 +58,7 @@ class TileResult:
     file_bytes: int = 0
     stopped_at: int | None = None
     reason: str = ""
+    lost: tuple[tuple[int, int], ...] = ()
     staged: tuple[StagedFile, ...] = ()
     data_files: tuple[DataFile, ...] = ()
 

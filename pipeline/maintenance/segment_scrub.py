@@ -23,7 +23,7 @@ from tiers.bounded_gather import bounded_gather
 from tiers.errors import RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.verify.segment_verification import SegmentVerdict, verify_segment
+from tiers.verify.segment_verification import Damage, SegmentVerdict, verify_segment
 
 _OFFSETS = RecordColumns(("offset",))
 _SEGMENTS_AT_ONCE = 2
@@ -41,8 +41,8 @@ class ScrubSetup:
 
 @dataclass(frozen=True, slots=True)
 class ScrubbedSegment:
-    """The result of one segment. `trouble` is the reason why it was not read to its end. Then nothing is known of
-    it."""
+    """The result of one segment. `trouble` is the reason why it was not read to its end. Then the verdict has only the
+    damages that were found before."""
 
     segment_id: RemoteLogSegmentId
     verdict: SegmentVerdict
@@ -58,10 +58,13 @@ async def scrub_segments(setup: ScrubSetup, segments: Sequence[RemoteLogSegmentM
     async def scrub(segment: RemoteLogSegmentMetadata) -> ScrubbedSegment:
         check = RecordsCheck(segment) if setup.is_deep else None
         ciphers = ring if ring.keys else None
+        found: list[Damage] = []
         try:
-            verdict = await verify_segment(storage, segment, ciphers, check, gets_at_once=_GETS_AT_ONCE)
+            verdict = await verify_segment(
+                storage, segment, ciphers, check, gets_at_once=_GETS_AT_ONCE, until_failure=found
+            )
         except RemoteStorageError as error:
-            return ScrubbedSegment(segment.segment_id, SegmentVerdict(()), str(error))
+            return ScrubbedSegment(segment.segment_id, SegmentVerdict(tuple(found)), str(error))
         return ScrubbedSegment(segment.segment_id, verdict if check is None else replace(verdict, records=check.count))
 
     return await bounded_gather(segments, scrub, _SEGMENTS_AT_ONCE)

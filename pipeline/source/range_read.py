@@ -71,6 +71,8 @@ class RangeReader:
         self._options = options
         self._cluster_id = cluster_id
         self._min_timestamp_ms = min_timestamp_ms
+        self.lost: list[MissingOffsets] = []
+        """What the last planning did not know to be lost, if `failOnDataLoss` is false."""
 
     def read(self, ranges: Sequence[ReadRange], columns: RecordColumns) -> Iterator[pa.RecordBatch]:
         """Yields the records. Raises `DataLossError`, `CorruptBatchError`, and errors of stores and brokers."""
@@ -169,20 +171,22 @@ class RangeReader:
             pieces = log.ranges(one.partition, bounds, position, min(one.end_offset, bounds.end - 1))
         if one.end_offset >= bounds.end:
             start = max(position, bounds.end)
-            report_data_loss(
-                self._options, f"{one.partition} ends at {bounds.end}: {start} to {one.end_offset} is gone"
-            )
+            self._lose(start, one, f"{one.partition} ends at {bounds.end}: {start} to {one.end_offset} is gone")
         rest: list[ReadRange] = []
         for piece in pieces:
+            offsets = f"{piece.first_offset} to {piece.end_offset}"
             if isinstance(piece, MissingOffsets):
-                report_data_loss(
-                    self._options, f"{piece.partition}: {piece.first_offset} to {piece.end_offset} is gone"
-                )
+                self._lose(piece.first_offset, piece, f"{piece.partition}: {offsets} is gone")
             elif _is_same(piece, one) and fruitless >= _PLANS_WITHOUT_PROGRESS:
-                report_data_loss(self._options, f"{error}; {piece.first_offset} to {piece.end_offset} cannot be read")
+                self._lose(piece.first_offset, piece, f"{error}; {offsets} cannot be read")
             else:
                 rest.append(piece)
         return rest
+
+    def _lose(self, first_offset: int, piece: ReadRange | MissingOffsets, what: str) -> None:
+        """Notes the offsets from `first_offset` to the end of `piece`. Raises `DataLossError`."""
+        report_data_loss(self._options, what)
+        self.lost.append(MissingOffsets(piece.partition, first_offset, piece.end_offset))
 
 
 def _is_same(piece: ReadRange, failed: ReadRange) -> bool:

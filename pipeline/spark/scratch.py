@@ -7,12 +7,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+LOCAL_DIRS: Final = "SPARK_LOCAL_DIRS"
+"""The variable that names folders for temporary files: Spark sets it on executors, `ProcessRunner` in its processes."""
 
 
 @contextmanager
 def scratch_folder(job: str) -> Iterator[Path]:
-    """Creates a new folder and removes it after the block. On an executor the folder lies in `SPARK_LOCAL_DIRS`, which
-    Spark removes even if the executor was killed."""
-    folders = [one for one in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if one and Path(one).is_dir()]
+    """Creates a new folder and removes it after the block. If it lies in `LOCAL_DIRS`, it is removed even if the
+    process was killed."""
+    folders = [one for one in os.environ.get(LOCAL_DIRS, "").split(",") if one and Path(one).is_dir()]
     with tempfile.TemporaryDirectory(prefix=f"tidegate-{job}-", dir=folders[0] if folders else None) as folder:
         yield Path(folder)

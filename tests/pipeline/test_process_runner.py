@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,12 +12,23 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from pipeline.process_runner import ProcessRunner
 from pipeline.worker import on_thread
-from tests.support.pipeline.process_tasks import endless, killed, one_more, refused, squared
+from tests.support.pipeline.process_tasks import (
+    ended,
+    endless,
+    killed,
+    killed_while_sending,
+    one_more,
+    refused,
+    refused_beside_scratch,
+    squared,
+    unreadable,
+)
 from tests.support.rigs.waiting import until
 from tests.support.tiers.recorded_progress import RecordedProgress
 from tiers.upkeep.runner import JobError
@@ -59,6 +72,54 @@ async def test_an_error_of_a_task_is_one_line_and_the_next_run_works(runner: Pro
 async def test_a_process_that_is_killed_ends_the_run(runner: ProcessRunner) -> None:
     with pytest.raises(JobError, match="merging: a process of the job was killed"):
         await runner.run("merging", range(5), killed)
+
+
+async def test_a_process_that_is_killed_while_it_sends_ends_the_run(runner: ProcessRunner) -> None:
+    with pytest.raises(JobError, match="listing: a process of the job was killed"):
+        await runner.run("listing", [64 << 20], killed_while_sending)
+
+
+async def test_a_process_that_ends_by_itself_ends_the_run(runner: ProcessRunner) -> None:
+    with pytest.raises(JobError, match="listing: a process of the job ended with exit code 7"):
+        await runner.run("listing", [7], ended)
+
+
+async def test_what_cannot_be_read_at_the_other_end_is_named(
+    runner: ProcessRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(JobError, match="listing: ModuleNotFoundError: No module named 'no_such_module'"):
+        await runner.run("listing", [1], unreadable)
+    only_here = ModuleType("only_here")
+    exec("async def task(row): pass", only_here.__dict__)  # a task of a module that is no file
+    monkeypatch.setitem(sys.modules, "only_here", only_here)
+    with pytest.raises(JobError, match="listing: ModuleNotFoundError: No module named 'only_here'"):
+        await runner.run("listing", [bytes(4 << 20)], only_here.task)
+
+
+async def test_a_process_that_is_killed_while_idle_is_replaced() -> None:
+    others = set(multiprocessing.active_children())
+    with ProcessRunner() as runner:
+        runner.parallelism = 2
+        for _ in range(2):
+            pids = {pid for _, pid in await runner.run("squaring", range(2), squared)}
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.to_thread(until, lambda: others.issuperset(multiprocessing.active_children()))
+
+
+async def test_a_run_that_fails_says_nothing_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scratch, began = tmp_path / "scratch", str(tmp_path / "began")
+    scratch.mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(scratch))
+    with ProcessRunner() as runner:
+        runner.parallelism = 2
+        with pytest.raises(JobError, match="copying: PermissionError: no right to write"):
+            await runner.run("copying", [(began, False), (began, True)], refused_beside_scratch)
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records] == []
+    assert list(scratch.iterdir()) == []
 
 
 async def test_no_task_runs_when_an_interrupted_run_has_returned(runner: ProcessRunner, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.maintenance import segment_scrub
 from pipeline.maintenance.scrub import ScrubOptions, overlaps, packed, scrub_tier
 from pipeline.maintenance.scrub_report import FindingKind, ScrubLevel, ScrubReport
 from protocol.records.record_batch import crc32c
@@ -26,6 +28,7 @@ from tiers.segment.indexes.indexes_object import Section, decode_indexes_object,
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import SegmentObjectKey, facts_key, indexes_key, log_key, segment_of_key
 from tiers.upkeep.runner import JobError
+from tiers.verify.segment_verification import verify_segment
 
 META, BATCH, DEEP = ScrubLevel
 Found = tuple[FindingKind, str | None, int | None, int | None]
@@ -311,6 +314,24 @@ async def test_an_unreadable_segment_is_found_and_the_others_are_read(
     assert found(report) == [(FindingKind.UNREAD, name(unread), 20, 39)]
     assert "503" in report.findings[0].what
     assert name(unread) not in notes.read_text()
+
+
+async def test_damage_before_a_failed_read_is_reported(bench: ScrubBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    unread, *_ = await three(bench)
+    bench.change(unread, ".log", flipped(70))
+    fetch = LocalRemoteStorageManager.fetch_log_segment
+
+    async def fails(
+        store: LocalRemoteStorageManager, segment: RemoteLogSegmentMetadata, start: int, end: int
+    ) -> memoryview:
+        if segment.segment_id == unread.segment_id and start > 0:
+            raise RetriableRemoteStorageError("503")
+        return await fetch(store, segment, start, end)
+
+    monkeypatch.setattr(LocalRemoteStorageManager, "fetch_log_segment", fails)
+    monkeypatch.setattr(segment_scrub, "verify_segment", partial(verify_segment, run_bytes=1, pause_ms=0))
+    report = await scrubbed(bench)
+    assert found(report) == [(FindingKind.DAMAGED, name(unread), 0, 9), (FindingKind.UNREAD, name(unread), 0, 19)]
 
 
 def sized(size_bytes: int) -> RemoteLogSegmentMetadata:

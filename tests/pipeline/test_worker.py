@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import cast
@@ -40,6 +42,32 @@ def test_work_gives_its_result_or_its_error(worker: Worker) -> None:
     assert worker.run(asyncio.sleep(0, "done")) == "done"
     with pytest.raises(LookupError, match="no such segment"):
         worker.run(fails())
+
+
+def test_interrupted_work_has_ended_when_the_interrupt_comes_out(worker: Worker) -> None:
+    waiting, said = threading.get_ident(), list[str]()
+
+    def interrupt(*_: object) -> None:
+        if not said:
+            said.append("interrupted")
+            raise KeyboardInterrupt
+
+    async def works() -> None:
+        try:
+            while True:  # a signal is lost if it comes just before the thread waits
+                signal.pthread_kill(waiting, signal.SIGUSR1)
+                await asyncio.sleep(0.05)
+        finally:
+            await asyncio.sleep(0.05)
+            said.append("ended")
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            worker.run(works())
+        assert said == ["interrupted", "ended"]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_no_more_is_made_than_may_be_ahead(worker: Worker) -> None:

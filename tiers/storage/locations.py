@@ -288,6 +288,8 @@ class LocatedRemoteStorageManager:
                 async with place.to_write() as storage:
                     assert isinstance(storage, DeletesTogether)
                     return await storage.delete_log_segments(segments)
+        except RemoteResourceNotFoundError:  # the store does not know such requests
+            return []
         except RemoteStorageError as error:
             return [error] * len(segments) if error.retriable else []
 

@@ -24,7 +24,13 @@ from functools import partial
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import RecordBatch, verify_batches
 from tiers.bounded_gather import in_order
-from tiers.errors import CorruptSegmentError, EncryptionKeyError, LogDivergedError, RemoteResourceNotFoundError
+from tiers.errors import (
+    CorruptSegmentError,
+    EncryptionKeyError,
+    LogDivergedError,
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+)
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
@@ -219,11 +225,12 @@ async def verify_segment(
     gets_at_once: int = 1,
     pause_ms: int = FIRST_PAUSE_MS,
     on_read: Callable[[int], None] = lambda count: None,
+    until_failure: list[Damage] | None = None,
 ) -> SegmentVerdict:
     """Verifies a stored segment. Holds up to `gets_at_once` times `run_bytes`, or that number of larger chunks.
 
     `on_read` is called with the number of log bytes after each read. Raises `RemoteStorageError` when the store does
-    not answer."""
+    not answer. `until_failure` gets the damages that were found before that."""
     try:
         indexes = await with_retries(lambda: storage.fetch_indexes(segment), pause_ms)
     except RemoteResourceNotFoundError:
@@ -245,6 +252,10 @@ async def verify_segment(
                 on_read(read_bytes)
     except RemoteResourceNotFoundError:
         verification.miss_log()
+    except RemoteStorageError:
+        if until_failure is not None:
+            until_failure += verification.damages
+        raise
     damages = await asyncio.to_thread(verification.finish)
     return SegmentVerdict(
         tuple(damages), verification.batches, verification.records, log_bytes, verification.missing_offsets

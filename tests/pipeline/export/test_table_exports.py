@@ -16,9 +16,10 @@ from pipeline.export.iceberg import IcebergLedger
 from pipeline.export.ledger import TileResult
 from pipeline.export.plan import PlannedTile
 from pipeline.export.typed_values import TypedValues
+from pipeline.source.read_plan import MissingOffsets
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
-from tests.support.pipeline.log_exports import TABLE, KilledError, TableExport, run, run_killed
+from tests.support.pipeline.log_exports import PARTITION, TABLE, KilledError, OneLog, TableExport, run, run_killed
 from tiers.upkeep.runner import JobError
 
 DAY_MS = 86_400_000
@@ -166,3 +167,15 @@ def test_a_damaged_batch_stops_its_partition_until_it_is_mended(export: TableExp
     log.records = whole
     assert not export.run().has_findings
     assert export.times_ms() == TIMES_MS
+
+
+@pytest.mark.parametrize("is_table", [True, False])
+def test_records_that_are_lost_during_a_task_are_in_the_report(
+    export: TableExport, monkeypatch: pytest.MonkeyPatch, is_table: bool
+) -> None:
+    monkeypatch.setattr(OneLog, "lost", [MissingOffsets(PARTITION, 1, 2), MissingOffsets(PARTITION, 4, 4)])
+    if not is_table:
+        export.request = replace(export.request, iceberg=None)
+    result = export.run()
+    assert result.partitions[0].lost == ((1, 2), (4, 4))
+    assert result.has_findings

@@ -20,7 +20,7 @@ from pipeline.export.job import ExportRequest, ExportResult, IcebergTable, expor
 from pipeline.export.ledger import TileResult
 from pipeline.export.plan import PlannedTile
 from pipeline.export.target import TargetSettings
-from pipeline.source.read_plan import LocalRange, ReadRange
+from pipeline.source.read_plan import LocalRange, MissingOffsets, ReadRange
 from pipeline.source.tiered_log import LogBounds
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
@@ -36,6 +36,7 @@ class OneLog:
     """The log that the job reads, over a leader's log of one partition."""
 
     cluster_id = ""
+    lost: Sequence[MissingOffsets] = ()
 
     def __init__(self, log: InMemoryLog) -> None:
         self._log = log

@@ -133,7 +133,7 @@ def error_of_answer(bucket: str, key: str, status: int, code: str, said: str = "
 def error_of_key(bucket: str, found: Mapping[str, str]) -> RemoteStorageError:
     """Returns the error for one key of a request about many, whose own status is 200."""
     code = found.get("Code", "")
-    status = 403 if code == "AccessDenied" else 500
+    status = {"AccessDenied": 403, "NoSuchKey": 404}.get(code, 500)
     return error_of_answer(bucket, found.get("Key", ""), status, code, found.get("Message", ""))
 
 

@@ -199,12 +199,20 @@ class S3RemoteStorageManager:
         return [refused.get(self._indexes_key(each), refused.get(self._log_key(each))) for each in segments]
 
     async def _delete(self, keys: Sequence[str]) -> dict[str, RemoteStorageError]:
-        """Deletes objects. Returns the errors of those that are left."""
+        """Deletes objects. Returns the errors of those that are left.
+
+        An error that names none of the keys of its request may be of any of them."""
         refused: dict[str, RemoteStorageError] = {}
         for first in range(0, len(keys), _KEYS_PER_DELETE):
-            objects = [{"Key": key} for key in keys[first : first + _KEYS_PER_DELETE]]
+            sent = keys[first : first + _KEYS_PER_DELETE]
+            objects = [{"Key": key} for key in sent]
             answer = await self._up.call("delete_objects", Delete={"Objects": objects, "Quiet": True})
-            refused |= {each["Key"]: error_of_key(self._bucket, each) for each in answer.get("Errors", ())}
+            for each in answer.get("Errors", ()):
+                error = error_of_key(self._bucket, each)
+                if each.get("Key") not in sent:
+                    refused |= dict.fromkeys(sent, error)
+                elif not isinstance(error, RemoteResourceNotFoundError):
+                    refused[each["Key"]] = error
         return refused
 
     async def probe(self) -> Sequence[StoreFeatures]:

@@ -162,13 +162,16 @@ class Together(LocalRemoteStorageManager):
         return [None if await self.delete_log_segment_data(each) else RemoteStorageError("left") for each in segments]
 
 
-@pytest.mark.parametrize("error", [None, RemoteStorageError("501"), RetriableRemoteStorageError("503")])
+@pytest.mark.parametrize(
+    "error",
+    [None, RemoteStorageError("501"), RemoteResourceNotFoundError("404"), RetriableRemoteStorageError("503")],
+)
 async def test_a_store_that_cannot_delete_together_deletes_alone(root: Path, error: RemoteStorageError | None) -> None:
     home = Together({"path": str(root / "home"), "cluster.id": "c"})
     async with opened(LocatedRemoteStorageManager(home)) as storage:
         some = [await copied(storage, root) for _ in range(3)]
         home.error = error
-        is_down = error is not None and error.retriable
+        is_down = type(error) is RetriableRemoteStorageError
         assert await storage.delete_log_segments(some) == [error if is_down else None] * 3
         assert (home.asked, len(objects(root, "home"))) == (1, 6 if is_down else 0)
 
