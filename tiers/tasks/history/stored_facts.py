@@ -328,9 +328,10 @@ class FactsTask:
                 await services.log.ensure_fresh(each, 0, timeout_ms)
             reason = await stored.lost_reason(services.log, timeout_ms)
             self._objects, self._accepted = stored.objects, tuple(stored.accepted())
-            newest = newest_of(stored.not_accepted(), services.log.position(partition).topic_id)
+            facts = stored.not_accepted()
+            newest = newest_of(facts, services.log.position(partition).topic_id)
             self._stored = None if newest is None else newest.content
-            self._doubted = newest_of(stored.not_accepted()) if reason else None
+            self._doubted = (newest or newest_of(facts)) if reason else None
         services.require_ownership(partition)  # to a former owner, the copies of the present one are unknown
         if reason:
             self.doubt, self._proved_at_ms = MetadataLostError(reason), None

@@ -125,6 +125,22 @@ async def test_a_position_that_is_not_reached_shows_lost_metadata(bench: Workben
         await bench.check_facts()
 
 
+async def test_in_doubt_copies_repeat_facts_of_the_present_metadata_topic(bench: Workbench) -> None:
+    """Facts of an earlier metadata topic, with a later position, would show no loss of the present one."""
+    await bench.check_facts()
+    await copied(bench)
+    known = await of_last_copy(bench)
+    assert known.position is not None
+    earlier = known.position._replace(topic_id=UUID(int=8), next_offset=1000)
+    await put_facts(bench.store, replace(known, position=earlier, settings_position=earlier))
+    bench.metadata.is_position_confirmed = False
+    bench.restart()
+    with pytest.raises(MetadataLostError, match="the metadata lost records since"):
+        await bench.check_facts()
+    await more(bench, 100)
+    assert (await of_last_copy(bench)).position == known.position
+
+
 async def test_many_copies_before_the_first_look_hide_no_lost_metadata(bench: Workbench) -> None:
     """They name no position, because the owner has not compared the metadata with the store."""
     await bench.check_facts()
