@@ -14,7 +14,7 @@ from tiers.texts import duration_text, moment_text, size_text
 
 _RULE_1: Final = "docs/design.md, safety rule 1 (Visible before trimmed)"
 _RULE_2: Final = "docs/design.md, safety rule 2 (Divergence deletes nothing)"
-_RULE_4: Final = "docs/design.md, safety rule 4 (Trim what you own, where you think it is)"
+_RULE_4: Final = "docs/design.md, safety rule 4 (Trim only as the owner, and only the log that was compared)"
 _RULE_5: Final = "docs/design.md, safety rule 5 (Gaps cost only their own records)"
 _RULE_6: Final = "docs/design.md, safety rule 6 (Clocks)"
 _OWNERSHIP: Final = "docs/design.md, 'Ownership'"

@@ -81,7 +81,9 @@ def bounds(
 
     The lines name the gaps of the log, and the other offsets that neither tier has.
 
-    Ly > Ry >= Rx and Lz >= Ly >= Lx must hold. The last column says so, or names the rules that are violated.
+    Lx is the local log start, Ly the last stable offset, and Lz the high watermark. Rx and Ry are the first and the
+    last remote offset. Ly > Ry >= Rx and Lz >= Ly >= Lx must hold. The last column says so, or names the rules that are
+    violated.
 
     Exit code 1: the bounds of a partition do not hold or are unknown."""
     settings = load_config(config)

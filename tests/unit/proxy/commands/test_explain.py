@@ -66,7 +66,7 @@ def test_segments_of_one_kind_are_one_paragraph() -> None:
         f"    Why not yet expired, for the first of them:{kept}",
         "  Offsets 20 to 29: segment id-20, 100 B, in both tiers.",
         "    Why still on the broker: The newest copied segment always stays on the broker."
-        " See docs/design.md, safety rule 4 (Trim what you own, where you think it is).",
+        " See docs/design.md, safety rule 4 (Trim only as the owner, and only the log that was compared).",
         f"    Why not yet expired:{kept}",
         "  Offsets 30 to 34: on the broker alone.",
         "    Why not yet remote: A transaction is open. See docs/design.md, 'Log range'.",
