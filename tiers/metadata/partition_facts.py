@@ -114,10 +114,10 @@ def facts_of(
 
 
 def newest_of(facts: Iterable[PartitionFacts], topic_id: UUID | None = None) -> PartitionFacts | None:
-    """Returns the facts with the highest position in the metadata topic; None without any. `topic_id` None: in any."""
-    positions = {each.position: each for each in facts if each.position is not None}
-    found = [each for each in positions if topic_id in (None, each.topic_id)]
-    return positions[max(found, key=lambda each: each[1:])] if found else None
+    """Returns the facts with the highest positions in the metadata topic; None without any. `topic_id` None: in any."""
+    found = [each for each in facts if each.position is not None and topic_id in (None, each.position.topic_id)]
+    # A change of the topic's settings may add no record to the partition's own metadata partition.
+    return max(found, key=lambda each: [position[1:] for _, position in each.positions()], default=None)
 
 
 def newest_of_topics(facts: Iterable[PartitionFacts]) -> list[PartitionFacts]:

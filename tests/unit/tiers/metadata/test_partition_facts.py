@@ -73,6 +73,9 @@ def test_the_newest_facts_have_the_highest_position_of_the_topic() -> None:
     assert newest_of([newer, older, other], TOPIC) is newer
     assert newest_of([newer, older, other]) is other
     assert newest_of([replace(FACTS, position=None)]) is None
+    changed = replace(newer, settings_position=MetadataPosition(TOPIC, 2, 12))
+    for facts in ([newer, changed], [changed, newer]):
+        assert newest_of(facts, TOPIC) is changed
 
 
 def test_facts_are_joined_and_none_is_lost() -> None:
