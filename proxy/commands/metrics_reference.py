@@ -69,6 +69,7 @@ LABELS: Final = {
     "completion": "`satisfied`, `expired` or `cancelled`.",
     "kind": "`retriable`, `not_found` or `refused`.",
     "location": "A location of the settings file; `home` for `[storage]` itself.",
+    "metadata_partition": "A partition of the metadata topic.",
     "operation": f"One of {len(tiers.storage.metrics.OPERATIONS)} calls of a storage manager.",
     "partition": "A partition of the topic.",
     "pool": "`chunk` or `index`.",

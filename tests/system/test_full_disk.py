@@ -48,7 +48,7 @@ def fill(disk: Path) -> None:
 
 
 def owned(proxy: TidegateProcess) -> int:
-    return int(proxy.metric("tidegate_remote_log_metadata_owned_partitions"))
+    return int(proxy.metric("tidegate_remote_log_metadata_owned"))
 
 
 def copied(tier: Path) -> dict[int, int]:

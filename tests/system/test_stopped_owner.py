@@ -51,7 +51,7 @@ def attempts(site: Site) -> set[UUID]:
 
 def owns(proxy: TidegateProcess) -> bool:
     """Whether the proxy owns the only metadata partition."""
-    return proxy.metric("tidegate_remote_log_metadata_owned_partitions") == 1
+    return proxy.metric("tidegate_remote_log_metadata_owned") == 1
 
 
 def check_copied_once(site: Site, end_offset: int) -> None:

@@ -321,11 +321,12 @@ async def test_the_brokers_clock_is_measured_by_a_write_and_is_a_metric(cluster:
         assert list(owner.state.partitions()) == []
         await copied(owner, segment(partition, 0, 9))
         assert scraped("alarm") == 0
-        assert scraped("owned_partitions") == PARTITIONS
+        for number in map(str, range(PARTITIONS)):
+            assert registry.get_sample_value("tidegate_remote_log_metadata_owned", {"metadata_partition": number}) == 1
         assert scraped("foreign_records_total") == 0
         assert abs(scraped("clock_skew_seconds") or 0) < 1
         assert 0 <= (scraped("freshness_age_seconds") or 0) < 60
-    assert scraped("owned_partitions") == 0
+    assert registry.get_sample_value("tidegate_remote_log_metadata_owned", {"metadata_partition": "0"}) is None
 
 
 async def test_the_topic_is_made_as_it_must_be(cluster: Cluster) -> None:

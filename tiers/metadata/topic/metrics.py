@@ -18,7 +18,12 @@ FRESHNESS_AGE = GaugeSpec(
     "Time since the metadata partition that is furthest behind was read to its end.",
     since="when every metadata partition was read to its end once",
 )
-OWNED_PARTITIONS = GaugeSpec(f"{_PREFIX}_owned_partitions", "Metadata partitions that this process may write.")
+OWNED = GaugeSpec(
+    f"{_PREFIX}_owned",
+    "1: this process may write the metadata partition. A metadata partition without a series has no owner.",
+    ("metadata_partition",),
+    since="while the process owns the metadata partition",
+)
 FOREIGN_RECORDS = CounterSpec(
     f"{_PREFIX}_foreign_records", "Records that were skipped because Tidegate did not write them."
 )
@@ -38,7 +43,10 @@ class RemoteLogMetadataMetrics(Collector):
         yield ALARM.family(float(status.alarm is not None))
         if status.freshness_age_ms is not None:
             yield FRESHNESS_AGE.family(status.freshness_age_ms / 1000)
-        yield OWNED_PARTITIONS.family(len(status.owned_partitions))
+        owned = OWNED.family()
+        for number in sorted(status.owned_partitions):
+            owned.add_metric([str(number)], 1.0)
+        yield owned
         yield FOREIGN_RECORDS.family(status.foreign_records_read)
         if status.clock_skew_ms is not None:
             yield CLOCK_SKEW.family(status.clock_skew_ms / 1000)
