@@ -119,6 +119,7 @@ OTHER_EVENTS: Final = {
     "the broker answers again how large its logs are": "log-sizes-known",
     "the metadata of a partition knows all copies again": "metadata-complete-again",
     "the store cannot be listed before the first segment": "head-not-listed",
+    "it is not known whether the store has records of a hole": "hole-not-listed",
     "a stage of a partition works again": "stage-works-again",
     "a store is down": "store-down",
     "the store answers again": "store-answers-again",

@@ -150,7 +150,7 @@ def plan_partition(found: FoundPartition, damaged: Damages = NO_DAMAGE) -> Parti
     candidates = {uuid: each for uuid, each in whole.items() if uuid not in damaged}
     _drop_merged(plan, candidates)
     _take(plan, sorted(candidates.values(), key=lambda each: _place(each.metadata)))
-    _refuse_damaged(plan, [after_cuts(whole[uuid].metadata, plan.cuts) for uuid in damaged if uuid in whole], damaged)
+    _refuse_damaged(plan, whole, damaged)
     plan.gaps = _gaps_left(plan, gaps)
     _note_holes(plan)
     _check_epochs(plan)
@@ -262,14 +262,26 @@ def _take(plan: PartitionPlan, candidates: Sequence[FoundIndexes]) -> None:
     plan.unsure += [each for each in plan.readable[-1:] if each not in plan.unsure]
 
 
-def _refuse_damaged(plan: PartitionPlan, segments: Sequence[RemoteLogSegmentMetadata], damaged: Damages) -> None:
-    """Drops the damaged segments whose records others have, and refuses the other ones."""
-    for segment in segments:
-        missing = next(_without(LogGap(segment.start_offset, segment.valid_end_offset + 1), _runs(plan)), None)
-        if missing is None:
-            plan.dropped.append(f"{_named(segment)}: it is damaged, and other segments have its records")
+def _refuse_damaged(plan: PartitionPlan, whole: Mapping[UUID, FoundIndexes], damaged: Damages) -> None:
+    """Drops the damaged segments whose records others have, and refuses the other ones.
+
+    The others must be read back, and must not have other records."""
+    for uuid in damaged:
+        if uuid not in whole:
+            continue
+        segment = after_cuts(whole[uuid].metadata, plan.cuts)
+        run = LogGap(segment.start_offset, segment.valid_end_offset + 1)
+        readable = (each for each in plan.readable if each.start_offset < run.next_offset)
+        beside = [each for each in readable if each.valid_end_offset >= run.first_offset]
+        is_other = any(
+            _place(each) == _place(segment) and whole[each.segment_id.id].content != whole[uuid].content
+            for each in beside
+        )
+        if is_other or not _agrees(segment, beside) or any(_without(run, _runs(plan))):
+            plan.refused += [f"{_named(segment)}: {what}" for what in damaged[uuid]]
         else:
-            plan.refused += [f"{_named(segment)}: {what}" for what in damaged[segment.segment_id.id]]
+            plan.dropped.append(f"{_named(segment)}: it is damaged, and other segments have its records")
+            plan.unsure += [each for each in beside if each not in plan.unsure]
 
 
 def _agrees(segment: RemoteLogSegmentMetadata, beside: Iterable[RemoteLogSegmentMetadata]) -> bool:

@@ -271,7 +271,7 @@ _CHECKS = (
     ),
     _without(
         "retention/expiration_task:RLMExpirationTask._expired_to",
-        "segment.start_offset > remote.behind_gaps(end)", "False", "no hole lies between expired segments",
+        "segment.start_offset > remote.behind_gaps(next_offset)", "False", "no hole lies between expired segments",
         _UNFINISHED,
     ),
     _returns(

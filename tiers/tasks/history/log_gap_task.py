@@ -174,7 +174,8 @@ class LogGapTask:
         return next((gap for gap in self._remote.gaps() if gap.next_offset == hole.first_offset), None)
 
     async def _is_sure(self, hole: LogGap) -> bool:
-        """Whether no record of the hole was ever copied. Otherwise the method sets `doubt`."""
+        """Whether no record of the hole was ever copied. Otherwise the method sets `doubt`, unless the store does not
+        answer. Copying goes on behind the hole meanwhile."""
         trim = self._remote.last_trim()
         # A trim that ends above the hole was made of the segments above it.
         if trim is not None and hole.first_offset < trim.offset <= hole.next_offset:
@@ -186,11 +187,15 @@ class LogGapTask:
                 look = Look()
             except MetadataLostError as found:
                 look.again(now_ms, found)
+            except RemoteStorageError as error:
+                look = Look(now_ms + FIRST_PAUSE_MS)
+                fields = {"partition": str(self._partition), "error": str(error)}
+                logger.debug("it is not known whether the store has records of a hole", extra=fields)
             self._looks[hole.first_offset] = look
         self.doubt = self.doubt or look.doubt
         if self.doubt is not None:
             self._seen.pop(hole.first_offset, None)
-        return self.doubt is None
+        return self.doubt is None and now_ms >= look.at_ms
 
     def _tell_of_effect(self) -> None:
         """Tells of a gap if the task wrote it, and it is new or has grown since."""

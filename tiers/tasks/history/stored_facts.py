@@ -186,13 +186,13 @@ async def read_stored_facts(
     Costs one LIST per 1000 objects, and a GET of each `.facts` object and of one `.indexes` object, or of all down to
     one with a position. If `is_strict`, facts that cannot be read are an error, unless later ones can be read. Raises
     the store's errors, `LaterFormatError` and `RemoteLogMetadataError`."""
-    for number in range(_LISTINGS):
-        try:
+    for _ in range(_LISTINGS - 1):
+        with suppress(RemoteResourceNotFoundError):  # an owner replaced a listed object by a later one
             return await _read_listed(storage, cluster_id, partition, is_strict=is_strict)
-        except RemoteResourceNotFoundError as error:  # an owner replaced a listed object by a later one
-            if number == _LISTINGS - 1:
-                raise _listed_but_not_found(error) from error
-    raise AssertionError
+    try:
+        return await _read_listed(storage, cluster_id, partition, is_strict=is_strict)
+    except RemoteResourceNotFoundError as error:
+        raise _listed_but_not_found(error) from error
 
 
 async def _read_listed(
@@ -231,9 +231,13 @@ async def _read_listed(
 async def _facts_of_copy(storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> PartitionFacts | None:
     """Returns the facts in an `.indexes` object. None: it has none, or two answers of the store are damaged."""
     for _ in range(2):
-        with suppress(CorruptSegmentError):
+        try:
             facts = decode_indexes_object(await storage.fetch_indexes(segment), segment).indexes.facts
             return decode_partition_facts(facts) if facts else None
+        except LaterFormatError:
+            raise
+        except CorruptSegmentError:
+            pass
     return None
 
 
@@ -331,7 +335,7 @@ class FactsTask:
             facts = stored.not_accepted()
             newest = newest_of(facts, services.log.position(partition).topic_id)
             self._stored = None if newest is None else newest.content
-            self._doubted = (newest or newest_of(facts)) if reason else None
+            self._doubted = (newest or stored.latest or newest_of(facts)) if reason else None
         services.require_ownership(partition)  # to a former owner, the copies of the present one are unknown
         if reason:
             self.doubt, self._proved_at_ms = MetadataLostError(reason), None
@@ -374,7 +378,10 @@ class FactsTask:
             if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
                 del self._announced[uuid]
             if known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-                self._stored = content
+                place = known.start_offset, known.end_offset
+                later = metadata.stored_segments(self._partition, known.start_offset)
+                if not any((each.start_offset, each.end_offset) > place for each in later):
+                    self._stored = content  # a look reads it
         facts = self.present()
         # Stored facts without a position count if these have none either.
         stored = [each.content for each in self._objects.values() if facts.position is None and each.position is None]

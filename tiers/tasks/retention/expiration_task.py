@@ -262,12 +262,15 @@ class RLMExpirationTask:
             return log_start
         alive, retention = self._answering(log_start), Retention(policy.retention_ms, policy.retention_bytes)
         now_ms, budget_bytes = self._services.wall_clock_ms(), self._services.settings.expire_max_bytes_per_run
-        alive_bytes, end = self._retained_bytes(log_start), log_start
+        alive_bytes, end, next_offset = self._retained_bytes(log_start), log_start, log_start
         for segment, hold in expiry_holds(alive, retention, now_ms, local_only_bytes, budget_bytes, alive_bytes):
-            if hold is not None or (end > log_start and segment.start_offset > remote.behind_gaps(end)):
-                break
-            end = max(end, segment.valid_end_offset + 1)
-        return end
+            if next_offset > log_start and segment.start_offset > remote.behind_gaps(next_offset):
+                return end  # a hole lies before this segment, and the segment before the hole shows it
+            end = next_offset
+            if hold is not None:
+                return end
+            next_offset = max(next_offset, segment.valid_end_offset + 1)
+        return next_offset
 
     def _retained_bytes(self, log_start: int) -> int | None:
         """Returns the retained bytes of the segments that answer from `log_start` on.

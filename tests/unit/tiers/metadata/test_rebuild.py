@@ -262,9 +262,17 @@ def test_of_two_copies_the_damaged_one_is_left_out(store: Store, is_first: bool)
     plan = plan_partition(store.found, {damaged.segment_id.id: ["a checksum differs"]})
     assert [each.segment_id for each in plan.segments] == [whole.segment_id]
     assert "it is damaged, and other segments have its records" in plan.dropped[0]
+    assert [each.segment_id for each in plan.unsure] == [whole.segment_id], "it is read back too"
     plan = plan_partition(store.found, {each.segment_id.id: ["a checksum differs"] for each in copies})
     assert plan.segments == []
     assert len(plan.refused) == 2
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_damaged_copy_with_other_records_is_refused(store: Store, epoch: int) -> None:
+    damaged = store.holds(0, 9)
+    store.holds(0, 9, epoch=epoch)
+    assert plan_partition(store.found, {damaged.segment_id.id: ["a checksum differs"]}).refused
 
 
 def test_two_contents_for_one_range_need_a_cut(store: Store) -> None:

@@ -12,10 +12,11 @@ import pytest
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.interposed import before, refuse
-from tests.support.tiers.workbench import PARTITION, Workbench, copied
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, copied
 from tiers.config.topic_policy import TierWork
 from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import (
+    LaterFormatError,
     MetadataLostError,
     OwnershipLostError,
     RemoteLogMetadataNotReadyError,
@@ -139,6 +140,54 @@ async def test_in_doubt_copies_repeat_facts_of_the_present_metadata_topic(bench:
         await bench.check_facts()
     await more(bench, 100)
     assert (await of_last_copy(bench)).position == known.position
+
+
+async def test_in_doubt_copies_repeat_those_facts_that_the_doubt_is_about(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import made the present metadata topic, without settings. A topic before the last one had later offsets."""
+    present, log = UUID(int=8), bench.metadata.log
+    monkeypatch.setattr(log, "position", lambda _: MetadataPosition(present, 0, bench.metadata.written))
+    await bench.check_facts()
+    earlier = MetadataPosition(UUID(int=7), 5, 1000)
+    await put_facts(bench.store, replace(bench.facts_task.present(), position=earlier, settings_position=earlier))
+    bench.restart()
+    await bench.check_facts()
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "-1"})
+    await copied(bench)
+    monkeypatch.undo()
+    bench.metadata.tier_configs.clear()
+    for first in (100, 130):
+        with pytest.raises(MetadataLostError, match="the metadata lost records since"):
+            await bench.check_facts()
+        await more(bench, first)
+        assert (await of_last_copy(bench)).tier_config == {RETENTION_MINUTES: "-1"}
+
+
+async def test_a_copy_of_a_later_release_proves_nothing(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bench.check_facts()
+    await copied(bench)
+    last = bench.segments[-1].segment_id
+    refuse(
+        monkeypatch, bench.store, "fetch_indexes", LaterFormatError("version 4"), lambda each: each.segment_id == last
+    )
+    bench.restart()
+    with pytest.raises(MetadataLostError, match="not known whether the metadata lost records"):
+        await bench.check_facts()
+
+
+async def test_a_copy_below_void_ones_carries_no_facts(bench: Workbench) -> None:
+    """A look reads the last copy by offset, so the owner stores the facts as an object of their own."""
+    await bench.check_facts()
+    await copied(bench)
+    bench.log.elect_unclean(50)
+    bench.log.append(*(batch_of(at, 10, value_bytes=15, leader_epoch=1) for at in range(50, 80, 10)))
+    await bench.copy()
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "-1"})
+    await bench.copy(replace(POLICY, segment_ms=0))
+    assert bench.finished == [(0, 29), (30, 59), (50, 79), (60, 89)]
+    await runs(bench, 3)
+    assert [each.tier_config for each in await alone(bench)] == [{RETENTION_MINUTES: "-1"}]
 
 
 async def test_many_copies_before_the_first_look_hide_no_lost_metadata(bench: Workbench) -> None:
