@@ -80,6 +80,8 @@ class MetadataAudit:
         self._topic = topic
         self._violations = violations
         self._positions: dict[tuple[str, int], int] = {}
+        self._events: list[MetadataEvent] = []
+        """The events that were read, and that no call of `events` has returned yet. A later read of it may fail."""
         self._brought = {topic: _Transactions(_needs_ownership), OFFSETS_TOPIC: _Transactions()}
         self._epochs: dict[tuple[int, int], int] = {}
         self.transactions = 0
@@ -101,8 +103,10 @@ class MetadataAudit:
         self._brought[OFFSETS_TOPIC] = _Transactions()
 
     async def events(self) -> list[MetadataEvent]:
-        """Returns the events committed since the last call, up to the current last stable offset."""
-        return await self._read(self._topic)
+        """Returns the events committed since the last call that returned, up to the current last stable offset."""
+        await self._read(self._topic)
+        events, self._events = self._events, []
+        return events
 
     async def check_proofs(self) -> None:
         """Checks that every metadata transaction so far has committed an offset as a member of the group."""
@@ -122,8 +126,7 @@ class MetadataAudit:
             )
         self.transactions = sum(brought.values())
 
-    async def _read(self, topic: str) -> list[MetadataEvent]:
-        events: list[MetadataEvent] = []
+    async def _read(self, topic: str) -> None:
         behind = {number for name, number in self._positions if name == topic}
         metadata = await self._client.metadata(_TIMEOUT_MS)
         leaders = {
@@ -139,11 +142,10 @@ class MetadataAudit:
             for fetched in await self._fetch(node_id, positions, isolation_level):
                 number = fetched.partition
                 position = self._positions[topic, number]
-                events += self._take(topic, fetched, position)
+                self._events += self._take(topic, fetched, position)
                 end = fetched.last_stable_offset if topic == self._topic else fetched.high_watermark
                 if self._positions[topic, number] >= end:
                     behind.discard(number)
-        return events
 
     async def _fetch(
         self, node_id: int, positions: list[FetchPosition], isolation_level: int

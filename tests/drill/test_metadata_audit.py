@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -17,6 +19,7 @@ from tests.support.fakes.record_batches import build_batch, control_batch, recor
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.broker.fetch import fetch_raw
 from tiers.errors import BrokerError
 from tiers.metadata.records.serde import key_and_value
 from tiers.model.ids import TopicIdPartition
@@ -103,3 +106,24 @@ async def test_a_commit_without_a_proof_is_noticed_at_once(
     assert len(await audit.events()) == 1
     await audit.check_proofs()
     assert (audit.proofs_waited_for, violations.count) == (0, {FENCED: 1})
+
+
+async def test_events_are_kept_while_the_broker_does_not_answer(
+    broker: ScriptedBroker, client: BrokerClient, violations: Violations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit, calls = MetadataAudit(client, SEGMENTS, violations), list[int]()
+
+    async def fetched(*arguments: Any, **options: Any) -> Any:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise BrokerError("no answer", retriable=True)
+        answers = await fetch_raw(*arguments, **options)
+        is_more = len(calls) == 1  # than the first answer has
+        return [replace(each, last_stable_offset=each.last_stable_offset + is_more) for each in answers]
+
+    await audit.open()
+    commit(broker)
+    monkeypatch.setattr("tests.drill.metadata_audit.fetch_raw", fetched)
+    with pytest.raises(BrokerError, match="no answer"):
+        await audit.events()
+    assert len(await audit.events()) == 1
