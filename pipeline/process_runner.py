@@ -34,7 +34,7 @@ R = TypeVar("R")
 _OURS: Final = {signal.SIGINT, signal.SIGTERM}
 """Signals that this process alone handles, also if they are sent to the group of processes."""
 _CUT_OFF: Final = (EOFError, OSError, pickle.UnpicklingError)
-"""What a message raises whose other end is gone."""
+"""The errors of sending and receiving after the other end is gone."""
 _END_S: Final = 5.0
 """How long a process that closed its socket may take to end by itself."""
 

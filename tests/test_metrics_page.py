@@ -37,6 +37,7 @@ from tiers.storage.metrics import RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
 PAGE = ROOT / "docs" / "metrics.md"
+_TEXTS = {".py", ".md", ".yaml", ".json"}
 SPECS = {spec.name: spec for spec in all_metrics()}
 MAKERS = {"Counter", "Gauge", "Histogram", "Summary"} | {
     f"{kind}MetricFamily" for kind in ("Counter", "Gauge", "Histogram", "Summary", "Info", "StateSet", "Untyped")
@@ -173,3 +174,17 @@ def test_the_causes_and_reasons_are_those_of_the_code() -> None:
                     }
     assert causes == set(CLOSE_CAUSES)
     assert {limit for limit in Limit if limit.cause != "setup_timeout"} <= set(REJECT_REASONS)
+
+
+def test_rules_documents_and_tests_name_metrics_that_exist() -> None:
+    """A regular expression names the beginning of a metric."""
+    exposed = {f"{name}{suffix}" for name in SPECS for suffix in ("", "_total", "_bucket", "_sum", "_count")}
+    families = {"_".join(name.split("_")[:2]) for name in exposed}
+    files = (path for folder in ("tests", "bench", "deploy", "docs") for path in (ROOT / folder).rglob("*.*"))
+    texts = (path.read_text() for path in (ROOT / "README.md", *files) if path.suffix in _TEXTS)
+    named = {word for text in texts for word in re.findall(r"\btidegate_[a-z0-9_]+", text)}
+    assert {
+        word
+        for word in named
+        if "_".join(word.split("_")[:2]) in families and not any(name.startswith(word) for name in exposed)
+    } == set()

@@ -72,7 +72,7 @@ class RangeReader:
         self._cluster_id = cluster_id
         self._min_timestamp_ms = min_timestamp_ms
         self.lost: list[MissingOffsets] = []
-        """What the last planning did not know to be lost, if `failOnDataLoss` is false."""
+        """The ranges that were lost after the last planning, if `failOnDataLoss` is false."""
 
     def read(self, ranges: Sequence[ReadRange], columns: RecordColumns) -> Iterator[pa.RecordBatch]:
         """Yields the records. Raises `DataLossError`, `CorruptBatchError`, and errors of stores and brokers."""

@@ -224,7 +224,6 @@ class DiskChunkCache:
         self.size_bytes = 0
         self.hits = 0
         self.misses = 0
-        self.evictions = 0
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
@@ -323,7 +322,6 @@ class DiskChunkCache:
             key, size = self._sizes.popitem(last=False)
             self.size_bytes -= size
             evicted.append(key)
-        self.evictions += len(evicted)
         return evicted
 
     async def _in_files(self, work: Callable[[Call[None]], None], deadline_s: float = _WRITE_DEADLINE_S) -> bool:

@@ -1,4 +1,4 @@
-"""What happens at the calls of an asynchronous method: they fail, or something else happens before or after them."""
+"""Replaces an asynchronous method: its calls fail, or something else happens before or after them."""
 
 from __future__ import annotations
 

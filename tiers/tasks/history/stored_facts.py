@@ -147,8 +147,10 @@ class StoredFacts:
         A copy counts only after it was read back, so the metadata never knew one that the store has damaged. Reads the
         last chunk alone. In doubt a segment is whole: an owner of a later release may have written a format that this
         one does not read. Raises the store's errors, also if it lists an object and does not find it."""
+        is_listed = True
         try:
             last = decode_indexes_object(await self.storage.fetch_indexes(segment), segment).chunks()[-1]
+            is_listed = segment.segment_id.id in self.logs
             begin, size_bytes = last.stored_position, last.stored_bytes
             return len(await self.storage.fetch_log_segment(segment, begin, begin + size_bytes - 1)) == size_bytes
         except LaterFormatError:
@@ -156,7 +158,7 @@ class StoredFacts:
         except CorruptSegmentError:
             return False
         except RemoteResourceNotFoundError as error:
-            if segment.segment_id.id in self.logs:
+            if is_listed:
                 raise _listed_but_not_found(error) from error
             return False
 

@@ -42,7 +42,7 @@ class Api(NamedTuple):
     parse_response: Callable[[bytes, int, int], Any]
     patch: Callable[[Any, Mapping[int, Any]], bytearray]
     topic: str
-    """What the schema calls the name of a topic, and a partition."""
+    """The names of two fields in the schema: of the topic's name, and of the partition."""
     partition: str
     request_fields: tuple[str, ...]
     response_fields: tuple[str, ...]

@@ -195,7 +195,7 @@ async def test_the_longest_unused_makes_room(bench: Bench) -> None:
         assert await held(cache, [0]) == [0]
         await put(cache, 3)
         assert await held(cache, [0, 1, 2, 3]) == [0, 2, 3]
-        assert (cache.evictions, cache.hits, cache.misses) == (1, 4, 1)
+        assert (cache.hits, cache.misses) == (4, 1)
         cache.put(key(4), [memoryview(bytes(3 * FILE_BYTES))])  # larger than all of it
         await wait_idle(cache)
         assert await held(cache, [0, 2, 3]) == [0, 2, 3]
