@@ -8,6 +8,7 @@ from tests.support.tiers.segment_metadata import copied, segment, to
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.segment_metadata import Cut
 from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
 
@@ -35,8 +36,10 @@ async def test_a_cut_ends_the_trim_that_it_voids(
         await manager.put_local_log_start(partition, each)
         assert manager.state.local_log_start(partition) == each
     for leader_epoch, offset, left in ((2, 20, trim), (3, 50, trim), (3, 49, None)):
-        put = manager.put_named_cut if is_named else manager.put_cut
-        await put(partition, leader_epoch, offset)
+        if is_named:
+            await manager.put_named_cut(partition, Cut(leader_epoch, offset, 0))
+        else:
+            await manager.put_cut(partition, leader_epoch, offset)
         assert manager.state.local_log_start(partition) == left
     assert manager.state.log_starts(partition) == ([] if is_named else [start])
     await manager.put_local_log_start(partition, trim)
@@ -51,7 +54,7 @@ async def test_an_operators_cut_ends_the_log_starts_of_the_void_history(
     await manager.put_log_start(partition, kept)
     await manager.put_log_start(partition, ended)
     for leader_epoch, offset, left in ((5, 40, [ended, kept]), (6, 40, [kept]), (2, 0, [])):
-        await manager.put_named_cut(partition, leader_epoch, offset)
+        await manager.put_named_cut(partition, Cut(leader_epoch, offset, 0))
         assert manager.state.log_starts(partition) == left
     assert [(cut.leader_epoch, cut.offset, cut.is_proved) for cut in manager.state.cuts(partition)] == [
         (2, 0, True),
@@ -67,7 +70,7 @@ async def test_a_cut_removes_no_other_one(manager: RemoteLogMetadataManager, par
         await manager.put_cut(partition, leader_epoch, offset, is_proved=offset == 50)
     cuts = [(cut.leader_epoch, cut.offset, cut.is_proved) for cut in manager.state.cuts(partition)]
     assert cuts == [(1, 130, False), (2, 50, True), (2, 60, False)]
-    await manager.put_named_cut(partition, 2, 60)
+    await manager.put_named_cut(partition, Cut(2, 60, 0))
     assert [cut.is_proved for cut in manager.state.cuts(partition)] == [False, True, True]
 
 

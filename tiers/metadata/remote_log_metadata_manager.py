@@ -133,19 +133,19 @@ class RemoteLogMetadataManager:
         """Records a CUT. It removes no other one: of several in one leader epoch, the lowest decides.
 
         In the same step, `local_log_start` ends if it lies above `offset` and is of an earlier leader epoch."""
-        update = CutUpdate(*self._named(partition), leader_epoch, offset, is_proved)
+        update = CutUpdate(*self._named(partition), leader_epoch, offset, is_proved, leader_epoch)
         await self._as_owner(partition, lambda state: records_of_cut(state, update))
 
-    async def put_named_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+    async def put_named_cut(self, partition: TopicIdPartition, cut: Cut) -> None:
         """Records a proved CUT at an offset that an operator named, as `put_cut` does. Needs no ownership.
 
         In the same step, every recorded log start above `offset` ends that was made in an earlier leader epoch: it is
         of the history that is void. The leader may reach that epoch later."""
-        update = CutUpdate(*self._named(partition), leader_epoch, offset)
+        update = CutUpdate.of(*self._named(partition), cut)
 
         def records() -> Sequence[KeyAndValue]:
             recorded = self.state.recorded_log_starts(partition)
-            ended = [known for known in recorded if known.is_void(leader_epoch, offset)]
+            ended = [known for known in recorded if known.is_void(cut.leader_epoch, cut.offset)]
             return [*records_of_cut(self.state, update), *records_of_ended_log_starts(self.state, partition, ended)]
 
         await self.log.append(partition, records, Append.WHEN_FRESH)
@@ -208,7 +208,7 @@ class RemoteLogMetadataManager:
         The segments are COPY_SEGMENT_STARTED. Those that the metadata knows are left out."""
         named = self._named(partition)
         restored: list[MetadataRecord] = [
-            *(CutUpdate(*named, each.leader_epoch, each.offset, each.is_proved) for each in cuts),
+            *(CutUpdate.of(*named, each) for each in cuts),
             *(LogGapUpdate(*named, each, UNKNOWN_EPOCH) for each in gaps),
             *(LogStartOffsetUpdate(*named, each) for each in log_starts),
             *([] if local_log_start is None else [LocalLogStartUpdate(*named, local_log_start)]),

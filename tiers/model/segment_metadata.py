@@ -188,6 +188,9 @@ class Cut(NamedTuple):
     is_proved: bool = True
     """Whether the leader has the record before `offset`, or an operator named the offset. Otherwise the histories may
     part below it."""
+    asked_epoch: int = 0
+    """The epoch of the leader whose log goes on at `offset`. It is below `leader_epoch` if an operator accepted the
+    leader of controllers that were restored: they may count leader epochs anew."""
 
 
 def first_void(cuts: Iterable[Cut], leader_epoch: int) -> int | None:
@@ -216,6 +219,17 @@ class CutUpdate(OwnMetadataRecord):
     leader_epoch: int
     offset: int
     is_proved: bool = True
+    asked_epoch: int = 0
+
+    @classmethod
+    def of(cls, topic_id_partition: TopicIdPartition, writer: str, event_timestamp_ms: int, cut: Cut) -> CutUpdate:
+        """Returns the record of `cut`, whose time the broker gives anew."""
+        named = topic_id_partition, writer, event_timestamp_ms
+        return cls(*named, cut.leader_epoch, cut.offset, cut.is_proved, cut.asked_epoch)
+
+    @property
+    def cut(self) -> Cut:
+        return Cut(self.leader_epoch, self.offset, self.event_timestamp_ms, self.is_proved, self.asked_epoch)
 
 
 @dataclass(frozen=True, slots=True)

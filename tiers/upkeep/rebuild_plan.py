@@ -356,8 +356,7 @@ def _named(segment: RemoteLogSegmentMetadata) -> str:
 def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValue]:
     """Returns the records from which replay builds the plan."""
     partition = plan.topic_id_partition
-    cuts = (CutUpdate(partition, writer, now_ms, each.leader_epoch, each.offset, each.is_proved) for each in plan.cuts)
-    written = [key_and_value(each) for each in cuts]
+    written = [key_and_value(CutUpdate.of(partition, writer, now_ms, each)) for each in plan.cuts]
     for segment in sorted(plan.segments, key=_place):
         segment_id = replace(segment.segment_id, topic_id_partition=partition)
         is_started, is_finished = (

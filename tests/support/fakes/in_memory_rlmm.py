@@ -171,8 +171,9 @@ class InMemoryLog:
                 known.deletions[record.topic_id_partition] = record.state
                 if record.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
                     known.recorded_gaps.pop(record.topic_id_partition, None)
-            case CutUpdate(partition, _, _, epoch, offset, is_proved):
-                known.recorded_cuts[partition, epoch, offset] = Cut(epoch, offset, known.wall_clock_ms(), is_proved)
+            case CutUpdate(partition):
+                at = partition, record.leader_epoch, record.offset
+                known.recorded_cuts[at] = record.cut._replace(at_ms=known.wall_clock_ms())
             case LocalLogStartUpdate():
                 known.local_log_starts[record.topic_id_partition] = record.local_log_start
             case LogStartOffsetUpdate():
@@ -385,7 +386,7 @@ class InMemoryState(RemoteLogMetadataState):
         return [
             *(log_start_key(partition, each) for each in self.recorded_log_starts(partition)),
             *(log_gap_key(partition, each.first_offset) for each in self.gaps(partition)),
-            *(key_of(CutUpdate(partition, "", 0, each.leader_epoch, each.offset)) for each in self.cuts(partition)),
+            *(key_of(CutUpdate.of(partition, "", 0, each)) for each in self.cuts(partition)),
             *(key_of(each) for each in self.copy_plans(partition)),
             RecordKey(LOCAL_LOG_START_API_KEY, partition),
         ]

@@ -182,6 +182,7 @@ _CHECKS = (
     # Histories
     _returns("history/align:check_lineage", "None", "the leader has each leader epoch", _OTHER_HISTORIES),
     _returns("history/align:find_parting", "None", "the leader has the last records", _OTHER_HISTORIES),
+    _returns("history/align:is_cut_off", "False", "no leader counts that is older than a CUT", _OTHER_HISTORIES),
     _returns("history/align:_deleted_otherwise", "[]", "log starts that contradict the tier", _OTHER_HISTORIES),
     _returns("history/align:require_aligned", "None", "nobody deletes by another history", _OTHER_HISTORIES),
     _returns("history/align:open_cut", "None", "nothing expires below a CUT that is not proved", _OTHER_HISTORIES),

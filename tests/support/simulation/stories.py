@@ -231,6 +231,22 @@ class Story(Simulation):
         self.oracle.broker_removes(self.partition, below)
         self.cluster.trim(self.cluster.brokers[self.partition.leader], self.partition, below)
 
+    def cut_off_leader(self, common_end: int) -> None:
+        """Cuts the leader off from the controllers, and elects a replica that has only the records below `common_end`.
+
+        Proxies and clients still reach both brokers."""
+        former = self.partition.leader
+        self.groups.split(former)
+        self.cluster.cut_off(former)
+        follower = next(node for node in self.cluster.brokers if node != former)
+        self.partition.replicas[follower].truncate_to(common_end)
+        self.cluster.elect(self.partition, unclean=follower)
+
+    def rejoin(self, node: int) -> None:
+        """Ends what `cut_off_leader` did to a broker."""
+        self.groups.heal(node)
+        self.cluster.rejoin(node)
+
     async def user_deletes(self, below: int) -> None:
         """A user deletes records through a proxy."""
         self.oracle.expected[self.partition].deleted_to = below

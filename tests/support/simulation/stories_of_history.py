@@ -102,6 +102,25 @@ async def a_leader_that_has_forgotten_where_its_log_parts(on: Story) -> None:
         raise StoryError("the alarm ends without an operator")
 
 
+@story()
+async def a_leader_that_was_cut_off_before_a_cut(on: Story) -> None:
+    """A new owner gets its metadata from a broker that was cut off, and that has the records that a CUT voids."""
+    await on.produce(48)
+    await on.copied_to(40)
+    former = on.partition.leader
+    on.cut_off_leader(common_end=16)
+    await on.until("no CUT", lambda: "cut" in on.alarms_so_far(), 10 * MINUTE_S)
+    for _ in range(4):
+        on.kill()
+        await on.start()
+        await on.passes(MINUTE_S)
+    on.rejoin(former)
+    await on.produce(48)
+    await on.passes(2 * MINUTE_S)
+    on.retention_removes(48)
+    await on.require_readable()
+
+
 @story(
     processes=2, total=None, broker_retention=Retention(-1, 11_500),
     topic={"segment.bytes": 3_000, "segment.ms": 5_000, "local.retention.bytes": 0},

@@ -42,8 +42,7 @@ class SegmentRun(NamedTuple):
 
 def cuts_of(txn: lmdb.Transaction, db: Databases, key: bytes) -> list[Cut]:
     """Returns the CUTs of a partition, by leader epoch and offset."""
-    cuts = recorded(txn, db, CutUpdate, key)
-    return [Cut(each.leader_epoch, each.offset, each.event_timestamp_ms, each.is_proved) for each in cuts]
+    return [each.cut for each in recorded(txn, db, CutUpdate, key)]
 
 
 def named(txn: lmdb.Transaction, db: Databases, key: bytes, uuid: bytes, cuts: Sequence[Cut]) -> StoredSegment:

@@ -81,8 +81,14 @@ async def align(
 
     `bounds` are the leader's. The records below a recorded log start do not count, unless the leader disproves it.
     Costs one question if nothing parts, and one for each recorded log start above the leader's. Raises `BrokerError`,
-    and `LogDivergedError` if the leader's log ends below the tier's end, and its epochs do not explain it: the broker
-    was emptied or restored."""
+    and `LogDivergedError` if the leader was cut off before the newest CUT, or if its log ends below the tier's end, and
+    its epochs do not explain it: the broker was emptied or restored."""
+    if is_cut_off(metadata, partition, bounds):
+        raise LogDivergedError(
+            f"{partition}: the broker is the leader of epoch {bounds.leader_epoch}, and the tier was cut for the leader"
+            " of a later epoch. A broker that is cut off from the controllers must rejoin. If the controllers were"
+            f" restored, {cut_command(partition)} goes on with this leader's log"
+        )
     parting = await find_parting(source, metadata, partition, bounds, timeout_ms)
     end = RemoteLog(metadata, partition).begun_end()
     if parting is None or parting.is_proved or end is None or bounds.high_watermark > end:
@@ -211,17 +217,26 @@ def _ranges_of(segment: RemoteLogSegmentMetadata, first: int, last: int) -> Iter
 def cut_epoch(metadata: RemoteLogMetadataState, partition: TopicIdPartition, offset: int, leader_epoch: int) -> int:
     """Returns the leader epoch of a CUT that voids what the leader of `leader_epoch` disproves from `offset` on.
 
-    It is another one only if records were copied in that epoch or a later one: restored controllers may count leader
-    epochs anew."""
+    It is another one only if records were copied in that epoch or a later one, or there is a CUT of a later one:
+    restored controllers may count leader epochs anew."""
     parts = [
         each.metadata
         for each in metadata.stored_segments(partition, offset)
         if each.valid_end_offset >= offset and each.state < RemoteLogSegmentState.DELETE_SEGMENT_STARTED
     ]
     first = metadata.next_segment(partition, offset) or next(iter(parts), None)
-    latest = max((each.leader_epoch for each in parts), default=leader_epoch)
-    is_enough = first is None or (first.leader_epoch < leader_epoch and latest <= leader_epoch)
+    epochs = [each.leader_epoch for each in parts] + [each.leader_epoch for each in metadata.cuts(partition)]
+    latest = max(epochs, default=leader_epoch)
+    is_enough = latest <= leader_epoch and (first is None or first.leader_epoch < leader_epoch)
     return leader_epoch if is_enough else latest + 1
+
+
+def is_cut_off(metadata: RemoteLogMetadataState, partition: TopicIdPartition, bounds: LocalLogBounds) -> bool:
+    """Whether the leader of `bounds` is older than the one for which the newest CUT was made.
+
+    The newest CUT has the highest leader epoch. An older leader has the records that the CUT voids."""
+    newest = max(metadata.cuts(partition), key=attrgetter("leader_epoch"), default=None)
+    return newest is not None and bounds.leader_epoch < newest.asked_epoch
 
 
 def unsettled_cuts(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> list[Cut]:

@@ -14,6 +14,7 @@ from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CommandBench, Tidegate, open_by
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.segment_metadata import Cut
 from tiers.tasks.history.align import Parting
 
 NAME = f"{PARTITION.topic}-{PARTITION.partition}"
@@ -57,13 +58,13 @@ async def test_it_needs_no_ownership_and_ends_void_log_starts(bench: CommandBenc
     bench.rlmm.owned = False
     bounds = LocalLogBounds(0, 10, 10, 3)
     for each in cut.named_cuts(bench.state, PARTITION, bounds, 0, Parting(0, is_proved=False)):
-        await bench.rlmm.put_named_cut(PARTITION, each.leader_epoch, each.offset)
+        await bench.rlmm.put_named_cut(PARTITION, each)
     assert (cuts(bench), bench.state.log_starts(PARTITION)) == ([(3, 0, True)], [])
 
 
 async def test_nothing_is_cut_while_the_leader_continues_the_tier(bench: CommandBench) -> None:
     """The first run of the command was in leader epoch 3. A clean election came since."""
-    await bench.rlmm.put_named_cut(PARTITION, 3, 0)
+    await bench.rlmm.put_named_cut(PARTITION, Cut(3, 0, 0))
     assert cut.named_cuts(bench.state, PARTITION, LocalLogBounds(0, 90, 90, 4), 0, None) == []
 
 

@@ -317,6 +317,7 @@ async def test_an_attempt_of_another_history_leaves_the_earliest_offset_known(
     await bench.metadata.add_remote_log_segment_metadata(attempt := metadata_of(built, PARTITION))
     await bench.store.copy_log_segment_data(attempt, built.log_segment_data(attempt))
     if is_cut:
+        bench.log.leader_epoch = 6
         await bench.metadata.put_cut(PARTITION, 6, 20)
     for _ in range(5):
         await bench.copy_all()
@@ -333,7 +334,7 @@ async def test_a_gap_is_recorded_over_an_attempt_that_a_cut_voids(bench: Workben
     built = build_segment(bench.folder / "attempt", batches(120, 150), 120)
     await bench.metadata.add_remote_log_segment_metadata(metadata_of(built, PARTITION))
     await bench.metadata.put_cut(PARTITION, 1, 110)
-    bench.log.log_start_offset = 180
+    bench.log.log_start_offset, bench.log.leader_epoch = 180, 1
     for _ in range(3):
         await bench.copy_all()
         bench.now_ms += 60_000

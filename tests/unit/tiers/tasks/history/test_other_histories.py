@@ -60,7 +60,7 @@ class Partition:
         state, bounds = self.metadata.state, await self.log.bounds(PARTITION, 1000)
         parting = await find_parting(self.log, state, PARTITION, bounds, 1000)
         for each in named_cuts(state, PARTITION, bounds, offset, parting):
-            await self.metadata.put_named_cut(PARTITION, each.leader_epoch, each.offset)
+            await self.metadata.put_named_cut(PARTITION, each)
 
     async def stops(self) -> None:
         with pytest.raises(LogDivergedError, match=r"`tidegate tier cut orders:0 OFFSET`"):
@@ -249,6 +249,19 @@ async def test_a_log_start_of_a_void_history_never_counts_again(partition: Parti
         log.append(*batches(log.end_offset, log.end_offset + 60, leader_epoch))
         await partition.rounds()
     assert (partition.readable[0], partition.metadata.state.log_starts(PARTITION)) == (0, [])
+
+
+async def test_a_leader_older_than_a_cut_stops_until_an_operator_cuts(partition: Partition) -> None:
+    """Either the broker was cut off before the election, or the controllers were restored since."""
+    log, former, stored = partition.log, partition.log.records, await partition.stored()
+    await partition.metadata.put_cut(PARTITION, 2, 50)
+    log.records, log.leader_epoch = former, 1
+    await partition.stops()
+    assert (await partition.stored(), partition.readable) == (stored, (0, [(0, 49)]))
+    await partition.cut(50)
+    assert partition.cuts == [(2, 50, True), (3, 50, True)]
+    await partition.rounds()
+    assert partition.readable == (0, [(0, 99)])
 
 
 async def test_a_leader_that_returns_gets_its_records_copied_again(partition: Partition) -> None:
