@@ -36,7 +36,7 @@ from tiers.errors import (
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState, epoch_of_copy
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.segment_copy import SegmentContinuation, continuation_at
 from tiers.tasks.deletion.segment_deletion import delete_attempts
@@ -157,7 +157,7 @@ class OffloadCommitter:
         if not one.facts.is_proved:
             await one.facts.require_proved()
         is_cut = await one.cut.run(bounds)
-        one.copy_epoch = epoch_of_copy(bounds.leader_epoch, services.state.cuts(partition))
+        one.copy_epoch = bounds.leader_epoch
         if is_cut:
             bounds = await services.source.bounds(partition, timeout_ms)
         return bounds, one.cut.log_start

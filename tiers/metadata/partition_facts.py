@@ -120,6 +120,20 @@ def newest_of(facts: Iterable[PartitionFacts], topic_id: UUID | None = None) -> 
     return max(found, key=lambda each: [position[1:] for _, position in each.positions()], default=None)
 
 
+def not_accepted(facts: Sequence[PartitionFacts]) -> list[PartitionFacts]:
+    """Returns the facts that were not made before an operator accepted the loss of their metadata.
+
+    Later facts name the accepted positions. Earlier ones have a position up to an accepted one, which the metadata
+    topic may reach again."""
+    accepted = {position for each in facts for position in each.accepted}
+
+    def is_lost(each: PartitionFacts) -> bool:
+        unnamed = accepted.difference(each.accepted)
+        return any(at.topic_id == lost.topic_id and at <= lost for _, at in each.positions() for lost in unnamed)
+
+    return [each for each in facts if not is_lost(each)]
+
+
 def newest_of_topics(facts: Iterable[PartitionFacts]) -> list[PartitionFacts]:
     """Returns the newest facts of each metadata topic, and all facts without a position: they contain the others."""
     several = list(facts)

@@ -279,9 +279,22 @@ class RemoteLog:
     def is_head_unknown(self, log_start: int, local_log_start: int) -> bool:
         """Whether records from `log_start` to the first readable segment are in an attempt, or in the local log."""
         first = self.metadata.next_segment(self.partition, log_start)
-        begin = self.behind_gaps(max(log_start, local_log_start))
-        is_local = first is not None and begin < first.start_offset
-        return is_local or self.attempt_at_head(log_start, local_log_start) is not None
+        is_local = first is not None and max(log_start, local_log_start) < first.start_offset
+        return is_local or self._is_begun(log_start, self.hole_end(log_start, local_log_start))
+
+    def gone_to(self, offset: int, local_log_start: int) -> int:
+        """Returns the first offset, from `offset` on, whose record is not known to be gone.
+
+        A record of a gap is gone, unless the local log or an attempt has it: then the gap ends later."""
+        while offset < local_log_start and (gap := self.metadata.gap_at(self.partition, offset)) is not None:
+            if self._is_begun(offset, gap.next_offset):
+                break
+            offset = min(gap.next_offset, local_log_start)
+        return offset
+
+    def _is_begun(self, offset: int, end: int) -> bool:
+        """Whether an attempt has offsets from `offset` to `end` (exclusive)."""
+        return any(each.start_offset < end and offset <= each.valid_end_offset for each in self.attempts(offset))
 
     def hole_end(self, offset: int, local_log_start: int) -> int:
         """Returns where the first readable segment from `offset` on, or the local log begins."""

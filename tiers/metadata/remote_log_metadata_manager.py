@@ -133,7 +133,7 @@ class RemoteLogMetadataManager:
         """Records a CUT. It removes no other one: of several in one leader epoch, the lowest decides.
 
         In the same step, `local_log_start` ends if it lies above `offset` and is of an earlier leader epoch."""
-        update = CutUpdate(*self._named(partition), leader_epoch, offset, is_proved, leader_epoch)
+        update = CutUpdate(*self._named(partition), leader_epoch, offset, is_proved)
         await self._as_owner(partition, lambda state: records_of_cut(state, update))
 
     async def put_named_cut(self, partition: TopicIdPartition, cut: Cut) -> None:

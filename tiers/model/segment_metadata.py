@@ -188,21 +188,11 @@ class Cut(NamedTuple):
     is_proved: bool = True
     """Whether the leader has the record before `offset`, or an operator named the offset. Otherwise the histories may
     part below it."""
-    asked_epoch: int = 0
-    """The epoch of the leader whose log goes on at `offset`. It is below `leader_epoch` if an operator accepted the
-    leader of controllers that were restored: they may count leader epochs anew."""
 
 
 def first_void(cuts: Iterable[Cut], leader_epoch: int) -> int | None:
     """Returns the first offset that `cuts` void of what was copied in `leader_epoch`. None: they void none."""
     return min((cut.offset for cut in cuts if cut.leader_epoch > leader_epoch), default=None)
-
-
-def epoch_of_copy(leader_epoch: int, cuts: Iterable[Cut]) -> int:
-    """Returns the `copy_epoch` of records that the leader of `leader_epoch` gives now.
-
-    It is at least the epoch of every CUT: restored controllers may count leader epochs anew."""
-    return max([leader_epoch, *(cut.leader_epoch for cut in cuts)])
 
 
 def after_cuts(segment: RemoteLogSegmentMetadata, cuts: Iterable[Cut]) -> RemoteLogSegmentMetadata:
@@ -219,17 +209,15 @@ class CutUpdate(OwnMetadataRecord):
     leader_epoch: int
     offset: int
     is_proved: bool = True
-    asked_epoch: int = 0
 
     @classmethod
     def of(cls, topic_id_partition: TopicIdPartition, writer: str, event_timestamp_ms: int, cut: Cut) -> CutUpdate:
         """Returns the record of `cut`, whose time the broker gives anew."""
-        named = topic_id_partition, writer, event_timestamp_ms
-        return cls(*named, cut.leader_epoch, cut.offset, cut.is_proved, cut.asked_epoch)
+        return cls(topic_id_partition, writer, event_timestamp_ms, cut.leader_epoch, cut.offset, cut.is_proved)
 
     @property
     def cut(self) -> Cut:
-        return Cut(self.leader_epoch, self.offset, self.event_timestamp_ms, self.is_proved, self.asked_epoch)
+        return Cut(self.leader_epoch, self.offset, self.event_timestamp_ms, self.is_proved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from tiers.config.topic_policy import holding_back
 from tiers.config.topic_settings import is_deletion_requested
 from tiers.config.total_retention import TOTAL_KEYS
 from tiers.metadata.metadata_log import MetadataPosition
-from tiers.metadata.partition_facts import PartitionFacts, joined, newest_of_topics
+from tiers.metadata.partition_facts import PartitionFacts, joined, newest_of_topics, not_accepted
 from tiers.metadata.records.serde import KeyAndValue, key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
@@ -385,7 +385,7 @@ def tier_configs_of(plans: Iterable[PartitionPlan], writer: str, now_ms: int) ->
     for plan in plans:
         by_topic.setdefault(plan.topic_id_partition.topic_id, []).append(plan)
     for topic_id, alike in by_topic.items():
-        configs = _newest_settings([facts for plan in alike for facts in plan.facts])
+        configs = _newest_settings([facts for plan in alike for facts in not_accepted(plan.facts)])
         if not any(configs):
             continue
         keeping = [each for each in configs if not is_deletion_requested(each)]
@@ -403,4 +403,6 @@ def _newest_settings(facts: Sequence[PartitionFacts]) -> list[Mapping[str, str]]
             known = newest.get(position.topic_id)
             if known is None or known[0] < position:
                 newest[position.topic_id] = position, each.tier_config
-    return [config for _, config in newest.values()] if newest else [each.tier_config for each in facts]
+    # Facts without a position were made in doubt, or before the first look: they may be later than all others.
+    unplaced = (each.tier_config for each in facts if each.settings_position is None)
+    return [*(config for _, config in newest.values()), *unplaced]

@@ -1,12 +1,11 @@
 """`tidegate tier cut`: voids the remote records from an offset on, because the leader's log has others there.
 
 An owner records such a CUT by itself where the leader's log parts from the tier (docs/design.md, safety rule 2). It
-needs an operator in three cases:
+needs an operator in two cases:
 
 * A broker was emptied or restored, and its log is shorter than the tier. The owner has stopped the partition.
 * The leader has removed the records where its log parts from the tier. The owner has cut the tier at the start of the
   leader's log. Nothing expires until an operator names the offset.
-* The controllers were restored, and count leader epochs anew. The leader's epoch is below the one of a CUT.
 
 The command needs no ownership. Void records stay in the store until the total retention has passed since the CUT. The
 CUT is valid for the leader epoch that the command shows: if another leader comes before the write, the command fails.
@@ -32,7 +31,13 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import Cut, RemoteLogSegmentState, after_cuts
-from tiers.tasks.history.align import Parting, cut_epoch, find_parting, is_cut_off, unsettled_cuts
+from tiers.tasks.history.align import (
+    Parting,
+    find_parting,
+    require_later_than_copies,
+    require_later_than_cuts,
+    unsettled_cuts,
+)
 
 
 class VoidRecords(NamedTuple):
@@ -98,6 +103,8 @@ def _show(found: NamedCut, name: str, offset: int) -> None:
         typer.echo(f"{name}: the leader of epoch {found.leader_epoch} shows no other records than the tier")
     else:
         proof = "" if found.parting.is_proved else ", and shows no record before that"
+        if found.parting.is_ambiguous:
+            proof = ", and has used leader epochs of copied records again"
         typer.echo(
             f"{name}: the leader of epoch {found.leader_epoch} has other records than the tier from offset"
             f" {found.parting.offset} on{proof}"
@@ -129,11 +136,12 @@ async def cut_partition(config: TidegateConfig, topic: str, number: int, offset:
             if shown.trouble:
                 raise RemoteTierError(f"{topic}:{number}: {shown.trouble}")
             bounds = await source.bounds(partition, TIMEOUT_MS)
+            require_later_than_cuts(log.state, partition, bounds.leader_epoch)
             parting = await find_parting(source, log.state, partition, bounds, TIMEOUT_MS)
             cuts = named_cuts(log.state, partition, bounds, offset, parting)
             void = void_records(log.state, partition, cuts)
             is_settled = not any(each.offset >= offset for each in unsettled_cuts(log.state, partition))
-            is_needed = void.segments > 0 or not is_settled or is_cut_off(log.state, partition, bounds)
+            is_needed = void.segments > 0 or not is_settled
             if write and is_needed:
                 now = await source.bounds(partition, TIMEOUT_MS)
                 if now.leader_epoch != bounds.leader_epoch:
@@ -150,16 +158,14 @@ def named_cuts(
     offset: int,
     parting: Parting | None,
 ) -> list[Cut]:
-    """Returns the CUTs to write at `offset`; none while the leader counts, its log continues the tier, and every CUT is
-    proved.
+    """Returns the CUTs to write at `offset`; none while the leader's log continues the tier, and every CUT is proved.
 
     A CUT that is not proved gets the offset: a later leader epoch would void the copies that were made since."""
     unsettled = [each for each in unsettled_cuts(metadata, partition) if each.offset >= offset]
     cuts = {each.leader_epoch: each._replace(offset=offset, is_proved=True) for each in unsettled}
-    if parting is not None or is_cut_off(metadata, partition, bounds):
-        from_offset = offset if parting is None else parting.offset
-        epoch = cut_epoch(metadata, partition, from_offset, bounds.leader_epoch)
-        cuts[epoch] = Cut(epoch, offset, 0, asked_epoch=bounds.leader_epoch)
+    if parting is not None:
+        require_later_than_copies(metadata, partition, parting.offset, bounds.leader_epoch)
+        cuts[bounds.leader_epoch] = Cut(bounds.leader_epoch, offset, 0)
     return list(cuts.values())
 
 

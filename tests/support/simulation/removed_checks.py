@@ -182,7 +182,9 @@ _CHECKS = (
     # Histories
     _returns("history/align:check_lineage", "None", "the leader has each leader epoch", _OTHER_HISTORIES),
     _returns("history/align:find_parting", "None", "the leader has the last records", _OTHER_HISTORIES),
-    _returns("history/align:is_cut_off", "False", "no leader counts that is older than a CUT", _OTHER_HISTORIES),
+    _returns(
+        "history/align:require_later_than_cuts", "None", "no leader counts that is older than a CUT", _OTHER_HISTORIES
+    ),
     _returns("history/align:_deleted_otherwise", "[]", "log starts that contradict the tier", _OTHER_HISTORIES),
     _returns("history/align:require_aligned", "None", "nobody deletes by another history", _OTHER_HISTORIES),
     _returns("history/align:open_cut", "None", "nothing expires below a CUT that is not proved", _OTHER_HISTORIES),
@@ -194,7 +196,9 @@ _CHECKS = (
         "history/align:_parting_below", "answer.end_offset > bounds.log_start_offset", "True",
         "the start of a log is no common end", _OTHER_HISTORIES,
     ),
-    _returns("history/align:cut_epoch", "leader_epoch", "a CUT voids what the leader disproves", _OTHER_HISTORIES),
+    _returns(
+        "history/align:require_later_than_copies", "None", "a CUT voids what the leader disproves", _OTHER_HISTORIES
+    ),
     _returns("history/align:RLMCutTask._end_log_starts", "None", "disproved log starts end", _OTHER_HISTORIES),
     _returns("history/align:RLMCutTask._require_kept", "None", "one leader gave all answers", _OTHER_HISTORIES),
     _without(
@@ -272,8 +276,8 @@ _CHECKS = (
     ),
     _without(
         "retention/expiration_task:RLMExpirationTask._expired_to",
-        "segment.start_offset > remote.behind_gaps(next_offset)", "False", "no hole lies between expired segments",
-        _UNFINISHED,
+        "segment.start_offset > remote.gone_to(next_offset, local_log_start)", "False",
+        "no hole lies between expired segments", _UNFINISHED,
     ),
     _returns(
         "retention/expiration_task:RLMExpirationTask._trouble_without", "None", "the store has the other copies",

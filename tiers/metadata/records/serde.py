@@ -238,8 +238,8 @@ _MESSAGES: dict[type, _Message] = {
     ),
     CutUpdate: _Message(
         CUT_API_KEY,
-        2,
-        _own(CutUpdate, offset=_OFFSET, leader_epoch=NUMBER, is_proved=FLAG, asked_epoch=NUMBER),
+        1,
+        _own(CutUpdate, offset=_OFFSET, leader_epoch=NUMBER, is_proved=FLAG),
         lambda record: INT32.pack(record.leader_epoch) + INT64.pack(record.offset),
     ),
     # Only owners write this record, one after the other, so the last record counts.

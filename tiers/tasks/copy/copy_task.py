@@ -26,7 +26,6 @@ from tiers.errors import BrokerError, OffsetGapError
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
-from tiers.model.segment_metadata import epoch_of_copy
 from tiers.quota import Reservation
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
 from tiers.tasks.copy.copy_attempts import CopyAttempts
@@ -134,7 +133,6 @@ class RLMCopyTask:
             return None  # the next round finds where copying continues
         if read is None or read.leader_epoch != bounds.leader_epoch or not read.records:
             return None  # the next round compares the tier with the new leader's log
-        copy_epoch = epoch_of_copy(bounds.leader_epoch, services.state.cuts(self._partition))
         async with self._builder(start) as builder:
             limit_bytes = min(policy.segment_bytes, await services.spool.room_bytes())
             last = await self._fill(builder, read, limit_bytes, bounds, is_urgent=is_urgent)
@@ -149,7 +147,7 @@ class RLMCopyTask:
             services.checkpoint("segment-built")
             segment_id = RemoteLogSegmentId(self._partition, uuid4())
             with_facts = built.with_facts(self._facts.for_copy(segment_id.id))
-            kept = await keep(services, segment_id, with_facts, copy_epoch)
+            kept = await keep(services, segment_id, with_facts, bounds.leader_epoch)
         self.uncopied.measured(start, built.end_offset + 1, built.size_bytes)
         if built.missing_offsets:
             logger.warning(

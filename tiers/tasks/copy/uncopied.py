@@ -151,7 +151,8 @@ class UncopiedRecords:
         self._replica_end = 0
         """The high watermark when the leader answered `_replica_bytes`. Later answers of the leader may be the same."""
         self._replica_end_before = 0
-        """The high watermark of the survey before that one: the answer, to whichever partition, came after it."""
+        """The high watermark of the survey before that one: the answer, to whichever partition, came after it. At the
+        first survey, it is the first offset that is not remote."""
         self._leader_epoch = -1
         self._log_start = 0
         self._since_ms: dict[int, int] = {}
@@ -173,7 +174,7 @@ class UncopiedRecords:
         is_continued = is_same_leader and self._first <= first and self._end <= end
         size_bytes = self._from(known.offset) + self._guess(end - self._end)
         if not is_continued or replica_bytes != before:
-            self._replica_end, self._replica_end_before = end, self._end if is_continued else end
+            self._replica_end, self._replica_end_before = end, self._end if is_continued else first
         self._first, self._end, self._replica_bytes = first, end, replica_bytes
         if not is_continued or (known.replica_bytes is None and replica_bytes is not None):
             self._begin()

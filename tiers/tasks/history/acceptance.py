@@ -59,12 +59,13 @@ async def kept_settings(log: MetadataLog, stored: StoredFacts, timeout_ms: int) 
     metadata lost records since the facts were stored, the settings that it has may be earlier ones, or none. Raises
     `BrokerError`."""
     partition = stored.partition
-    if not await stored.lost_positions(log, timeout_ms):
+    facts, present = stored.not_accepted(), log.state.topic_tier_config(partition.topic_id)
+    unplaced = [each.tier_config for each in facts if each.position is None]
+    if not (unplaced or await stored.lost_positions(log, timeout_ms)):
         return {}
-    facts, present = stored.all(), log.state.topic_tier_config(partition.topic_id)
     of_topic = newest_of(facts, log.position(partition).topic_id)
     stored_configs = [each.tier_config for each in ([of_topic] if of_topic else newest_of_topics(facts))]
-    kept, known = holding_back([*stored_configs, present]), holding_back([present])
+    kept, known = holding_back([*stored_configs, *unplaced, present]), holding_back([present])
     lost = {key: value for key, value in kept.items() if known.get(key) != value}
     return lost if lost.keys().isdisjoint(TOTAL_KEYS) else lost | recorded_total(kept).config()
 

@@ -33,10 +33,12 @@ AskEpoch = Callable[[int], Awaitable[EpochEndOffset]]
 class Parting(NamedTuple):
     """The first offset of the tier that the leader's answers disprove.
 
-    `is_proved`: the leader's log has records before `offset`, and the tier has no other record there."""
+    `is_proved`: the leader's log has records before `offset`, and the tier has no other record there. `is_ambiguous`: a
+    leader epoch begins at different offsets in both logs, so equal epochs prove nothing."""
 
     offset: int
     is_proved: bool
+    is_ambiguous: bool = False
 
 
 class EpochRange(NamedTuple):
@@ -81,15 +83,17 @@ async def align(
 
     `bounds` are the leader's. The records below a recorded log start do not count, unless the leader disproves it.
     Costs one question if nothing parts, and one for each recorded log start above the leader's. Raises `BrokerError`,
-    and `LogDivergedError` if the leader was cut off before the newest CUT, or if its log ends below the tier's end, and
-    its epochs do not explain it: the broker was emptied or restored."""
-    if is_cut_off(metadata, partition, bounds):
-        raise LogDivergedError(
-            f"{partition}: the broker is the leader of epoch {bounds.leader_epoch}, and the tier was cut for the leader"
-            " of a later epoch. A broker that is cut off from the controllers must rejoin. If the controllers were"
-            f" restored, {cut_command(partition)} goes on with this leader's log"
-        )
+    and `LogDivergedError` if the leader was cut off before the newest CUT, if leader epochs were used again, or if its
+    log ends below the tier's end, and its epochs do not explain it: the broker was emptied or restored."""
+    require_later_than_cuts(metadata, partition, bounds.leader_epoch)
     parting = await find_parting(source, metadata, partition, bounds, timeout_ms)
+    if parting is not None and parting.is_ambiguous:
+        now = await source.bounds(partition, timeout_ms)
+        require_unchanged(partition, bounds, now)
+        raise LogDivergedError(
+            f"{partition}: leaders have used leader epochs of copied records again, for other records: was the cluster"
+            f" restored from an older copy? {cut_command(partition)} names the offset from which it has other records"
+        )
     end = RemoteLog(metadata, partition).begun_end()
     if parting is None or parting.is_proved or end is None or bounds.high_watermark > end:
         return parting
@@ -133,12 +137,18 @@ async def find_parting(
         return await source.end_offset_for_epoch(partition, leader_epoch, timeout_ms)
 
     for end, epoch in _ends(remote, bounds, log_start):
-        answer = await ask(epoch)
-        if answer.leader_epoch != epoch or answer.end_offset < end:
-            ranges = ranges or _epoch_ranges(remote, log_start)
-            parting = await _parting_below(ask, ranges, bounds, end)
-            found += [] if parting is None else [parting]
-    return min([*found, *await _deleted_otherwise(ask, remote, bounds)], default=None)
+        is_alike = await _has_end(ask, bounds, end, epoch)
+        begin = await _other_begin(ask, remote, bounds, end, epoch) if is_alike else None
+        if is_alike and begin is None:
+            continue
+        ranges = ranges or _epoch_ranges(remote, log_start)
+        if begin is not None:
+            end = min([begin, *(each.first_offset for each in ranges if each.leader_epoch == epoch)])
+            found.append(Parting(end, is_proved=False, is_ambiguous=True))
+        parting = await _parting_below(ask, ranges, bounds, end)
+        found += [] if parting is None else [parting]
+    found += await _deleted_otherwise(ask, remote, bounds)
+    return min(found)._replace(is_ambiguous=any(each.is_ambiguous for each in found)) if found else None
 
 
 def _ends(log: RemoteLog, bounds: LocalLogBounds, log_start: int) -> list[tuple[int, int]]:
@@ -154,6 +164,26 @@ def _ends(log: RemoteLog, bounds: LocalLogBounds, log_start: int) -> list[tuple[
         offsets = (end, *(each for each in before_gaps if bounds.log_start_offset <= each < end))
         ends += [(offset, log.epoch_at(offset)) for offset in offsets if log.has(offset)]
     return [(offset + 1, epoch) for offset, epoch in ends if offset >= log_start]
+
+
+async def _has_end(ask: AskEpoch, bounds: LocalLogBounds, end: int, epoch: int) -> bool:
+    """Whether the leader has the record before `end` in this epoch, or has removed it."""
+    if 0 < epoch == bounds.leader_epoch and end <= bounds.high_watermark:
+        return True  # the answer would be the end of the leader's log; `_other_begin` asks a question
+    answer = await ask(epoch)
+    return answer.leader_epoch == epoch and answer.end_offset >= end
+
+
+async def _other_begin(ask: AskEpoch, remote: RemoteLog, bounds: LocalLogBounds, end: int, epoch: int) -> int | None:
+    """Returns an offset that has this epoch in one of both logs alone; None: they do not disagree.
+
+    Leaders of a cluster that was restored from an older copy use leader epochs again, for other records."""
+    if epoch <= 0:
+        return None
+    begin = (await ask(epoch - 1)).end_offset
+    if begin > bounds.log_start_offset and remote.epoch_at(min(begin, end) - 1) == epoch:
+        return min(begin, end) - 1
+    return begin if bounds.log_start_offset <= begin and UNKNOWN_EPOCH < remote.epoch_at(begin) < epoch else None
 
 
 async def _parting_below(
@@ -214,29 +244,48 @@ def _ranges_of(segment: RemoteLogSegmentMetadata, first: int, last: int) -> Iter
             yield found
 
 
-def cut_epoch(metadata: RemoteLogMetadataState, partition: TopicIdPartition, offset: int, leader_epoch: int) -> int:
-    """Returns the leader epoch of a CUT that voids what the leader of `leader_epoch` disproves from `offset` on.
+def require_unchanged(partition: TopicIdPartition, bounds: LocalLogBounds, now: LocalLogBounds) -> None:
+    """Raises `BrokerError` if the leader or its log start has changed since `bounds`."""
+    if (now.leader_epoch, now.log_start_offset) != (bounds.leader_epoch, bounds.log_start_offset):
+        raise BrokerError(
+            f"{partition}: the leader of epoch {bounds.leader_epoch} was replaced, or has removed records. The next"
+            " round compares its log again",
+            retriable=True,
+        )
 
-    It is another one only if records were copied in that epoch or a later one, or there is a CUT of a later one:
-    restored controllers may count leader epochs anew."""
+
+def require_later_than_cuts(metadata: RemoteLogMetadataState, partition: TopicIdPartition, leader_epoch: int) -> None:
+    """Raises `LogDivergedError` if the tier was cut for a leader of a later epoch: this one has the void records."""
+    newest = max((cut.leader_epoch for cut in metadata.cuts(partition)), default=leader_epoch)
+    if leader_epoch < newest:
+        raise LogDivergedError(
+            f"{partition}: the tier was cut in leader epoch {newest}. {_too_old(leader_epoch, newest)}"
+        )
+
+
+def require_later_than_copies(
+    metadata: RemoteLogMetadataState, partition: TopicIdPartition, offset: int, leader_epoch: int
+) -> None:
+    """Raises `LogDivergedError` if a CUT of this leader epoch does not void what was copied from `offset` on."""
     parts = [
         each.metadata
         for each in metadata.stored_segments(partition, offset)
         if each.valid_end_offset >= offset and each.state < RemoteLogSegmentState.DELETE_SEGMENT_STARTED
     ]
     first = metadata.next_segment(partition, offset) or next(iter(parts), None)
-    epochs = [each.leader_epoch for each in parts] + [each.leader_epoch for each in metadata.cuts(partition)]
-    latest = max(epochs, default=leader_epoch)
-    is_enough = latest <= leader_epoch and (first is None or first.leader_epoch < leader_epoch)
-    return leader_epoch if is_enough else latest + 1
+    newest = max((each.leader_epoch for each in parts), default=leader_epoch)
+    if newest > leader_epoch or (first is not None and first.leader_epoch == leader_epoch):
+        raise LogDivergedError(
+            f"{partition}: the leader has other records from offset {offset} on than a copy of leader epoch {newest}."
+            f" {_too_old(leader_epoch, newest)}"
+        )
 
 
-def is_cut_off(metadata: RemoteLogMetadataState, partition: TopicIdPartition, bounds: LocalLogBounds) -> bool:
-    """Whether the leader of `bounds` is older than the one for which the newest CUT was made.
-
-    The newest CUT has the highest leader epoch. An older leader has the records that the CUT voids."""
-    newest = max(metadata.cuts(partition), key=attrgetter("leader_epoch"), default=None)
-    return newest is not None and bounds.leader_epoch < newest.asked_epoch
+def _too_old(leader_epoch: int, newest: int) -> str:
+    return (
+        f"The broker that answers leads in epoch {leader_epoch}. If it is cut off from the controllers, let it rejoin."
+        f" If the cluster was restored from an older copy, restart brokers until the leader epoch is above {newest}"
+    )
 
 
 def unsettled_cuts(metadata: RemoteLogMetadataState, partition: TopicIdPartition) -> list[Cut]:
@@ -355,11 +404,7 @@ class RLMCutTask:
 
     async def _cut(self, bounds: LocalLogBounds, parting: Parting) -> None:
         services, partition = self._services, self._partition
-        if cut_epoch(services.state, partition, parting.offset, bounds.leader_epoch) != bounds.leader_epoch:
-            raise LogDivergedError(
-                f"{partition}: the leader of epoch {bounds.leader_epoch} has other records from offset {parting.offset}"
-                f" on than a copy of the same leader epoch, or of a later one: {cut_command(partition)} voids them"
-            )
+        require_later_than_copies(services.state, partition, parting.offset, bounds.leader_epoch)
         await self._require_kept(bounds)
         services.require_ownership(partition)
         await services.metadata.put_cut(partition, bounds.leader_epoch, parting.offset, is_proved=parting.is_proved)
@@ -372,12 +417,7 @@ class RLMCutTask:
         Then all answers since are of that log. The answers about epochs name the topic, and this question its id. So it
         fails for another topic that has the name by now."""
         now = await self._services.source.bounds(self._partition, self._services.settings.request_timeout_ms)
-        if (now.leader_epoch, now.log_start_offset) != (bounds.leader_epoch, bounds.log_start_offset):
-            raise BrokerError(
-                f"{self._partition}: the leader of epoch {bounds.leader_epoch} was replaced, or has removed records."
-                " The next round compares its log again",
-                retriable=True,
-            )
+        require_unchanged(self._partition, bounds, now)
 
     def _recorded(self) -> set[OffsetAndEpoch]:
         return {OffsetAndEpoch(each.offset, each.leader_epoch) for each in self._services.state.cuts(self._partition)}

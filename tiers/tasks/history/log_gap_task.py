@@ -122,7 +122,7 @@ class LogGapTask:
         try:
             has_unknown = await self._facts.has_unknown(head)
         except RemoteStorageError as error:
-            self._listing.again(services.clock_ms())
+            self._listing = Look(services.clock_ms() + FIRST_PAUSE_MS)
             fields = {"partition": str(partition), "error": str(error)}
             logger.debug("the store cannot be listed before the first segment", extra=fields)
             return
@@ -188,7 +188,7 @@ class LogGapTask:
             except MetadataLostError as found:
                 look.again(now_ms, found)
             except RemoteStorageError as error:
-                look = Look(now_ms + FIRST_PAUSE_MS)
+                look.at_ms = now_ms + FIRST_PAUSE_MS  # a doubt of an earlier look stays
                 fields = {"partition": str(self._partition), "error": str(error)}
                 logger.debug("it is not known whether the store has records of a hole", extra=fields)
             self._looks[hole.first_offset] = look

@@ -8,7 +8,6 @@ records, and so has a topic that does not know a whole segment behind the last k
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
@@ -30,6 +29,7 @@ from tiers.metadata.partition_facts import (
     joined,
     newest_of,
     newest_of_topics,
+    not_accepted,
 )
 from tiers.metadata.remote_log import RemoteLog
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -86,8 +86,7 @@ class StoredFacts:
 
     def not_accepted(self) -> list[PartitionFacts]:
         """Returns the facts whose positions no operator has accepted as lost."""
-        accepted = self.accepted()
-        return [each for each in self.all() if accepted.isdisjoint(position for _, position in each.positions())]
+        return not_accepted(self.all())
 
     async def lost_reason(self, log: MetadataLog, timeout_ms: int) -> str:
         """Returns why the metadata has lost records; empty: it has not.
@@ -186,20 +185,28 @@ async def read_stored_facts(
     """Lists the partition, and reads the newest facts.
 
     Costs one LIST per 1000 objects, and a GET of each `.facts` object and of one `.indexes` object, or of all down to
-    one with a position. If `is_strict`, facts that cannot be read are an error, unless later ones can be read. Raises
-    the store's errors, `LaterFormatError` and `RemoteLogMetadataError`."""
-    for _ in range(_LISTINGS - 1):
-        with suppress(RemoteResourceNotFoundError):  # an owner replaced a listed object by a later one
-            return await _read_listed(storage, cluster_id, partition, is_strict=is_strict)
-    try:
-        return await _read_listed(storage, cluster_id, partition, is_strict=is_strict)
-    except RemoteResourceNotFoundError as error:
-        raise _listed_but_not_found(error) from error
+    one with a position. If `is_strict`, facts that cannot be read are an error, unless later ones can be read. So is an
+    object that every listing has and no read finds, unless the facts call its segment dead: a listing may be stale.
+    Raises the store's errors, `LaterFormatError` and `RemoteLogMetadataError`."""
+    for _ in range(_LISTINGS):
+        stored, missing = await _read_listed(storage, cluster_id, partition, is_strict=is_strict)
+        if not missing:
+            return stored
+        # Perhaps an owner replaced a listed object by a later one.
+    dead = {uuid for each in stored.all() for uuid in each.dead}
+    for name, error in missing.items():
+        is_replaced = name < max(stored.objects, default="") if isinstance(name, str) else name in dead
+        if is_strict and not is_replaced:
+            raise _listed_but_not_found(error) from error
+    return stored
 
 
 async def _read_listed(
     storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition, *, is_strict: bool
-) -> StoredFacts:
+) -> tuple[StoredFacts, dict[str | UUID, RemoteResourceNotFoundError]]:
+    """Returns also the errors for listed objects that do not exist, by the keys of facts and the ids of segments."""
+    missing: dict[str | UUID, RemoteResourceNotFoundError] = {}
+    latest: PartitionFacts | None = None
     segments: list[RemoteLogSegmentMetadata] = []
     logs: set[UUID] = set()
     objects: dict[str, PartitionFacts] = {}
@@ -215,6 +222,8 @@ async def _read_listed(
                 objects[found.key] = decode_partition_facts(await storage.get_object(found.key))
             except RemoteLogMetadataError as error:
                 unread[found.key] = error
+            except RemoteResourceNotFoundError as gone:
+                missing[found.key] = gone
     if is_strict and unread and max(unread) > max(objects, default=""):
         raise RemoteLogMetadataError(f"{max(unread)}: {unread[max(unread)]}")
     segments.sort(key=lambda each: (each.start_offset, each.end_offset))
@@ -225,9 +234,13 @@ async def _read_listed(
             if is_strict:
                 raise
             continue
+        except RemoteResourceNotFoundError as gone:
+            missing[segment.segment_id.id] = gone
+            continue
         if facts is not None and facts.position is not None:
-            return StoredFacts(storage, partition, segments, frozenset(logs), objects, facts)
-    return StoredFacts(storage, partition, segments, frozenset(logs), objects, None)
+            latest = facts
+            break
+    return StoredFacts(storage, partition, segments, frozenset(logs), objects, latest), missing
 
 
 async def _facts_of_copy(storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> PartitionFacts | None:
@@ -296,7 +309,7 @@ class FactsTask:
         self._doubted: PartitionFacts | None = None
         """The newest facts that `check` found while it doubted the metadata."""
         self._announced: dict[UUID, PartitionFacts] = {}
-        """The content of the facts that copies have, whose outcome is not known."""
+        """The facts that copies have, whose outcome is not known."""
         self.doubt: MetadataLostError | None = None
         """Why the last `check` doubts that the metadata knows all copies; None: it does not."""
 
@@ -318,7 +331,7 @@ class FactsTask:
     def for_copy(self, segment_id: UUID) -> bytes:
         """Returns the facts for the `.indexes` object of a copy that is about to be announced."""
         facts = self._doubted or self.present()
-        self._announced[segment_id] = facts.content
+        self._announced[segment_id] = facts
         return encode_partition_facts(facts)
 
     async def check(self) -> None:
@@ -375,15 +388,17 @@ class FactsTask:
     async def run(self) -> None:
         """Stores the facts if they have changed since the last run and no copy has them. Raises the store's errors."""
         metadata = self._services.state
-        for uuid, content in list(self._announced.items()):
+        for uuid, carried in list(self._announced.items()):
             known = metadata.remote_log_segment_metadata_by_id(RemoteLogSegmentId(self._partition, uuid))
             if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
                 del self._announced[uuid]
-            if known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            is_finished = known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+            if known is not None and is_finished and carried.position is not None:
                 place = known.start_offset, known.end_offset
                 later = metadata.stored_segments(self._partition, known.start_offset)
-                if not any((each.start_offset, each.end_offset) > place for each in later):
-                    self._stored = content  # a look reads it
+                others = (each for each in later if each.metadata.segment_id != known.segment_id)
+                if not any((each.start_offset, each.end_offset) >= place for each in others):
+                    self._stored = carried.content  # a look reads it
         facts = self.present()
         # Stored facts without a position count if these have none either.
         stored = [each.content for each in self._objects.values() if facts.position is None and each.position is None]

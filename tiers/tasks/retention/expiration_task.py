@@ -264,7 +264,7 @@ class RLMExpirationTask:
         now_ms, budget_bytes = self._services.wall_clock_ms(), self._services.settings.expire_max_bytes_per_run
         alive_bytes, end, next_offset = self._retained_bytes(log_start), log_start, log_start
         for segment, hold in expiry_holds(alive, retention, now_ms, local_only_bytes, budget_bytes, alive_bytes):
-            if next_offset > log_start and segment.start_offset > remote.behind_gaps(next_offset):
+            if next_offset > log_start and segment.start_offset > remote.gone_to(next_offset, local_log_start):
                 return end  # a hole lies before this segment, and the segment before the hole shows it
             end = next_offset
             if hold is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_without_yes_it_shows_what_becomes_void(bench: CommandBench, tidegate: T
     assert "the leader of epoch 3 has other records than the tier from offset 0 on" in out
     assert f"{NAME}: a CUT at offset 5 in leader epoch 3 voids 15 offsets in 2 segments with " in out
     found = json.loads(tidegate(*CUT, "0", "--json")[1])
-    assert found["parting"] == {"offset": 0, "is_proved": False}
+    assert found["parting"] == {"offset": 0, "is_proved": False, "is_ambiguous": False}
     assert (found["cuts"], found["void"]["offsets"]) == ([{"leader_epoch": 3, "offset": 0}], 20)
     assert (found["needed"], found["written"]) == (True, False)
 
@@ -91,3 +92,12 @@ def test_a_leader_that_changes_before_the_write_is_an_error(
     monkeypatch.setattr(log, "bounds", bounds)
     code, _, err = tidegate(*CUT, "0", "--yes")
     assert (code, "has another leader now: run the command again" in err, cuts(bench)) == (3, True, [])
+
+
+@pytest.mark.parametrize("offset", ["0", "15"])
+async def test_a_leader_older_than_a_cut_is_refused(bench: CommandBench, tidegate: Tidegate, offset: str) -> None:
+    """The broker may be cut off from the controllers."""
+    await bench.rlmm.put_cut(PARTITION, 5, 15, is_proved=False)
+    code, out, err = await asyncio.to_thread(tidegate, *CUT, offset, "--yes")
+    assert (code, out, err.count("\n"), cuts(bench)) == (3, "", 1, [(5, 15, False)])
+    assert "The broker that answers leads in epoch 3" in err

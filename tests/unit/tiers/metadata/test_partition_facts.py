@@ -30,7 +30,7 @@ FACTS = PartitionFacts(
     (LogStart(5, 1, LogStartReason.USER, 0),),
     OffsetAndEpoch(4, 1),
     (LogGap(10, 20),),
-    (Cut(1, 30, 1_700_000_000_000, False, 2),),
+    (Cut(1, 30, 1_700_000_000_000, False),),
     (UUID(int=1),),
     (MetadataPosition(TOPIC, 0, 2),),
     {"local.retention.ms": "5"},
@@ -48,7 +48,7 @@ def test_facts_to_the_byte() -> None:
     body = (
         '{"cluster_id":"cluster","topic_id_partition":{"topic_id":"00000000-0000-0000-0000-000000000007","partition":3,'
         '"topic":"orders"},"log_starts":[{"offset":5,"leader_epoch":1,"reason":0,"last_epoch":0}],'
-        '"local_log_start":[4,1],"gaps":[[10,20]],"cuts":[[1,30,1700000000000,false,2]],'
+        '"local_log_start":[4,1],"gaps":[[10,20]],"cuts":[[1,30,1700000000000,false]],'
         f'"dead":["00000000-0000-0000-0000-000000000001"],"accepted":[["{topic}",0,2]],'
         f'"tier_config":{{"local.retention.ms":"5"}},"position":["{topic}",3,17],"settings_position":["{topic}",2,11]}}'
     )

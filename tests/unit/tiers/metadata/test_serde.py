@@ -103,8 +103,8 @@ OWN: list[tuple[MetadataRecord, str]] = [
         TopicTierConfigUpdate(*_OWN, {"local.retention.ms": "10"}),
         f"01e90700{_HEAD}02136c6f63616c2e726574656e74696f6e2e6d730331300000",
     ),
-    (CutUpdate(*_OWN, 5, 149, False, 4), f"01ea0702{_HEAD}000000000000009500000005000000000400"),
-    (CutUpdate(*_OWN, 5, 149, True, 5), f"01ea0702{_HEAD}000000000000009500000005010000000500"),
+    (CutUpdate(*_OWN, 5, 149, False), f"01ea0701{_HEAD}0000000000000095000000050000"),
+    (CutUpdate(*_OWN, 5, 149, True), f"01ea0701{_HEAD}0000000000000095000000050100"),
     (LocalLogStartUpdate(*_OWN, OffsetAndEpoch(4096, 5)), f"01ec0701{_HEAD}00000000000010000000000500"),
     (
         CopyPlan(*_OWN, UUID(int=5), 3, 2, 4, (10, 20, 35)),
@@ -194,7 +194,7 @@ def test_keys_name_the_subjects_of_records() -> None:
         LogGapUpdate(*_OWN, LogGap(17, 32), 5),
         CutUpdate(*_OWN, 6, 149),
     ]
-    subjects.remove(CutUpdate(*_OWN, 5, 149, False, 4))
+    subjects.remove(CutUpdate(*_OWN, 5, 149, False))
     keys = [*map(key_of, subjects), nothing_key(PARTITION)]
     assert tuple(keys[:2]) == segment_keys(SEGMENT_ID)
     assert len({encode_key(key) for key in keys}) == len(keys)

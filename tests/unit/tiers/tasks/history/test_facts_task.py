@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -28,6 +28,7 @@ from tiers.metadata.partition_facts import PartitionFacts, decode_partition_fact
 from tiers.model.segment_metadata import Cut, RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import log_key, parse_facts_key
+from tiers.storage.remote_storage_manager import StoredObject
 from tiers.tasks.history.stored_facts import FactsTask, put_facts, read_stored_facts
 
 DAY_MS = 24 * 3_600_000
@@ -220,6 +221,30 @@ async def test_an_object_that_is_listed_and_not_found_is_not_known(
         await bench.check_facts()
 
 
+async def test_a_listed_object_of_a_dead_segment_may_be_gone(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing may be stale for ever."""
+    await bench.check_facts()
+    await copied(bench)
+    dead, listed = bench.segments[-1], [each async for each in bench.store.list_objects("")]
+    for state in (RemoteLogSegmentState.DELETE_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED):
+        await bench.services.write_state(dead, state)
+    await bench.store.delete_log_segment_data(dead)
+    await runs(bench, 4)
+    list_objects = bench.store.list_objects
+
+    async def stale(prefix: str) -> AsyncIterator[StoredObject]:
+        async for each in list_objects(prefix):
+            yield each
+        for each in listed:
+            if str(dead.segment_id.id) in each.key:
+                yield each
+
+    monkeypatch.setattr(bench.store, "list_objects", stale)
+    bench.restart()
+    await bench.check_facts()
+    assert bench.facts_task.is_proved
+
+
 @pytest.mark.parametrize("lost", [0, 1, 2])
 async def test_a_whole_unknown_segment_shows_a_loss(bench: Workbench, lost: int) -> None:
     await copied(bench)
@@ -381,4 +406,4 @@ async def test_what_an_operator_accepts_counts_from_then_on(bench: Workbench) ->
     assert len(accepted) == 2
     bench.metadata.is_position_confirmed = False
     stored = await read_stored_facts(bench.store, "cluster", PARTITION)
-    assert all(position not in accepted for each in stored.not_accepted() for _, position in each.positions())
+    assert {each.accepted for each in stored.not_accepted()} == {accepted}

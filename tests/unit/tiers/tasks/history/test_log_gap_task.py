@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.attempts import batches
-from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, copied
 from tiers.errors import (
+    MetadataLostError,
     OwnershipLostError,
     RemoteLogMetadataNotReadyError,
     RetriableRemoteStorageError,
@@ -210,10 +211,10 @@ async def test_the_store_has_segments_at_the_head_that_the_metadata_lost(
     assert bench.finished == [(90, 99)]
 
 
-async def test_a_store_that_cannot_be_listed_at_the_head_is_asked_less_and_less(
+async def test_a_store_that_cannot_be_listed_at_the_head_is_asked_each_minute(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker's answers pass meanwhile."""
+    """The first copy waits for it. The broker's answers pass meanwhile."""
     await with_lost_segments(bench, 0, 1, 2)
     listed, list_objects = [], bench.store.list_objects
 
@@ -227,7 +228,7 @@ async def test_a_store_that_cannot_be_listed_at_the_head_is_asked_less_and_less(
         assert await copy_start(bench) == 90
         assert (bench.gap_task.doubt, bench.state.local_log_start(PARTITION)) == (None, None)
         bench.now_ms += 30_000
-    assert listed == [0, 60_000, 180_000]
+    assert listed == [0, 60_000, 120_000, 180_000]
     monkeypatch.setattr(bench.store, "list_objects", list_objects)
     bench.now_ms += 240_000
     assert await copy_start(bench) == 90
@@ -339,3 +340,24 @@ async def test_a_gap_is_recorded_over_an_attempt_that_a_cut_voids(bench: Workben
         await bench.copy_all()
         bench.now_ms += 60_000
     assert bench.state.gaps(PARTITION) == [LogGap(90, 180)]
+
+
+async def test_a_doubt_stays_while_the_store_cannot_be_listed(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.check_facts()
+    await copied(bench)
+    lost = bench.segments[1]
+    del bench.metadata.segments[lost.segment_id]
+    bench.log.log_start_offset = 90
+    await copy_start(bench)
+    assert isinstance(bench.gap_task.doubt, MetadataLostError)
+
+    def refused(prefix: str) -> AsyncIterator[StoredObject]:
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(bench.store, "list_objects", refused)
+    for _ in range(5):
+        bench.now_ms += 60_000
+        await copy_start(bench)
+        assert isinstance(bench.gap_task.doubt, MetadataLostError)

@@ -4,6 +4,7 @@ The owner asks the leader. It applies a log start or ends it, cuts the tier, or 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import UNKNOWN_EPOCH
-from tiers.tasks.history.align import find_parting, open_cut
+from tiers.tasks.history.align import find_parting, open_cut, require_later_than_cuts
 from tiers.tasks.partition_tasks import PartitionTasks
 
 DELETED = user_log_start(90, leader_epoch=0, last_epoch=0)
@@ -58,12 +59,13 @@ class Partition:
     async def cut(self, offset: int) -> None:
         """Does what `tidegate tier cut` does."""
         state, bounds = self.metadata.state, await self.log.bounds(PARTITION, 1000)
+        require_later_than_cuts(state, PARTITION, bounds.leader_epoch)
         parting = await find_parting(self.log, state, PARTITION, bounds, 1000)
         for each in named_cuts(state, PARTITION, bounds, offset, parting):
             await self.metadata.put_named_cut(PARTITION, each)
 
-    async def stops(self) -> None:
-        with pytest.raises(LogDivergedError, match=r"`tidegate tier cut orders:0 OFFSET`"):
+    async def stops(self, until: str = "`tidegate tier cut orders:0 OFFSET`") -> None:
+        with pytest.raises(LogDivergedError, match=re.escape(until)):
             await self.tasks.round()
 
     @property
@@ -146,7 +148,7 @@ async def test_restored_controllers_end_no_log_start_while_the_partition_stops(p
     await partition.rounds()
     await partition.metadata.put_log_start(PARTITION, deleted)
     log.records, log.leader_epoch = b"".join(batches(0, 150, 1)), 1
-    await partition.stops()
+    await partition.stops("restart brokers until the leader epoch is above 5")
     assert partition.metadata.state.recorded_log_starts(PARTITION)[-1] == deleted
 
 
@@ -232,7 +234,7 @@ async def test_a_log_start_that_moves_during_a_survey_proves_nothing(
 
 
 async def test_a_log_start_of_a_void_history_never_counts_again(partition: Partition) -> None:
-    """A whole cluster was restored from an older copy, so its leader epochs go back too, and are reached once more."""
+    """A whole cluster was restored from an older copy, and its leaders have used later leader epochs again."""
     log = partition.log
     log.leader_epoch = 5
     log.append(*batches(100, 150, 5))
@@ -241,25 +243,34 @@ async def test_a_log_start_of_a_void_history_never_counts_again(partition: Parti
     await partition.rounds()
     assert [start.offset for start in partition.metadata.state.log_starts(PARTITION)] == [120]
     partition.empty(0, end=100)
-    await partition.stops()
-    await partition.cut(0)
-    assert partition.cuts == [(6, 0, True)]
-    for leader_epoch in (0, 1, 4, 5, 6):
+    too_old, used_again = (
+        "restart brokers until the leader epoch is above 5",
+        "used leader epochs of copied records again",
+    )
+    for leader_epoch, why in ((0, too_old), (4, too_old), (5, used_again)):
         log.leader_epoch = leader_epoch
+        await partition.stops(why)
+        with pytest.raises(LogDivergedError, match=too_old):
+            await partition.cut(0)
         log.append(*batches(log.end_offset, log.end_offset + 60, leader_epoch))
-        await partition.rounds()
+    log.leader_epoch, trims = 6, list(log.trims)
+    await partition.stops(used_again)
+    await partition.cut(0)
+    await partition.rounds()
+    assert (partition.cuts, log.trims) == ([(6, 0, True)], trims)
     assert (partition.readable[0], partition.metadata.state.log_starts(PARTITION)) == (0, [])
 
 
-async def test_a_leader_older_than_a_cut_stops_until_an_operator_cuts(partition: Partition) -> None:
-    """Either the broker was cut off before the election, or the controllers were restored since."""
-    log, former, stored = partition.log, partition.log.records, await partition.stored()
+async def test_a_leader_older_than_a_cut_stops_the_partition(partition: Partition) -> None:
+    """The broker was cut off before the election, and has the void records. An operator cannot make it count."""
+    log, stored = partition.log, await partition.stored()
     await partition.metadata.put_cut(PARTITION, 2, 50)
-    log.records, log.leader_epoch = former, 1
-    await partition.stops()
+    log.leader_epoch = 1
+    await partition.stops("restart brokers until the leader epoch is above 2")
+    with pytest.raises(LogDivergedError, match="was cut in leader epoch 2"):
+        await partition.cut(50)
     assert (await partition.stored(), partition.readable) == (stored, (0, [(0, 49)]))
-    await partition.cut(50)
-    assert partition.cuts == [(2, 50, True), (3, 50, True)]
+    log.leader_epoch = 2
     await partition.rounds()
     assert partition.readable == (0, [(0, 99)])
 

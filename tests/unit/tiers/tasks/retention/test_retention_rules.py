@@ -81,6 +81,25 @@ async def test_a_hole_between_segments_keeps_its_neighbours_until_it_is_a_gap(co
     assert copied.state.log_start_offset(PARTITION) == 90
 
 
+@pytest.mark.parametrize("is_first", [False, True], ids=["between-segments", "at-the-head"])
+@pytest.mark.parametrize("is_local", [False, True], ids=["in-an-attempt", "in-the-local-log"])
+async def test_a_gap_whose_records_came_back_keeps_the_later_ones(
+    copied: Workbench, is_local: bool, is_first: bool
+) -> None:
+    """The leader's log start went back, or a member returned with its copy. The gap ends in a later round."""
+    back = copied.segments[0 if is_first else 1]
+    del copied.metadata.segments[back.segment_id]
+    await copied.metadata.put_log_gap(PARTITION, LogGap(back.start_offset, back.end_offset + 1), 0)
+    if is_local:
+        copied.log.log_start_offset = back.start_offset
+    else:
+        copied.log.log_start_offset = back.end_offset + 1
+        await copied.metadata.add_remote_log_segment_metadata(
+            replace(back, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+        )
+    assert await copied.expire(replace(POLICY, retention_bytes=0)) == 0
+
+
 async def test_a_copy_that_answers_for_nothing_goes_without_moving_the_log_start(copied: Workbench) -> None:
     """KAFKA-16511: of two copies of a range, one is enough. A copy within another one goes, too."""
     old = [one.segment_id for one in copied.segments]
