@@ -274,10 +274,18 @@ def _has_uncopied(sim: Simulation, partition: SimPartition) -> bool:
 
 
 def _overdue(sim: Simulation, partition: SimPartition) -> str | None:
-    """Returns what the topic's retention should have removed from the remote tier."""
+    """Returns what the topic's retention should have removed from the remote tier.
+
+    While a member may return with the only copy of some records, the records behind them stay."""
+    place = partition.topic.topic_id, partition.index
     retention = sim.oracle.expected[partition].retentions[-1]
-    finished = [one for one in sim.oracle.truth.finished((partition.topic.topic_id, partition.index)) if not one.is_cut]
-    if len(finished) < 2:
+    finished = [one for one in sim.oracle.truth.finished(place) if not one.is_cut]
+    ranges = [(one.metadata.start_offset, one.metadata.end_offset) for one in finished]
+    begun = (one.metadata.start_offset for one in sim.oracle.truth.unfinished(place))
+    may_return = any(
+        at < partition.log.start and not any(first <= at <= last for first, last in ranges) for at in begun
+    )
+    if len(finished) < 2 or may_return:
         return None
     age_ms = sim.wall_ms() - finished[0].metadata.max_timestamp_ms
     if 0 <= retention.ms < age_ms - 15_000:
