@@ -185,6 +185,7 @@ _CHECKS = (
     _returns(
         "history/align:require_later_than_cuts", "None", "no leader counts that is older than a CUT", _OTHER_HISTORIES
     ),
+    _returns("history/align:_other_begin", "None", "equal epochs begin at equal offsets", _OTHER_HISTORIES),
     _returns("history/align:_deleted_otherwise", "[]", "log starts that contradict the tier", _OTHER_HISTORIES),
     _returns("history/align:require_aligned", "None", "nobody deletes by another history", _OTHER_HISTORIES),
     _returns("history/align:open_cut", "None", "nothing expires below a CUT that is not proved", _OTHER_HISTORIES),

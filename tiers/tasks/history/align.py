@@ -15,7 +15,8 @@ from itertools import zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
-from tiers.errors import BrokerError, LogDivergedError, RemoteLogMetadataNotReadyError
+from protocol.records.record_batch import iterate_batches
+from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import disproved_log_starts, kept_log_start
 from tiers.metadata.remote_log import RemoteLog, is_measured
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -136,9 +137,17 @@ async def find_parting(
     async def ask(leader_epoch: int) -> EpochEndOffset:
         return await source.end_offset_for_epoch(partition, leader_epoch, timeout_ms)
 
+    async def has_record(offset: int) -> bool:
+        try:
+            read = await source.read(partition, offset, 1, timeout_ms)
+        except OffsetGapError:
+            return False
+        first = next(iterate_batches(read.records), None)
+        return first is not None and first.base_offset <= offset
+
     for end, epoch in _ends(remote, bounds, log_start):
         is_alike = await _has_end(ask, bounds, end, epoch)
-        begin = await _other_begin(ask, remote, bounds, end, epoch) if is_alike else None
+        begin = await _other_begin(ask, has_record, remote, bounds, end, epoch) if is_alike else None
         if is_alike and begin is None:
             continue
         ranges = ranges or _epoch_ranges(remote, log_start)
@@ -174,16 +183,27 @@ async def _has_end(ask: AskEpoch, bounds: LocalLogBounds, end: int, epoch: int) 
     return answer.leader_epoch == epoch and answer.end_offset >= end
 
 
-async def _other_begin(ask: AskEpoch, remote: RemoteLog, bounds: LocalLogBounds, end: int, epoch: int) -> int | None:
-    """Returns an offset that has this epoch in one of both logs alone; None: they do not disagree.
+async def _other_begin(
+    ask: AskEpoch,
+    has_record: Callable[[int], Awaitable[bool]],
+    remote: RemoteLog,
+    bounds: LocalLogBounds,
+    end: int,
+    epoch: int,
+) -> int | None:
+    """Returns the offset of a leader's record that has this epoch in one of both logs alone; None: they agree.
 
-    Leaders of a cluster that was restored from an older copy use leader epochs again, for other records."""
+    Leaders of a cluster that was restored from an older copy use leader epochs again, for other records. In a log that
+    was compacted, an epoch may begin within a hole, and the replicas do not agree where: such an offset shows nothing.
+    """
     if epoch <= 0:
         return None
     begin = (await ask(epoch - 1)).end_offset
-    if begin > bounds.log_start_offset and remote.epoch_at(min(begin, end) - 1) == epoch:
-        return min(begin, end) - 1
-    return begin if bounds.log_start_offset <= begin and UNKNOWN_EPOCH < remote.epoch_at(begin) < epoch else None
+    below = min(begin, end) - 1
+    if begin > bounds.log_start_offset and remote.epoch_at(below) == epoch:
+        return below if await has_record(below) else None
+    is_later = bounds.log_start_offset <= begin and UNKNOWN_EPOCH < remote.epoch_at(begin) < epoch
+    return begin if is_later and await has_record(begin) else None
 
 
 async def _parting_below(

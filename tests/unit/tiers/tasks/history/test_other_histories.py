@@ -261,6 +261,21 @@ async def test_a_log_start_of_a_void_history_never_counts_again(partition: Parti
     assert (partition.readable[0], partition.metadata.state.log_starts(PARTITION)) == (0, [])
 
 
+@pytest.mark.parametrize(("copied_from", "now_at"), [(100, 110), (110, 100)])
+async def test_an_epoch_may_begin_elsewhere_in_a_hole_of_the_log(
+    partition: Partition, copied_from: int, now_at: int
+) -> None:
+    """The log was compacted once. A replica that was added since has no batch at the offset of the election."""
+    log = partition.log
+    log.leader_epoch, log.elections[1] = 1, copied_from
+    log.append(*batches(110, 150, 1))
+    await partition.rounds()
+    log.elections[1] = now_at
+    partition.new_owner()
+    await partition.rounds()
+    assert (partition.cuts, partition.readable) == ([], (0, [(0, 149)]))
+
+
 async def test_a_leader_older_than_a_cut_stops_the_partition(partition: Partition) -> None:
     """The broker was cut off before the election, and has the void records. An operator cannot make it count."""
     log, stored = partition.log, await partition.stored()
