@@ -72,7 +72,7 @@ def _print(report: UsageReport, prices: Prices, ages: dict[str, int]) -> None:
     show_table(
         [headings[number] for number in shown], ([row[number] for number in shown] for row in rows), headings[3:]
     )
-    show_table(("latest record", "size"), ((age, size_cell(size)) for age, size in ages.items()), ("size",))
+    show_table(("age of the latest record", "size"), ((age, size_cell(size)) for age, size in ages.items()), ("size",))
 
 
 def _money(cost: float | None) -> str | None:
