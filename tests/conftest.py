@@ -39,7 +39,7 @@ from tiers.broker.client import BrokerClient
 # No test asserts timing, so hypothesis has no deadline and no health check for slow machines. Two runs of a commit try
 # the same examples. `make soak` tries others, and more of them.
 settings.register_profile(
-    "same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=40
+    "same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=25
 )
 settings.register_profile("random", settings.get_profile("same"), derandomize=False, max_examples=100)
 settings.load_profile(os.environ.get("TIDEGATE_HYPOTHESIS", "same"))
