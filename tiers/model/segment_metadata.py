@@ -212,7 +212,7 @@ class CutUpdate(OwnMetadataRecord):
 
     @classmethod
     def of(cls, topic_id_partition: TopicIdPartition, writer: str, event_timestamp_ms: int, cut: Cut) -> CutUpdate:
-        """Returns the record of `cut`, whose time the broker gives anew."""
+        """Returns the record of `cut`. The broker sets its time."""
         return cls(topic_id_partition, writer, event_timestamp_ms, cut.leader_epoch, cut.offset, cut.is_proved)
 
     @property

@@ -199,6 +199,9 @@ async def _other_begin(
     if epoch <= 0:
         return None
     begin = (await ask(epoch - 1)).end_offset
+    if begin < 0:  # the leader does not know its own epoch
+        said = f"{remote.partition}: the leader of epoch {bounds.leader_epoch} names no epoch of its log"
+        raise BrokerError(said, retriable=True)
     below = min(begin, end) - 1
     if begin > bounds.log_start_offset and remote.epoch_at(below) == epoch:
         return below if await has_record(below) else None

@@ -261,6 +261,18 @@ async def test_a_log_start_of_a_void_history_never_counts_again(partition: Parti
     assert (partition.readable[0], partition.metadata.state.log_starts(PARTITION)) == (0, [])
 
 
+async def test_a_leader_that_knows_no_epoch_confirms_nothing(partition: Partition) -> None:
+    log = partition.log
+    log.leader_epoch = 1
+    log.append(*batches(100, 150, 1))
+    await partition.rounds()
+    log.epoch_answer = EpochEndOffset(-1, -1)
+    bounds = await log.bounds(PARTITION, 1000)
+    with pytest.raises(BrokerError, match="the leader of epoch 1 names no epoch"):
+        await partition.bench.cut_task.run(bounds)
+    assert partition.cuts == []
+
+
 @pytest.mark.parametrize(("copied_from", "now_at"), [(100, 110), (110, 100)])
 async def test_an_epoch_may_begin_elsewhere_in_a_hole_of_the_log(
     partition: Partition, copied_from: int, now_at: int

@@ -106,7 +106,7 @@ async def test_a_copy_beside_a_void_one_does_not_hide_them(bench: Workbench) -> 
 
 
 async def test_a_position_that_was_accepted_as_lost_hides_no_later_settings(bench: Workbench) -> None:
-    """Restored controllers count the leader epochs of the metadata partition anew, below the lost position."""
+    """After a restore, the metadata partition uses its leader epochs again. Its positions lie below the lost one."""
     await sets(bench, SHORT)
     await bench.check_facts()
     await copied(bench)
