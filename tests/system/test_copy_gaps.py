@@ -197,9 +197,19 @@ async def test_records_that_expire_while_the_store_is_down_become_a_gap(
 async def test_a_deletion_that_a_broker_forgot_is_repeated(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    """Kafka checkpoints log starts once a minute, so records that were deleted before a crash may come back."""
+    """Kafka checkpoints log starts once a minute, so records that were deleted before a crash may come back.
+
+    The leader epochs of these records do not come back."""
     cluster = kafka_of_three
     await asyncio.to_thread(create_topic, cluster.bootstrap_servers, topic_name, config={"min.insync.replicas": "1"})
+    listed = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(topic_name, 300)
+    (node_id,) = listed.topics[topic_name].partitions[0].replicas
+
+    async def kill_broker() -> None:
+        await asyncio.to_thread(cluster.kill_broker, node_id)
+        await asyncio.to_thread(cluster.start_broker, node_id)
+
+    await kill_broker()
     async with tasks_on(cluster, topic_name, tmp_path) as tasks:
         await asyncio.to_thread(produce, cluster.bootstrap_servers, topic_name, random_values(900))
         await tasks.copy()
@@ -212,10 +222,7 @@ async def test_a_deletion_that_a_broker_forgot_is_repeated(
         assert 123 < trimmed < 900
         assert tasks.services.metadata.state.local_log_start(tasks.partition) == (trimmed, leader_epoch)
 
-        listed = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(topic_name, 300)
-        (node_id,) = listed.topics[topic_name].partitions[0].replicas
-        await asyncio.to_thread(cluster.kill_broker, node_id)
-        await asyncio.to_thread(cluster.start_broker, node_id)
+        await kill_broker()
         went_back = (await tasks.bounds()).log_start_offset
         assert went_back < 123
         await tasks.expire()

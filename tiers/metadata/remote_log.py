@@ -294,7 +294,9 @@ class RemoteLog:
 
     def _is_begun(self, offset: int, end: int) -> bool:
         """Whether an attempt has offsets from `offset` to `end` (exclusive)."""
-        return any(each.start_offset < end and offset <= each.valid_end_offset for each in self.attempts(offset))
+        return offset < end and any(
+            each.start_offset < end and offset <= each.valid_end_offset for each in self.attempts(offset)
+        )
 
     def hole_end(self, offset: int, local_log_start: int) -> int:
         """Returns where the first readable segment from `offset` on, or the local log begins."""

@@ -104,7 +104,7 @@ def _show(found: NamedCut, name: str, offset: int) -> None:
     else:
         proof = "" if found.parting.is_proved else ", and shows no record before that"
         if found.parting.is_ambiguous:
-            proof = ", and has used leader epochs of copied records again"
+            proof = ", but its epochs do not prove that"
         typer.echo(
             f"{name}: the leader of epoch {found.leader_epoch} has other records than the tier from offset"
             f" {found.parting.offset} on{proof}"

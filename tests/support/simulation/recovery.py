@@ -164,7 +164,7 @@ async def check_rebuild(sim: Simulation, *, is_settled: bool = False) -> None:
                     )
         for one in sim.oracle.truth.finished(place):
             first, last = one.metadata.start_offset, one.metadata.end_offset
-            is_deleted = last < (log_start if is_applied else min(log_start, expected.deleted_to))
+            is_deleted = last < log_start and (is_applied or not expected.lacking(first, last + 1, sim.wall_ms()))
             # An earlier attempt may have left a whole copy of the same records.
             is_restored = any(each.start_offset <= first and last <= each.end_offset for each in plan.segments)
             if not is_restored and first < partition.log.start and not is_deleted:

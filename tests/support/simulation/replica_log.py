@@ -183,7 +183,9 @@ class ReplicaLog:
         return removed
 
     def bring_back(self, count: int) -> None:
-        """Takes up to `count` of the batches back that were removed last, as a log has them that was not flushed."""
+        """Takes up to `count` of the batches back that were removed last, as a log has them that was not flushed.
+
+        Their leader epochs do not come back: Kafka writes the list of epochs at once, and the log start later."""
         if not self.batches or self.start != self.batches[0].base_offset:
             return
         back: list[Batch] = []
@@ -196,11 +198,6 @@ class ReplicaLog:
             return
         self.trimmed = [one for one in self.trimmed if one not in back]
         self.batches, self.start = [*back, *self.batches], begins_at
-        known, self.epochs = self.epochs, []
-        for batch in back:
-            if batch.leader_epoch > self.latest_epoch:
-                self.assign_epoch(batch.leader_epoch, batch.base_offset)
-        self.epochs += [one for one in known if one[0] > self.latest_epoch]
 
     def read(self, offset: int, bound: int, max_bytes: int, min_one: bool) -> tuple[bytes, int]:
         """Returns the batches from the one of `offset` on below `bound`, and the offset behind them."""

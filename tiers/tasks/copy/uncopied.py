@@ -185,9 +185,11 @@ class UncopiedRecords:
 
     def _begin(self) -> None:
         offsets, replica_bytes = self._end - self._first, self._replica_bytes
-        if replica_bytes is not None and offsets and self._services.state.remote_end_offset(self._partition) is None:
-            self._bytes_per_offset = replica_bytes / offsets
-        self._known = _Known(self._first, self._guess(offsets), self._end, replica_bytes)
+        size_bytes = self._guess(offsets)
+        if replica_bytes is not None and self._services.state.remote_end_offset(self._partition) is None:
+            size_bytes = replica_bytes  # some of its records may lie above the high watermark
+            self._bytes_per_offset = size_bytes / offsets if offsets else None
+        self._known = _Known(self._first, size_bytes, self._end, replica_bytes)
         for each in self._kept():
             self.measured(each.start_offset, each.end_offset + 1, each.segment_size_bytes)
 

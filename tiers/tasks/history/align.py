@@ -34,8 +34,8 @@ AskEpoch = Callable[[int], Awaitable[EpochEndOffset]]
 class Parting(NamedTuple):
     """The first offset of the tier that the leader's answers disprove.
 
-    `is_proved`: the leader's log has records before `offset`, and the tier has no other record there. `is_ambiguous`: a
-    leader epoch begins at different offsets in both logs, so equal epochs prove nothing."""
+    `is_proved`: the leader's log has records before `offset`, and the tier has no other record there. `is_ambiguous`:
+    the leader's epochs prove nothing. One begins at different offsets in both logs, or its records contradict them."""
 
     offset: int
     is_proved: bool
@@ -92,8 +92,8 @@ async def align(
         now = await source.bounds(partition, timeout_ms)
         require_unchanged(partition, bounds, now)
         raise LogDivergedError(
-            f"{partition}: leaders have used leader epochs of copied records again, for other records: was the cluster"
-            f" restored from an older copy? {cut_command(partition)} names the offset from which it has other records"
+            f"{partition}: the leader's epochs do not show from which offset it has other records than the tier. Were"
+            f" brokers or controllers restored from an older copy? {cut_command(partition)} names the offset"
         )
     end = RemoteLog(metadata, partition).begun_end()
     if parting is None or parting.is_proved or end is None or bounds.high_watermark > end:
@@ -137,17 +137,18 @@ async def find_parting(
     async def ask(leader_epoch: int) -> EpochEndOffset:
         return await source.end_offset_for_epoch(partition, leader_epoch, timeout_ms)
 
-    async def has_record(offset: int) -> bool:
+    async def epoch_of_record(offset: int) -> int | None:
+        """Returns the leader epoch of the leader's record at `offset`, by the record itself; None without a record."""
         try:
             read = await source.read(partition, offset, 1, timeout_ms)
         except OffsetGapError:
-            return False
+            return None
         first = next(iterate_batches(read.records), None)
-        return first is not None and first.base_offset <= offset
+        return first.leader_epoch if first is not None and first.base_offset <= offset else None
 
     for end, epoch in _ends(remote, bounds, log_start):
         is_alike = await _has_end(ask, bounds, end, epoch)
-        begin = await _other_begin(ask, has_record, remote, bounds, end, epoch) if is_alike else None
+        begin = await _other_begin(ask, epoch_of_record, remote, bounds, end, epoch) if is_alike else None
         if is_alike and begin is None:
             continue
         ranges = ranges or _epoch_ranges(remote, log_start)
@@ -157,7 +158,12 @@ async def find_parting(
         parting = await _parting_below(ask, ranges, bounds, end)
         found += [] if parting is None else [parting]
     found += await _deleted_otherwise(ask, remote, bounds)
-    return min(found)._replace(is_ambiguous=any(each.is_ambiguous for each in found)) if found else None
+    if not found:
+        return None
+    # The records decide: a broker may have lost leader epochs that its records still have.
+    first = max(min(found).offset, bounds.log_start_offset)
+    is_contradicted = remote.has(first) and await epoch_of_record(first) == remote.epoch_at(first)
+    return min(found)._replace(is_ambiguous=is_contradicted or any(each.is_ambiguous for each in found))
 
 
 def _ends(log: RemoteLog, bounds: LocalLogBounds, log_start: int) -> list[tuple[int, int]]:
@@ -172,7 +178,7 @@ def _ends(log: RemoteLog, bounds: LocalLogBounds, log_start: int) -> list[tuple[
         before_gaps = (gap.first_offset - 1 for gap in log.gaps())
         offsets = (end, *(each for each in before_gaps if bounds.log_start_offset <= each < end))
         ends += [(offset, log.epoch_at(offset)) for offset in offsets if log.has(offset)]
-    return [(offset + 1, epoch) for offset, epoch in ends if offset >= log_start]
+    return [(offset + 1, epoch) for offset, epoch in ends if offset >= max(log_start, bounds.log_start_offset)]
 
 
 async def _has_end(ask: AskEpoch, bounds: LocalLogBounds, end: int, epoch: int) -> bool:
@@ -185,7 +191,7 @@ async def _has_end(ask: AskEpoch, bounds: LocalLogBounds, end: int, epoch: int) 
 
 async def _other_begin(
     ask: AskEpoch,
-    has_record: Callable[[int], Awaitable[bool]],
+    epoch_of_record: Callable[[int], Awaitable[int | None]],
     remote: RemoteLog,
     bounds: LocalLogBounds,
     end: int,
@@ -193,8 +199,8 @@ async def _other_begin(
 ) -> int | None:
     """Returns the offset of a leader's record that has this epoch in one of both logs alone; None: they agree.
 
-    Leaders of a cluster that was restored from an older copy use leader epochs again, for other records. In a log that
-    was compacted, an epoch may begin within a hole, and the replicas do not agree where: such an offset shows nothing.
+    Leaders of a cluster that was restored from an older copy use leader epochs again, for other records. The records
+    decide: where a broker has lost its log start, or a log was compacted, the leader's epochs begin later.
     """
     if epoch <= 0:
         return None
@@ -204,9 +210,9 @@ async def _other_begin(
         raise BrokerError(said, retriable=True)
     below = min(begin, end) - 1
     if begin > bounds.log_start_offset and remote.epoch_at(below) == epoch:
-        return below if await has_record(below) else None
+        return below if await epoch_of_record(below) not in (None, epoch) else None
     is_later = bounds.log_start_offset <= begin and UNKNOWN_EPOCH < remote.epoch_at(begin) < epoch
-    return begin if is_later and await has_record(begin) else None
+    return begin if is_later and await epoch_of_record(begin) == epoch else None
 
 
 async def _parting_below(
@@ -226,9 +232,11 @@ async def _parting_below(
             known, known_to = min(bounds.leader_epoch, asked - 1), end
         elif known != asked:
             known = min(known, asked - 1)
-        # The leader has no record of the epochs between that of its answer and the one asked for.
-        disproved = (each.first_offset for each in ranges[:place] if each.leader_epoch > known)
-        end = min([end, known_to, *disproved])
+        # The leader has no record of the epochs between that of its answer and the one asked for. The answer says
+        # nothing of later epochs: below an attempt, a later owner may have copied other records.
+        disproved = (each.first_offset for each in ranges[:place] if known < each.leader_epoch <= asked)
+        later = max((each.last_offset + 1 for each in ranges[:place] if each.leader_epoch > asked), default=0)
+        end = min([end, max(known_to, later), *disproved])
     return None if end == start else Parting(end, bounds.log_start_offset < end <= bounds.high_watermark)
 
 

@@ -126,6 +126,16 @@ async def test_a_size_that_is_known_late_replaces_the_guess(bench: Workbench) ->
     assert bench.copy_task.uncopied.size_bytes == len(bench.log.records)
 
 
+async def test_records_above_the_first_high_watermark_count(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of a replica counts records before the high watermark does."""
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.log, "size_bytes", AsyncMock(return_value=400))
+        await bench.survey()
+    produce(bench, 2, value_bytes=300)
+    await bench.survey()
+    assert bench.copy_task.uncopied.size_bytes == len(bench.log.records)
+
+
 async def test_records_that_a_late_size_lacks_count_once(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers are asked for the sizes of their replicas only now and then."""
     produce(bench, 1)

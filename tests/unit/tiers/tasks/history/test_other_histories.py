@@ -11,7 +11,7 @@ import pytest
 
 from proxy.commands.tier.cut import named_cuts
 from tests.support.fakes.log_starts import user_log_start
-from tests.support.tiers.attempts import batches, whole_rounds
+from tests.support.tiers.attempts import batches, begun, whole_rounds
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import BrokerError, LogDivergedError
 from tiers.metadata.metadata_log import Tenure
@@ -245,7 +245,7 @@ async def test_a_log_start_of_a_void_history_never_counts_again(partition: Parti
     partition.empty(0, end=100)
     too_old, used_again = (
         "restart brokers until the leader epoch is above 5",
-        "used leader epochs of copied records again",
+        "epochs do not show from which offset",
     )
     for leader_epoch, why in ((0, too_old), (4, too_old), (5, used_again)):
         log.leader_epoch = leader_epoch
@@ -286,6 +286,42 @@ async def test_an_epoch_may_begin_elsewhere_in_a_hole_of_the_log(
     partition.new_owner()
     await partition.rounds()
     assert (partition.cuts, partition.readable) == ([], (0, [(0, 149)]))
+
+
+async def test_a_broker_that_has_lost_a_log_start_and_epochs_goes_on(partition: Partition) -> None:
+    """A trim removed the beginning of epoch 1 from the broker's list of epochs. Its log start went back by a kill."""
+    log = partition.log
+    log.leader_epoch = 1
+    log.append(*batches(100, 150, 1))
+    await partition.rounds()
+    log.leader_epoch, log.elections[1] = 2, 130
+    partition.new_owner()
+    log.append(*batches(150, 160, 2))
+    await partition.rounds()
+    assert (partition.cuts, partition.readable) == ([], (0, [(0, 159)]))
+
+
+async def test_an_attempt_of_a_former_leader_voids_no_later_copy(partition: Partition) -> None:
+    """A member kept records before an unclean election, and announces them after others were copied."""
+    partition.log.leader_epoch = 1
+    partition.elect(100)
+    await partition.rounds()
+    await begun(partition.bench, 100, 200, leader_epoch=1)
+    await partition.rounds()
+    partition.log.leader_epoch = 3
+    await partition.rounds()
+    assert partition.cuts == [(2, 150, True)]
+    assert partition.readable == (0, [(0, 149)])
+
+
+async def test_records_that_contradict_their_leader_epochs_stop_it(partition: Partition) -> None:
+    """The controllers were restored from an older copy, and the broker has dropped the later epochs of its log."""
+    partition.log.leader_epoch = 2
+    partition.log.epoch_answer = EpochEndOffset(1, 50)
+    await partition.stops("do not show from which offset")
+    partition.log.log_start_offset = 100
+    await partition.rounds()
+    assert (partition.cuts, partition.readable) == ([], (0, [(0, 99)]))
 
 
 async def test_a_leader_older_than_a_cut_stops_the_partition(partition: Partition) -> None:

@@ -15,7 +15,6 @@ from tiers.errors import (
     RemoteLogMetadataNotReadyError,
     RemoteStorageError,
 )
-from tiers.model.log_source import EpochEndOffset
 from tiers.tasks.deletion.segment_deletion import delete_segment
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
@@ -39,7 +38,8 @@ async def test_all_but_the_newest_segment_may_go(copied: Workbench) -> None:
 
 
 def diverged(bench: Workbench) -> None:
-    bench.log.epoch_answer = EpochEndOffset(0, 0)
+    bench.log.elect_unclean(50)
+    bench.log.append(batch_of(50, 10, leader_epoch=1))
 
 
 def owned_by_another(bench: Workbench) -> None:
@@ -58,7 +58,7 @@ def with_another_folder_as_store(bench: Workbench) -> None:
 @pytest.mark.parametrize(
     ("arrange", "error", "said"),
     [
-        (diverged, RemoteLogMetadataNotReadyError, "from offset 0 on"),
+        (diverged, RemoteLogMetadataNotReadyError, "from offset 50 on"),
         (owned_by_another, OwnershipLostError, None),
         (with_unread_settings, RemoteLogMetadataNotReadyError, None),
         (with_another_folder_as_store, RemoteStorageError, "another place"),
