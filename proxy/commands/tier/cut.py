@@ -117,6 +117,9 @@ def _show(found: NamedCut, name: str, offset: int) -> None:
         f" {found.void.segments} segments with {found.void.size_bytes} bytes. They stay in the store until the total"
         " retention has passed since then"
     )
+    local_start = found.bounds.local_log_start
+    if found.void.offsets and local_start is not None and offset < local_start:
+        typer.echo(f"{name}: the leader's log begins at offset {local_start}, and lacks the records below it")
 
 
 async def cut_partition(config: TidegateConfig, topic: str, number: int, offset: int, write: bool) -> NamedCut:

@@ -154,6 +154,7 @@ async def find_parting(
         ranges = ranges or _epoch_ranges(remote, log_start)
         if begin is not None:
             end = min([begin, *(each.first_offset for each in ranges if each.leader_epoch == epoch)])
+            end = max(end, bounds.log_start_offset)  # below it, the tier may have the only records
             found.append(Parting(end, is_proved=False, is_ambiguous=True))
         parting = await _parting_below(ask, ranges, bounds, end)
         found += [] if parting is None else [parting]

@@ -47,6 +47,12 @@ def test_without_yes_it_shows_what_becomes_void(bench: CommandBench, tidegate: T
     assert (found["needed"], found["written"]) == (True, False)
 
 
+def test_it_says_that_the_leader_lacks_void_records(bench: CommandBench, log: InMemoryLog, tidegate: Tidegate) -> None:
+    log.log_start_offset = 7
+    assert f"{NAME}: the leader's log begins at offset 7, and lacks the records below it" in tidegate(*CUT, "5")[1]
+    assert "and lacks the records" not in tidegate(*CUT, "7")[1]
+
+
 def test_it_writes_once_and_then_finds_nothing_to_cut(bench: CommandBench, tidegate: Tidegate) -> None:
     code, _, err = tidegate(*CUT, "0", "--yes")
     assert (code, "The CUT was written." in err, cuts(bench)) == (0, True, [(3, 0, True)])
