@@ -112,10 +112,6 @@ class Demo:
                     shown_at = time.monotonic()
 
             produced = demo_producer.produce(bootstrap, batches(self.records), self.first_timestamp_ms, progress)
-            if produced.errors or produced.records != self.records * PARTITIONS:
-                raise DemoFailed(
-                    f"{produced.records:,} of {self.records * PARTITIONS:,} records produced: {produced.errors[:3]}"
-                )
             deadline = time.monotonic() + MOVE_TIMEOUT_S
             while (state := self.tiers()).least_moved < MOVED_BEFORE_READING:
                 view.show(state, "waiting for segments to move")
@@ -264,8 +260,6 @@ def main() -> int:
     except (ServerUnavailable, DemoFailed, TimeoutError) as error:
         console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0 if matched else 1
 
 
