@@ -26,7 +26,7 @@ from rich.console import Console
 
 from bench import demo_producer
 from bench.clients.librdkafka import LOG_ERRORS
-from bench.demo import BROKER_SETTINGS, DemoFailed, segment_bytes
+from bench.demo import BROKER_SETTINGS, SMALLEST_MIB, DemoFailed, segment_bytes, size_mib
 from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, batches, key, records_per_partition, value
 from bench.demo_view import MIB
 from bench.ending import run
@@ -185,7 +185,7 @@ def servers(console: Console, mib: int) -> Iterator[tuple[KafkaCluster, Path, Pa
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--mib", type=int, default=64, help="how many MiB to produce")
+    arguments.add_argument("--mib", type=size_mib, default=64, help=f"how many MiB to produce, at least {SMALLEST_MIB}")
     given = arguments.parse_args()
 
     console = Console(width=None if sys.stdout.isatty() else 120)
