@@ -132,7 +132,8 @@ def explained(error: Exception) -> tuple[str, int]:
             return str(error), FAILED
     # These are Click's errors about the command line, whose base class typer does not export.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return _with_help(error.format_message(), getattr(error, "ctx", None)), MISUSED
+        said = error.format_message().replace("Value error, ", "")  # pydantic puts it before an enumeration's message
+        return _with_help(said, getattr(error, "ctx", None)), MISUSED
     logger.debug("the traceback of the internal error", exc_info=error)
     return f"internal error: {type(error).__name__}: {error}", FAILED
 
