@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import io
+import os
 import socket
 import sys
 from importlib.abc import MetaPathFinder
@@ -10,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 
 from proxy import cli
 from proxy.__main__ import main
@@ -61,6 +65,16 @@ def test_misuse_is_one_line_and_exit_code_2(
     assert captured.out == ""
     assert said in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_a_closed_pipe_ends_a_command_with_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_reader(text: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    for name in ("stdout", "stderr"):  # Click replaces them
+        monkeypatch.setattr(sys, name, io.StringIO())
+    monkeypatch.setattr(typer, "echo", no_reader)
+    assert cli.run(["version"]) == 141
 
 
 def test_the_configuration_is_found_without_the_option(
