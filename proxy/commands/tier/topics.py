@@ -64,9 +64,10 @@ def topics(
 ) -> None:
     """Lists the topics that the settings name, that have remote records or that are paused, and their size.
 
-    The column state has the reason why a topic is not tiered, and what is paused. The source of a setting is topic (set
-    through the proxy, or on the broker's topic), file ([[topics]]), or broker (its default). Only --json has settings
-    that are Kafka's defaults, and it has the settings in any case."""
+    The time of a segment is that of its newest record. The column state has the reason why a topic is not tiered, and
+    what is paused. The source of a setting is topic (set through the proxy, or on the broker's topic), file
+    ([[topics]]), or broker (its default). Only --json has settings that are Kafka's defaults, and it has the settings
+    in any case."""
     settings = load_config(config)
 
     async def work() -> list[TieredTopic]:
@@ -77,7 +78,7 @@ def topics(
     if as_json:
         show_json(found)
         return
-    headings = ("topic", "partitions", "segments", "size", "first ends", "last ends", "state")
+    headings = ("topic", "partitions", "segments", "size", "oldest segment", "newest segment", "state")
     rows = [
         (
             _name(each),

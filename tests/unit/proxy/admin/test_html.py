@@ -69,6 +69,8 @@ async def test_the_list_shows_both_tiers_backlog_and_retention() -> None:
     assert "remote only 64.0 MiB, both tiers 128 MiB, local only" in said
     assert "18 h 25 min ago" in said
     assert "for 12 min 34 s" in said
+    assert "Oldest segment" in said
+    assert 'title="its newest record: ' in html
     assert "local 6 h file total 90 d topic" in said
 
 
@@ -80,6 +82,8 @@ async def test_a_topic_leads_to_its_partitions_and_these_to_their_segments() -> 
         assert f'href="{link}/1"' in topic
         _, partition, _ = await get(f"{url}{link}/1")
     assert "leader 2, leader epoch 4" in texts(partition)
+    assert "Oldest segment" in texts(topic)
+    assert "Oldest segment" in texts(partition)
     for bound in ("remote first", "local first", "remote last", "LSO", "HW"):
         assert re.search(rf'<text class="bound"[^>]*>[^<]*\b{bound}\b', partition), bound
     for letters in ("Rx", "Lx", "Ry", "Ly", "Lz"):
