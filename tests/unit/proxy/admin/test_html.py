@@ -218,6 +218,12 @@ async def test_a_dead_store_and_a_dead_broker_are_named_with_what_to_do() -> Non
     assert BY_NAME["metadata"].title in texts(of_event)
 
 
+async def test_a_store_that_answers_again_is_up_and_its_errors_are_a_note() -> None:
+    overview = await ScriptedFacts().overview()
+    html = RENDERER.overview(replace(overview, stores=(replace(overview.stores[0], recent_errors=4),)))
+    assert "s3 UP 4 failed calls in 5 min" in texts(html)
+
+
 async def test_clients_that_ask_in_vain_are_named() -> None:
     facts = ScriptedFacts()
     facts.waiting = (WaitingRead("billing", "orders", 2, 4_711, NOW_MS - 65_000, "connection refused"),)
