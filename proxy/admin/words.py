@@ -98,8 +98,7 @@ def outage_effects(outage: Outage, now_ms: int) -> list[str]:
         verb = "waits" if outage.clients == 1 else "wait"
         found.append(f"{count(outage.clients, 'client')} {verb} {since(outage.clients_since_ms, now_ms)}")
     if outage.partitions:
-        verb = "is" if outage.partitions == 1 else "are"
-        found.append(f"{count(outage.partitions, 'partition')} {verb} not copied")
+        found.append(f"the copying of {count(outage.partitions, 'partition')} waits")
     if outage.alarm == "no-broker-answers" and outage.reason != "not in the cluster":
         found.insert(0, "clients reach no broker")
     return found

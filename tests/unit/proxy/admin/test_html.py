@@ -19,6 +19,7 @@ from proxy.admin.facts import (
     EventLine,
     Outage,
     Overview,
+    OwnerFacts,
     PausedTopic,
     ProcessState,
     RaisedAlarm,
@@ -207,7 +208,7 @@ async def test_a_dead_store_and_a_dead_broker_are_named_with_what_to_do() -> Non
         assert "Correct the store, the network or the credentials." in said
         assert said.count("connection refused") == 1
         assert "2 clients wait since " in said
-        assert "3 partitions are not copied" in said
+        assert "the copying of 3 partitions waits" in said
         assert "2 alarms follow from it, and end with it unfit remote-log copy-stalled orders-0000" in said
         assert "No alarm is raised." not in said
         assert f'href="{runbook_of("copy-stalled")}"' in html
@@ -222,6 +223,13 @@ async def test_a_store_that_answers_again_is_up_and_its_errors_are_a_note() -> N
     overview = await ScriptedFacts().overview()
     html = RENDERER.overview(replace(overview, stores=(replace(overview.stores[0], recent_errors=4),)))
     assert "s3 UP 4 failed calls in 5 min" in texts(html)
+
+
+async def test_an_owner_whose_id_is_not_known_is_this_proxy() -> None:
+    overview = await ScriptedFacts().overview()
+    assert overview.cluster is not None
+    alone = replace(overview.cluster, owners=(OwnerFacts("", "", (0, 1), 4, is_this=True),))
+    assert texts(RENDERER.overview(replace(overview, cluster=alone))).count("this proxy") == 1
 
 
 async def test_clients_that_ask_in_vain_are_named() -> None:
