@@ -268,6 +268,9 @@ async def test_where_an_offset_is(copied: Workbench) -> None:
     assert found[59].segment.object in await copied.objects()
     assert found[59].server == "the proxy that the client is connected to, from the store"
     assert found[60].server == found[90].server == "broker 1, the partition's leader"
+    unread = Explanation(await facts_for(copied, paused(KEEP_NOTHING, TierWork.READING)))
+    assert unread.offset(59).server.startswith("no process, because an operator paused reading.")
+    assert unread.offset(60).server == found[60].server
 
 
 async def test_an_offset_that_has_no_record_says_where_a_fetch_goes_on(copied: Workbench) -> None:
