@@ -15,7 +15,7 @@ from proxy.config import load_config
 from tiers.access.open_tier import TIMEOUT_MS, OpenMetadata, open_metadata
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text
 from tiers.config.topic_policy import NOT_NAMED, Refusal, TopicConfig, exclusion, managed_rule, paused_work
-from tiers.config.topic_settings import TierValue, tier_values
+from tiers.config.topic_settings import TierValue, tier_values, value_text
 from tiers.explain.gathering import policy_from
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
@@ -94,7 +94,7 @@ def topics(
     show_table(headings, rows, ("partitions", "segments", "size"))
     if with_settings:
         lines = [
-            (_name(topic), key, each.value, each.source)
+            (_name(topic), key, value_text(key, each.value), each.source)
             for topic in found
             for key, each in topic.settings.items()
             if each.source != "default"

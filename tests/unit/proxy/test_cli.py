@@ -258,8 +258,8 @@ def test_the_settings_of_topics_have_lines_of_their_own(
     assert cli.run(["tier", "topics", "--settings", "--config", str(config)]) == 0
     said = capsys.readouterr().out.removeprefix(without)
     assert [line.split() for line in said.splitlines() if "orders" in line] == [
-        ["orders", "retention.ms", "604800000", "broker"],
-        ["orders", "local.retention.ms", "3600000", "file"],
+        ["orders", "retention.ms", "7", "d", "broker"],
+        ["orders", "local.retention.ms", "1", "h", "file"],
     ]
 
 
