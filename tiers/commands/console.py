@@ -134,7 +134,10 @@ def explained(error: Exception) -> tuple[str, int]:
     # These are Click's errors about the command line, whose base class typer does not export.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         said = error.format_message().replace("Value error, ", "")  # pydantic puts it before an enumeration's message
-        return _with_help(said, getattr(error, "ctx", None)), MISUSED
+        context = getattr(error, "ctx", None)
+        if hasattr(error, "option_name") and hasattr(getattr(context, "command", None), "commands"):
+            said += ". Options follow the name of a command"
+        return _with_help(said, context), MISUSED
     logger.debug("the traceback of the internal error", exc_info=error)
     return f"internal error: {type(error).__name__}: {error}", FAILED
 

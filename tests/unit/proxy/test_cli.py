@@ -50,6 +50,10 @@ def config(tmp_path: Path) -> Path:
         (["serve", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
         (["tier", "segments"], "Missing argument 'TOPIC[:PARTITION]'. See: tidegate tier segments --help"),
         (["tier", "sevre"], "No such command 'sevre'"),
+        (
+            ["tier", "--config", "x"],
+            "No such option: --config. Options follow the name of a command. See: tidegate tier",
+        ),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(
