@@ -26,7 +26,7 @@ from rich.console import Console
 
 from bench import demo_producer
 from bench.clients.librdkafka import LOG_ERRORS
-from bench.demo import BROKER_SETTINGS, DemoFailed, segment_bytes
+from bench.demo import BROKER_SETTINGS, SMALLEST_MIB, DemoFailed, segment_bytes, size_mib
 from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, batches, key, records_per_partition, value
 from bench.demo_view import MIB
 from bench.ending import run
@@ -84,7 +84,6 @@ class SparkDemo:
         settings = {"segment.bytes": str(segment_bytes(self.mib)), "segment.ms": "10000"}
         demo_producer.create_topic(bootstrap, TOPIC, PARTITIONS, settings)
         produced = demo_producer.produce(bootstrap, self.first_batches, self.first_timestamp_ms, lambda _: None)
-        check(produced, self.last_batch.first)
         self.say(
             f"{produced.records:,} records ({produced.value_bytes / MIB:.0f} MiB) produced to {PARTITIONS} partitions; "
             f"{produced.aborted:,} more in a transaction that was aborted"
@@ -94,7 +93,6 @@ class SparkDemo:
         """Produces records that only the broker has, so that a query needs both tiers."""
         bootstrap = self.cluster.bootstrap_servers
         produced = demo_producer.produce(bootstrap, [self.last_batch], self.first_timestamp_ms, lambda _: None)
-        check(produced, self.last_batch.last + 1 - self.last_batch.first)
         self.say(f"{produced.records:,} more records produced, which only the broker has")
 
     def offload(self) -> dict[int, int]:
@@ -169,12 +167,6 @@ class SparkDemo:
         )
 
 
-def check(produced: demo_producer.Produced, records_per_partition: int) -> None:
-    wanted = records_per_partition * PARTITIONS
-    if produced.errors or produced.records != wanted:
-        raise DemoFailed(f"{produced.records:,} of {wanted:,} records were produced: {produced.errors[:3]}")
-
-
 @contextlib.contextmanager
 def servers(console: Console, mib: int) -> Iterator[tuple[KafkaCluster, Path, Path]]:
     """Runs Kafka. Also yields the settings file that a proxy before it would use, and the remote tier's folder."""
@@ -193,7 +185,7 @@ def servers(console: Console, mib: int) -> Iterator[tuple[KafkaCluster, Path, Pa
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--mib", type=int, default=64, help="how many MiB to produce")
+    arguments.add_argument("--mib", type=size_mib, default=64, help=f"how many MiB to produce, at least {SMALLEST_MIB}")
     given = arguments.parse_args()
 
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -203,8 +195,6 @@ def main() -> int:
     except (ServerUnavailable, DemoFailed, TimeoutError) as error:
         console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

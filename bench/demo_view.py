@@ -86,7 +86,7 @@ def line_of(state: TierState) -> str:
     moved = " ".join(f"{each.moved:4.0%}" for each in state.partitions)
     return (
         f"broker {state.broker_bytes / MIB:6.1f} MiB · remote tier {state.tier_bytes / MIB:6.1f} MiB in "
-        f"{state.segments:3} segments · below the broker's log start: {moved}"
+        f"{state.segments:3} segments · below the broker's log start, by partition: {moved}"
     )
 
 

@@ -1,7 +1,7 @@
 """The command `tidegate-pipeline`. It reports every failure in one line.
 
-Exit codes: 0 success, 1 findings, 2 usage error, 3 failure, 130 ended by SIGINT or SIGTERM. Spark, Arrow and pyiceberg
-take seconds to import, so the program imports only the command that is called.
+Exit codes: 0 success, 1 findings, 2 usage error, 3 failure, 130 ended by SIGINT or SIGTERM, 141 the reader of the
+output ended. Spark, Arrow and pyiceberg take seconds to import, so the program imports only the command that is called.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tiers.commands.program import OnceGroup, Program
 
 FAILED: Final = 3
 INTERRUPTED: Final = 130
+OUTPUT_CLOSED: Final = 141
 
 COMMANDS: Final[Mapping[str, str]] = {
     "offload": "Copies log data from the brokers to the remote tier.",
@@ -82,6 +83,10 @@ def run(arguments: list[str]) -> int:
         return ended.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except SystemExit as ended:
+        if ended.code != 1:
+            raise  # a shell's completion
+        return OUTPUT_CLOSED  # Click and rich end a command so when the reader of its output has ended
     except Exception as error:
         return _say(*_explained(error))
     return result if isinstance(result, int) else 0

@@ -33,6 +33,7 @@ The exit codes of all commands, also those of `tidegate-pipeline`:
 | 2 | The command line or the settings file is wrong, or a file that it names: a certificate, a key, a secret. |
 | 3 | The command failed, or `tidegate serve` could not start. One line on standard error says why. |
 | 130 | Ctrl-C interrupted another command. A command of `tidegate-pipeline` also ends so at SIGTERM. |
+| 141 | The reader of the output ended before it had read all of it, as `head -1` does. |
 """
 """The part of the page that does not depend on the code."""
 

@@ -49,7 +49,7 @@ ALARMS: Final = {
     "foreign records in the remote log metadata topic are skipped": "foreign-records",
     "a bound between the tiers does not hold": "bounds-violation",
     "the offset lies above the log start, but neither tier has it": "in-neither-tier",
-    "this process cannot work as an owner, and asks for no partitions": "unfit",
+    "this process cannot work as an owner, and keeps partitions only while no other process can": "unfit",
     "a topic cannot be tiered": "refused-topic",
     "no broker has answered for a minute": "no-broker-answers",
     "the brokers reject the proxy": "proxy-rejected",

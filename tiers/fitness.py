@@ -19,7 +19,9 @@ from tiers.metric_spec import GaugeSpec
 
 logger = logging.getLogger(__name__)
 
-UNFIT = GaugeSpec("tidegate_unfit", "1: this process cannot work as an owner, and asks for no partitions.")
+UNFIT = GaugeSpec(
+    "tidegate_unfit", "1: this process cannot work as an owner. It keeps partitions only while no other process can."
+)
 
 STORE_PROBE: Final = "store"
 RECOVERY_MS = 60_000
@@ -108,7 +110,7 @@ class Fitness:
             self._recovery_ms = min(2 * self._recovery_ms, LONGEST_RECOVERY_MS) if is_relapse else RECOVERY_MS
             since = datetime.fromtimestamp(self._wall_clock_ms() / 1000, UTC).isoformat(timespec="seconds")
             logger.error(
-                "this process cannot work as an owner, and asks for no partitions",
+                "this process cannot work as an owner, and keeps partitions only while no other process can",
                 extra={"probe": probe.name, "error": error, "since": since},
             )
         self.reason = self._trouble = f"{probe.name}: {error}"

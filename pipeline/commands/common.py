@@ -12,14 +12,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from pipeline.process_runner import ProcessRunner
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile
-from tiers.config.settings import DurationMs, SizeBytes
+from tiers.commands.quantities import duration_ms, size_bytes
 from tiers.upkeep.runner import Runner
 
 if TYPE_CHECKING:
@@ -105,21 +104,3 @@ def findings(any_found: object) -> None:
     """Ends the command with exit code 1 if `any_found` is true. Call it after everything has been shown."""
     if any_found:
         raise typer.Exit(FINDINGS)
-
-
-def size_bytes(text: str | int) -> int:
-    """Parses a size, or returns a default that is already a number. Raises `typer.BadParameter`."""
-    return _parsed(SizeBytes, text)
-
-
-def duration_ms(text: str | int) -> int:
-    """Parses a duration, or returns a default that is already a number. Raises `typer.BadParameter`."""
-    return _parsed(DurationMs, text)
-
-
-def _parsed(kind: Any, text: str | int) -> int:
-    try:
-        return int(TypeAdapter(kind).validate_python(int(text) if str(text).isdecimal() else text))
-    except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise typer.BadParameter(f"{text!r}: {said}") from error

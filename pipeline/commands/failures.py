@@ -48,5 +48,4 @@ def explain(error: Exception) -> tuple[str, int]:
             said, code = str(error), FAILED
         case _:
             said, code = explained(error)
-            said = said.replace("Value error, ", "")  # pydantic puts this before the message of a validator
     return _SAYS_ALL.sub("", said), code

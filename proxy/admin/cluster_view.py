@@ -125,7 +125,7 @@ class ClusterView:
                     members = []
                 self._members = self._clock_ms(), members
         if not members:
-            members = [OwnerFacts("this proxy", "", tuple(sorted(own)), 0, is_this=True)]
+            members = [OwnerFacts("", "", tuple(sorted(own)), 0, is_this=True)]
         partitions: Counter[int | None] = Counter()
         if look is not None:
             partitions.update(each.metadata_partition for lines in look.partitions.values() for each in lines)

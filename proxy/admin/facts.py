@@ -78,7 +78,7 @@ class Outage:
     """A store or a broker that does not answer, which is the root cause of other alarms.
 
     `what` names it, `alarm` is its name in docs/alarms.md. `clients` wait for records since `clients_since_ms`, and
-    `partitions` are not copied."""
+    the copying of `partitions` waits."""
 
     peer: Peer
     alarm: str
@@ -319,6 +319,7 @@ class OwnerFacts:
     """A member of the owners' group."""
 
     member: str
+    """Its id; empty: not known."""
     host: str
     metadata_partitions: tuple[int, ...]
     partitions: int

@@ -47,7 +47,7 @@ def sort_out(
     found = [
         Outage(peer, alarm.name, store_name(alarm.about), alarm.detail, alarm.since_ms)
         if peer is Peer.STORE
-        else Outage(peer, alarm.name, _brokers(cluster), alarm.detail, alarm.since_ms)
+        else _of_brokers(alarm, cluster)
         for (peer, _), alarm in sorted(roots.items())
     ]
     waits_for_brokers = any(alarm.waits_for is Peer.BROKERS for alarm in others)
@@ -91,6 +91,13 @@ def _with_effects(
         )
     folded = {each.peer for each in outages}
     return Sorted(tuple(outages), tuple(alarm for alarm in others if alarm.waits_for not in folded))
+
+
+def _of_brokers(alarm: RaisedAlarm, cluster: ClusterFacts | None) -> Outage:
+    """Returns the outage of all brokers. Its reason does not repeat the address of the only one."""
+    brokers = _brokers(cluster)
+    reason = alarm.detail.replace(f" to {brokers.rpartition(' at ')[2]}", "")
+    return Outage(Peer.BROKERS, alarm.name, brokers, reason, alarm.since_ms)
 
 
 def _brokers(cluster: ClusterFacts | None) -> str:

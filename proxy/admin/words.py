@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from proxy.admin.facts import Outage, SettingLine, TopicSetting
-from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
-from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
+from tiers.config.topic_settings import value_text
 from tiers.texts import duration_text, size_text, three_digits
 
 NOTHING: Final = "\N{EN DASH}"
@@ -98,8 +97,7 @@ def outage_effects(outage: Outage, now_ms: int) -> list[str]:
         verb = "waits" if outage.clients == 1 else "wait"
         found.append(f"{count(outage.clients, 'client')} {verb} {since(outage.clients_since_ms, now_ms)}")
     if outage.partitions:
-        verb = "is" if outage.partitions == 1 else "are"
-        found.append(f"{count(outage.partitions, 'partition')} {verb} not copied")
+        found.append(f"the copying of {count(outage.partitions, 'partition')} waits")
     if outage.alarm == "no-broker-answers" and outage.reason != "not in the cluster":
         found.insert(0, "clients reach no broker")
     return found
@@ -118,16 +116,4 @@ def percent(part: float, whole: float) -> str:
 
 def value_of(setting: TopicSetting) -> str:
     """Returns the value of a topic's setting as a person reads it."""
-    try:
-        value = int(setting.value)
-    except ValueError:
-        return setting.value or NOTHING
-    if value == -1:
-        return "unlimited"
-    if value == -2:
-        return "as the broker" if setting.key in (RETENTION_MINUTES, RETENTION_BYTES) else "as the total"
-    if setting.key == RETENTION_MINUTES:
-        return duration(value * 60_000)
-    if setting.key in (LOCAL_RETENTION_MS, "retention.ms"):
-        return duration(value)
-    return size(value) if setting.key in (LOCAL_RETENTION_BYTES, RETENTION_BYTES, "retention.bytes") else setting.value
+    return value_text(setting.key, setting.value) or NOTHING

@@ -145,6 +145,11 @@ def is_of_internal_topic(tools: HandlerTools, topic: TopicReference) -> bool:
     return name is not None and is_internal(name)
 
 
+def named_partition(tools: HandlerTools, topic_id: UUID, index: int) -> TopicIdPartition:
+    """Returns the partition with the latest known name of its topic, which is empty while the name is unknown."""
+    return TopicIdPartition(topic_id, index, tools.topology.topic_name(topic_id) or "")
+
+
 async def current_partition(tools: HandlerTools, topic: TopicReference, index: int) -> TopicIdPartition | None:
     """Returns the partition that the cluster has now under this topic reference. None: no such topic is known.
 
@@ -152,7 +157,7 @@ async def current_partition(tools: HandlerTools, topic: TopicReference, index: i
     (docs/semantics.md 9.3)."""
     tools.topology.use_topic(topic)
     if isinstance(topic, UUID):
-        return TopicIdPartition(topic, index)
+        return named_partition(tools, topic, index)
     settings, topology = tools.settings, tools.topology
     topic_id = topology.topic_id(topic, settings.topic_id_max_age_ms)
     if topic_id is None:

@@ -40,7 +40,7 @@ def test_offload_copies_and_scrub_finds_planted_faults(
         assert done.exit_code == code, done.output
         return json.loads(done.stdout)
 
-    offload = ["offload", "--max-age", "0", "--max-mbps-per-broker", "100"]
+    offload = ["offload", "--max-age", "0s", "--max-mbps-per-broker", "100"]
     planned = command(*offload, "--dry-run")
     assert [(one["first_offset"], one["next_offset"]) for one in planned] == [(0, 200), (0, 200)]
     assert rig.objects() == []
@@ -71,7 +71,7 @@ def test_with_an_interval_it_runs_until_it_is_ended_and_completes_its_work(
     rig = offload_rig(kafka_of_three, tmp_path, topic_name)
     config, output = tmp_path / "config.toml", tmp_path / "output"
     config.write_text(rig.text)
-    command = [sys.executable, "-m", "pipeline", "offload", "--config", str(config), "--max-age", "0"]
+    command = [sys.executable, "-m", "pipeline", "offload", "--config", str(config), "--max-age", "0s"]
     slowly = ["--interval", "500ms", "--max-mbps-per-broker", "0.05"]
     spark = ["--master", "local[1]", "--conf", f"spark.driver.extraJavaOptions={QUICK_JAVA}"]
     with output.open("wb") as said, subprocess.Popen([*command, *slowly, *spark], stdout=said, stderr=said) as process:

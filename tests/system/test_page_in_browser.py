@@ -80,7 +80,8 @@ def facts(topics: int = 1000, *, in_trouble: bool = False) -> ScriptedFacts:
                 "remote-log",
             ),
             EventLine(
-                NOW_MS - 90_000, "unfit", "this process cannot work as an owner, and asks for no partitions",
+                NOW_MS - 90_000, "unfit",
+                "this process cannot work as an owner, and keeps partitions only while no other process can",
                 "probe store, error connection refused, since 2026-09-21T14:11", "remote-log",
             ),
         )  # fmt: skip

@@ -208,7 +208,7 @@ def test_an_operator_runs_the_commands_of_the_page(site: OrdersSite, tools: Kafk
         alter = reader.next_is("kafka-configs.sh")
         until(succeeds(lambda: reader.run(alter)))
         shown = [line.split() for line in reader.run(reader.next_is("tidegate tier topics")).splitlines()]
-        assert [site.topic, RETENTION_MINUTES, "129600", "topic"] in shown
+        assert [site.topic, RETENTION_MINUTES, "90", "d", "topic"] in shown
         reader.run(reader.next_is("tidegate tier segments"))
         reader.run(reader.next_is(f"{RETENTION_MINUTES}=43200"))
         assert f"{RETENTION_MINUTES}=43200" in reader.run(reader.next_is("--describe"))

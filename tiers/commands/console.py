@@ -34,6 +34,7 @@ FINDINGS = 1
 MISUSED = 2
 FAILED = 3
 INTERRUPTED = 130
+OUTPUT_CLOSED = 141
 _WIDTH = 1_000
 """The width of a table that goes to a file or a pipe: large enough that no cell is folded."""
 
@@ -132,7 +133,11 @@ def explained(error: Exception) -> tuple[str, int]:
             return str(error), FAILED
     # These are Click's errors about the command line, whose base class typer does not export.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return _with_help(error.format_message(), getattr(error, "ctx", None)), MISUSED
+        said = error.format_message().replace("Value error, ", "")  # pydantic puts it before an enumeration's message
+        context = getattr(error, "ctx", None)
+        if hasattr(error, "option_name") and hasattr(getattr(context, "command", None), "commands"):
+            said += ". Options follow the name of a command"
+        return _with_help(said, context), MISUSED
     logger.debug("the traceback of the internal error", exc_info=error)
     return f"internal error: {type(error).__name__}: {error}", FAILED
 

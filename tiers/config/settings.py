@@ -157,7 +157,7 @@ class RemoteLogConfig(Section):
         description=(
             "How often the process that runs the tasks checks that it can write its folders and can write, read and "
             "delete an object in the store. A check that takes longer has failed. After repeated failures the process "
-            "asks the group for no partitions, until all checks succeed for a minute or longer."
+            "leaves its partitions to one that can, until all checks succeed for a minute or longer."
         ),
     )
     manager_threads: PositiveInt | None = Field(

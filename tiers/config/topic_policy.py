@@ -36,6 +36,7 @@ from tiers.config.total_retention import (
 from tiers.model.ids import TopicIdPartition
 
 NOTHING_TIERED: Final = "nothing, because there is no [storage], or remote.log.storage.system.enable is false"
+NOT_NAMED: Final = "no setting tiers it"
 _SHOWN_TOPICS = 5
 BROKER_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes", "remote.storage.enable")
 

@@ -37,6 +37,7 @@ from tiers.config.total_retention import (
     TotalRetention,
     recorded_total,
 )
+from tiers.texts import duration_text, size_text
 
 REMOTE_STORAGE_ENABLE = "remote.storage.enable"
 LOCAL_RETENTION_MS, LOCAL_RETENTION_BYTES = "local.retention.ms", "local.retention.bytes"
@@ -72,6 +73,25 @@ class InvalidTierConfigError(Exception):
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_CONFIG) -> None:
         super().__init__(message)
         self.code = code
+
+
+def value_text(key: str, text: str) -> str:
+    """Returns the value of a topic's setting as a person reads it."""
+    if not _LONG.fullmatch(text):
+        return text
+    value = int(text)
+    match key.rpartition(".")[2], value:
+        case _, -1:
+            return "as the local retention" if key in (COPY_LAG_MS, COPY_LAG_BYTES) else "unlimited"
+        case _, -2:
+            return "as the broker" if key in TOTAL_KEYS else "as the total"
+        case "minutes", _:
+            return duration_text(value * MS_PER_MINUTE)
+        case "ms", _:
+            return duration_text(value)
+        case "bytes", _:
+            return size_text(value)
+    return text
 
 
 def is_boolean(key: str) -> bool:

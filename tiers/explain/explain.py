@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from tiers.config.topic_policy import Refusal, TopicPolicy, resume_command
+from tiers.config.topic_policy import Refusal, TierWork, TopicPolicy, resume_command
 from tiers.config.total_retention import Retention
 from tiers.explain.answers import (
     OffsetAnswer,
@@ -37,6 +37,7 @@ from tiers.tasks.retention.trim_task import covering_segments
 from tiers.texts import duration_text
 
 _ANY_PROXY: Final = "the proxy that the client is connected to, from the store"
+_PAUSED: Final = "no process, because an operator paused reading. The client gets an error that it retries"
 _WITHOUT_STORE: Final = "the proxy that the client is connected to. It answers when the store does, or from its cache"
 
 
@@ -182,8 +183,7 @@ class Explanation:
             sentence = f"The remote tier has offset {offset}, in the segment {found.id}."
             if bounds is None:
                 sentence += " Whether the broker has it, too, is not known: the leader does not answer."
-            server = _ANY_PROXY if self._facts.has_store else _WITHOUT_STORE
-            return OffsetAnswer(offset, Place.REMOTE, sentence, server, found, whys=found.whys)
+            return OffsetAnswer(offset, Place.REMOTE, sentence, self._reader, found, whys=found.whys)
         if is_local:
             whys = self._uncopied().whys
             return OffsetAnswer(offset, Place.LOCAL, f"The broker alone has offset {offset}.", self._leader, whys=whys)
@@ -211,6 +211,14 @@ class Explanation:
             )
         found = None if void is None else self._segment(void)
         return OffsetAnswer(offset, Place.UNKNOWN, sentence, "no process", found)
+
+    @property
+    def _reader(self) -> str:
+        """Who answers for a remote record."""
+        match self._facts.policy:
+            case TopicPolicy(paused=paused) if TierWork.READING in paused:
+                return _PAUSED
+        return _ANY_PROXY if self._facts.has_store else _WITHOUT_STORE
 
     @property
     def _leader(self) -> str:

@@ -130,7 +130,7 @@ def _paused(policy: TopicPolicy, work: TierWork, consequence: str) -> str:
 
 def _local_retention(values: Mapping[str, int], policy: TopicPolicy) -> str:
     def said(key: str) -> str:
-        return f"{key} = {values.get(key)}, from the {'topic' if key in policy.tier_settings else 'file'}"
+        return f"{key}, from the {'topic' if key in policy.tier_settings else 'file'}"
 
     age, size = (LOCAL_RETENTION_MS, said(LOCAL_RETENTION_MS)), (LOCAL_RETENTION_BYTES, said(LOCAL_RETENTION_BYTES))
     return _goes("The owner may trim it", values, age, size)
@@ -138,9 +138,8 @@ def _local_retention(values: Mapping[str, int], policy: TopicPolicy) -> str:
 
 def _total_retention(values: Mapping[str, int], policy: TopicPolicy) -> str:
     """The values are those of the recorded total, or of the broker's own retention if no total is recorded."""
-    minutes, total = policy.recorded_total.minutes, policy.recorded_total.size_bytes
-    of_age = f"retention.ms = {values.get('retention_ms')}" if minutes is None else f"{RETENTION_MINUTES} = {minutes}"
-    of_size = f"{'retention.bytes' if total is None else RETENTION_BYTES} = {values.get('retention_bytes')}"
+    of_age = "retention.ms" if policy.recorded_total.minutes is None else RETENTION_MINUTES
+    of_size = "retention.bytes" if policy.recorded_total.size_bytes is None else RETENTION_BYTES
     return _goes("It expires", values, ("retention_ms", of_age), ("retention_bytes", of_size))
 
 
@@ -151,6 +150,6 @@ def _goes(what: str, values: Mapping[str, int], age: tuple[str, str], size: tupl
         keep, now = duration_text(values[age[0]]), duration_text(values["age_ms"])
         ways.append(f"when its newest record is {keep} old ({age[1]}); it is {now} old now")
     if size[0] in values:
-        more = size_text(values[size[0]] - values["later_bytes"])
-        ways.append(f"when another {more} follow it in its partition ({size[1]}, per partition)")
+        keep, more = size_text(values[size[0]]), size_text(values[size[0]] - values["later_bytes"])
+        ways.append(f"when another {more} follow it in its partition ({size[1]}: {keep} per partition)")
     return f"{what} {', or '.join(ways)}."

@@ -53,9 +53,9 @@ class LocalRemoteStorageManager(FileSystemRemoteStorageManager):
 class LocalFiles:
     """The `BlockingFileSystem` on a directory, which must exist.
 
-    An unmounted file system must not look like an empty store. So no method creates the root. If the root is missing,
-    or lacks the folder of temporary files that `connect` creates, no file counts as missing: the method raises
-    `RemoteStorageError`."""
+    An unmounted file system must not look like an empty store. So no method creates the root. While the root lacks the
+    folder of temporary files that `connect` creates, no file counts as missing: the methods raise
+    `RetriableRemoteStorageError`, since the file system may be mounted again."""
 
     shows_on_close = False
     moves_once = True
@@ -70,7 +70,11 @@ class LocalFiles:
 
     def connect(self) -> None:
         """Creates the folder of temporary files, and deletes those of small objects that are older than a day."""
-        self._require_root()
+        if not self._root.is_dir():
+            raise RemoteStorageError(
+                f"{self._root} is not a directory: mount it, or change `{self._setting}`; create it only for a new"
+                " store"
+            )
         try:
             self._temporaries.mkdir(exist_ok=True)
         except FileNotFoundError as error:  # a file system that takes no new folder, such as /proc
@@ -179,18 +183,10 @@ class LocalFiles:
             self._require_place()
             raise
 
-    def _require_root(self) -> None:
-        if not self._root.is_dir():
-            raise RemoteStorageError(
-                f"{self._root} is not a directory: mount it, or change `{self._setting}`; create it only for a new"
-                " store"
-            )
-
     def _require_place(self) -> None:
-        self._require_root()
         if not self._temporaries.is_dir():
-            raise RemoteStorageError(
-                f"{self._root} was replaced since it was opened: it has no folder {TEMPORARY}. Is it mounted?"
+            raise RetriableRemoteStorageError(
+                f"{self._root} lacks the folder {TEMPORARY}, which it had when it was opened. Is it mounted?"
             )
 
     def _make_parent(self, file: Path) -> None:

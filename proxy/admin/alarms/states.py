@@ -204,14 +204,14 @@ STATES: Final[tuple[Alarm, ...]] = (
     Alarm(
         "unfit",
         Kind.TIER,
-        ("this process cannot work as an owner, and asks for no partitions",),
+        ("this process cannot work as an owner, and keeps partitions only while no other process can",),
         (
             "The process cannot write its state's or spool's folder, or cannot use the store. The field `probe` says "
             "which, `error` why, and `since` when it began."
         ),
         (
             "Copying, trimming and expiration by this process. The other proxies take its partitions over. If all are "
-            "unfit, all keep their partitions."
+            "unfit, as a single proxy is, all keep their partitions."
         ),
         (
             "Correct the disk, the credentials or the connection. The process counts as fit after a minute without a "

@@ -82,8 +82,8 @@ def bounds(
     The lines name the gaps of the log, and the other offsets that neither tier has.
 
     Lx is the local log start, Ly the last stable offset, and Lz the high watermark. Rx and Ry are the first and the
-    last remote offset. Ly > Ry >= Rx and Lz >= Ly >= Lx must hold. The last column says so, or names the rules that are
-    violated.
+    last remote offset. Next local is the first offset that is not remote yet. Ly > Ry >= Rx and Lz >= Ly >= Lx must
+    hold. The last column says so, or names the rules that are violated.
 
     Exit code 1: the bounds of a partition do not hold or are unknown."""
     settings = load_config(config)

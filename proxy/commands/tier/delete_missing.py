@@ -14,11 +14,10 @@ from typing import Annotated
 from uuid import UUID
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, UnknownTargetError, metadata_to_now, tiered_cluster
 from tiers.commands.console import (
     FINDINGS,
     TERMINAL,
@@ -29,11 +28,12 @@ from tiers.commands.console import (
     show_table,
     time_text,
 )
-from tiers.config.settings import DurationMs
+from tiers.commands.quantities import duration_ms
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, deleted_topics
+from tiers.texts import duration_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,13 @@ def delete_missing(
         list[str] | None, typer.Argument(metavar="[TOPIC_ID|TOPIC]...", help="Ids or names of listed topics.")
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="All topics that are missing for so long, for example 7d.")
+        int | None,
+        typer.Option(
+            "--older-than",
+            parser=duration_ms,
+            metavar="DURATION",
+            help="All topics that are missing for so long, for example 7d.",
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Write. Without it, nothing is written.")] = False,
     as_json: AsJson = False,
@@ -69,27 +75,28 @@ def delete_missing(
     deleted. The owners then delete their remote data, which cannot be restored afterwards."""
     if yes and not topics and older_than is None:
         raise typer.BadParameter("name topics, or say --older-than")
-    least_ms = None if older_than is None else _duration_ms(older_than)
+    if older_than == 0:
+        raise typer.BadParameter("--older-than: a duration above 0 is needed, for example 7d")
     settings = load_config(config)
     found = _run(settings, ())
-    if not topics and least_ms is None:
+    if not topics and older_than is None:
         _show(found, as_json)
         if not all(each.deletion_proved for each in found):
             raise typer.Exit(FINDINGS)
         return
-    chosen = [] if least_ms is None else _unproved_for(found, least_ms)
+    chosen = [] if older_than is None else _unproved_for(found, older_than)
     for topic in dict.fromkeys(topics or ()):
         named = [each for each in found if topic in (each.topic_id, each.topic)]
         if len(named) != 1:
-            typer.echo(_not_one(topic, named), err=True)
-            raise typer.Exit(FINDINGS)
+            raise UnknownTargetError(_not_one(topic, named))
         chosen += [each for each in named if each not in chosen]
     if yes and chosen:
         ids = [UUID(each.topic_id) for each in chosen]
         chosen = [each for each in _run(settings, ids) if UUID(each.topic_id) in ids]
     _show(chosen, as_json)
-    if not chosen:
-        say(f"Nothing was written: no topic without a proof is recorded as missing for {older_than}.")
+    if not chosen and older_than is not None:
+        least = duration_text(older_than)
+        say(f"Nothing was written: no topic without a proof is recorded as missing for {least}.")
     elif not yes:
         say("Nothing was written. Use --yes to write.")
     else:
@@ -97,16 +104,6 @@ def delete_missing(
             "The deletion was written. The owners delete the remote data of these topics when no broker has known them"
             " for remote.log.topic.deletion.delay.ms."
         )
-
-
-def _duration_ms(text: str) -> int:
-    try:
-        duration_ms = TypeAdapter(DurationMs).validate_python(text)
-    except ValidationError as error:
-        raise typer.BadParameter(f"--older-than {text}: {error.errors()[0]['msg']}") from error
-    if duration_ms <= 0:
-        raise typer.BadParameter(f"--older-than {text}: a duration above 0 is needed, for example 7d")
-    return duration_ms
 
 
 def _unproved_for(found: Sequence[MissingTopic], least_ms: int) -> list[MissingTopic]:

@@ -11,19 +11,27 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import open_tier
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json, show_table, time_text
-from tiers.config.settings import DurationMs
+from tiers.commands.quantities import duration_ms
 from tiers.upkeep.orphans import OrphanReport, delete_orphans, find_orphans
 
 
 def orphans(
     config: ConfigFile,
-    grace: Annotated[str, typer.Option("--grace", help="Younger objects are listed, but never deleted.")] = "24h",
+    grace: Annotated[
+        int,
+        typer.Option(
+            "--grace",
+            parser=duration_ms,
+            metavar="DURATION",
+            show_default="24h",
+            help="Younger objects are listed, but never deleted.",
+        ),
+    ] = 86_400_000,
     delete: Annotated[bool, typer.Option("--delete", help="Shows how much --yes would delete.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --delete: deletes the objects that may be deleted.")] = False,
     as_json: AsJson = False,
@@ -36,11 +44,7 @@ def orphans(
     settings = load_config(config)
     if yes and not delete:
         raise typer.BadParameter("--yes needs --delete")
-    try:
-        grace_ms = TypeAdapter(DurationMs).validate_python(grace)
-    except ValidationError:
-        raise typer.BadParameter(f"--grace: {grace!r} is not a duration such as '24h'") from None
-    report = run_command(lambda: _report(settings, grace_ms, delete and yes))
+    report = run_command(lambda: _report(settings, grace, delete and yes))
     if as_json:
         lines = [
             {key: value for key, value in asdict(each).items() if key not in ("custom_metadata", "upload")}

@@ -6,7 +6,7 @@ copy or a trim in progress ends first. The owner reads the settings to their end
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ from proxy.commands.tier.tools import check_topic, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import UnknownTargetError, metadata_to_now, tiered_cluster
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json, show_table
-from tiers.config.topic_policy import TierWork, paused_work
+from tiers.config.topic_policy import NOT_NAMED, TierWork, TopicConfig, exclusion, managed_rule, paused_work
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 
@@ -43,6 +43,8 @@ class PauseChange:
     topic: str
     before: tuple[TierWork, ...]
     after: tuple[TierWork, ...]
+    not_tiered: str | None = None
+    """Why no setting tiers the topic; None: one does."""
 
     @property
     def changes(self) -> bool:
@@ -98,8 +100,12 @@ def _run(config: Path, topic: str, work: Collection[TierWork], *, is_paused: boo
             for work in TierWork
         ]
         show_table(["work", "now", "then", "a pause means"], rows)
+    if found.not_tiered is not None:
+        say(f"warning: {topic} is not tiered: {found.not_tiered}")
     if not found.changes:
         say("Nothing to change.")
+    elif write and found.not_tiered is not None:
+        say(f"The change of {topic} was recorded.")
     elif write:
         say(f"The change of {topic} was recorded. {_obeyed(work)}")
     else:
@@ -128,21 +134,26 @@ async def change_pause(
         async with metadata_to_now(config, client, progress=TERMINAL) as log:
             partition = TopicIdPartition(known.topic_id, 0, topic)
             metadata = RemoteLogMetadataManager(log)
-            return await apply_pause(metadata, partition, work, is_paused=is_paused, write=write)
+            return await apply_pause(metadata, partition, config.topics, work, is_paused=is_paused, write=write)
 
 
 async def apply_pause(
     metadata: RemoteLogMetadataManager,
     partition: TopicIdPartition,
+    rules: Sequence[TopicConfig],
     work: Collection[TierWork],
     *,
     is_paused: bool,
     write: bool,
 ) -> PauseChange:
     """Returns the change to the topic of `partition`, and records it when `write` is true."""
-    before = paused_work(metadata.state.topic_tier_config(partition.topic_id))
+    topic, own = partition.topic, metadata.state.topic_tier_config(partition.topic_id)
+    not_tiered = None
+    if managed_rule(topic, rules, own) is None:
+        not_tiered = exclusion(topic, rules, own) or NOT_NAMED
+    before = paused_work(own)
     after = before | set(work) if is_paused else before - set(work)
     if write and after != before:
         changes = {each.key: "true" if is_paused else None for each in work}
-        await metadata.change_topic_tier_config(partition.topic_id, partition.topic, changes)
-    return PauseChange(partition.topic, tuple(sorted(before)), tuple(sorted(after)))
+        await metadata.change_topic_tier_config(partition.topic_id, topic, changes)
+    return PauseChange(topic, tuple(sorted(before)), tuple(sorted(after)), not_tiered)

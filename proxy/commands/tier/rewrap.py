@@ -15,9 +15,10 @@ import typer
 
 from proxy.commands.tier.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, open_tier
+from tiers.access.open_tier import TIMEOUT_MS, OpenTier, open_tier
 from tiers.bounded_gather import bounded_gather
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json, show_table
+from tiers.config.tier_config import ConfigError
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
@@ -52,14 +53,15 @@ def rewrap(
     wrapped with another one. Exit code 1: a segment could not be rewrapped."""
     settings = load_config(config)
     parse_target(target)
+    current = settings.encryption.current
+    if current is None:
+        raise ConfigError("encryption is off: [encryption] has no `current`, which names the key to wrap with")
 
-    async def work() -> tuple[str, list[Rewrapped]]:
+    async def work() -> list[Rewrapped]:
         async with open_tier(settings, TERMINAL) as tier:
-            if tier.key_ring.current is None:
-                raise RemoteTierError("set `current` in [encryption] to the key to wrap with: it names none")
-            return tier.key_ring.current, await rewrap_all(tier, target, yes, concurrency)
+            return await rewrap_all(tier, target, yes, concurrency)
 
-    current, found = run_command(work)
+    found = run_command(work)
     failed = [each for each in found if each.trouble is not None]
     if as_json:
         show_json({"current": current, "written": yes, "segments": found})

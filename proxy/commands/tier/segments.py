@@ -52,7 +52,8 @@ def segments(
 ) -> None:
     """Lists the segments of a topic or a partition.
 
-    Shows the state, offsets, leader epochs, size and location of each segment."""
+    Shows the state, offsets, leader epochs, size and location of each segment. The leader epoch 3@70 begins at offset
+    70. The location is `home`, the store of [storage], or a name of [[storage.locations]]."""
     settings = load_config(config)
     parse_target(target)
 

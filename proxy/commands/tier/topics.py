@@ -14,8 +14,8 @@ from proxy.commands.tier.tools import run_command
 from proxy.config import load_config
 from tiers.access.open_tier import TIMEOUT_MS, OpenMetadata, open_metadata
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text
-from tiers.config.topic_policy import Refusal, TopicConfig, exclusion, managed_rule, paused_work
-from tiers.config.topic_settings import TierValue, tier_values
+from tiers.config.topic_policy import NOT_NAMED, Refusal, TopicConfig, exclusion, managed_rule, paused_work
+from tiers.config.topic_settings import TierValue, tier_values, value_text
 from tiers.explain.gathering import policy_from
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
@@ -62,11 +62,12 @@ def topics(
     with_settings: Annotated[bool, typer.Option("--settings", help="Also lists the settings of each topic.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the topics that the settings name or that have remote records, and their size.
+    """Lists the topics that the settings name, that have remote records or that are paused, and their size.
 
-    The column state has the reason why a topic is not tiered, and what is paused. The source of a setting is topic (set
-    through the proxy, or on the broker's topic), file ([[topics]]), or broker (its default). Only --json has settings
-    that are Kafka's defaults, and it has the settings in any case."""
+    The time of a segment is that of its newest record. The column state has the reason why a topic is not tiered, and
+    what is paused. The source of a setting is topic (set through the proxy, or on the broker's topic), file
+    ([[topics]]), or broker (its default). Only --json has settings that are Kafka's defaults, and it has the settings
+    in any case."""
     settings = load_config(config)
 
     async def work() -> list[TieredTopic]:
@@ -77,7 +78,7 @@ def topics(
     if as_json:
         show_json(found)
         return
-    headings = ("topic", "partitions", "segments", "size", "first ends", "last ends", "state")
+    headings = ("topic", "partitions", "segments", "size", "oldest segment", "newest segment", "state")
     rows = [
         (
             _name(each),
@@ -93,7 +94,7 @@ def topics(
     show_table(headings, rows, ("partitions", "segments", "size"))
     if with_settings:
         lines = [
-            (_name(topic), key, each.value, each.source)
+            (_name(topic), key, value_text(key, each.value), each.source)
             for topic in found
             for key, each in topic.settings.items()
             if each.source != "default"
@@ -106,10 +107,10 @@ def _name(topic: TieredTopic) -> str:
 
 
 def state_text(topic: TieredTopic) -> str:
-    if topic.refused is not None:
-        return f"not tiered: {topic.refused}"
-    states = [f"paused: {', '.join(topic.paused)}"] if topic.paused else []
-    if topic.copy_fails_since_ms is not None:
+    states = [] if topic.refused is None else [f"not tiered: {topic.refused}"]
+    if topic.paused:
+        states.append(f"paused: {', '.join(topic.paused)}")
+    if topic.copy_fails_since_ms is not None and topic.refused is None:
         states.append(f"copying fails since {time_text(topic.copy_fails_since_ms)}")
     return "; ".join(states) or "ok"
 
@@ -122,7 +123,7 @@ async def tiered_topics(tier: OpenMetadata) -> list[TieredTopic]:
     for topic in tier.cluster.topics.values():
         own = tier.state.topic_tier_config(topic.topic_id)
         is_named = managed_rule(topic.name, rules, own) is not None or exclusion(topic.name, rules, own) is not None
-        if is_named and not topic.is_internal:
+        if (is_named or paused_work(own)) and not topic.is_internal:
             by_topic.setdefault(TopicIdPartition(topic.topic_id, 0, topic.name), [])
     names = sorted({each.topic for each in by_topic if each.topic_id in tier.cluster.topics_by_id and each.topic})
     brokers = await BrokerConfigs(tier.client).of_topics(names, TIMEOUT_MS)
@@ -188,7 +189,7 @@ def _refusal(
         case Refusal(reason=reason):
             return reason
         case None:
-            return exclusion(topic.topic, rules, own) or "no setting tiers it"
+            return exclusion(topic.topic, rules, own) or NOT_NAMED
     return None
 
 

@@ -20,7 +20,7 @@ from protocol.splice import Splice
 from protocol.steps import Steps
 from proxy.cluster.local_log_bounds import Watermarks
 from proxy.error_map import UNAVAILABLE
-from proxy.handlers.base import HandlerTools, is_of_internal_topic
+from proxy.handlers.base import HandlerTools, is_of_internal_topic, named_partition
 from proxy.handlers.fetch.held import FetchConnectionState
 from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
@@ -35,7 +35,7 @@ class LocalAnswers:
 
         The id of a topic name may be that of a topic that was deleted since."""
         if isinstance(topic, UUID):
-            return TopicIdPartition(topic, partition)
+            return named_partition(self._tools, topic, partition)
         topic_id = self._tools.topology.topic_id(topic)
         return None if topic_id is None else TopicIdPartition(topic_id, partition, topic)
 

@@ -24,7 +24,7 @@ from protocol.apis.fetch.request import FetchPartition
 from protocol.apis.fetch.response import EpochEndOffset, FetchResponse, out_of_range
 from protocol.apis.topic_reference import TopicReference
 from proxy.cluster.local_log_bounds import VerifiedBounds
-from proxy.handlers.base import HandlerTools, current_partition, is_of_internal_topic
+from proxy.handlers.base import HandlerTools, current_partition, is_of_internal_topic, named_partition
 from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.handlers.fetch.held import HeldFetch, PartitionKey, answer_by_ms
 from proxy.handlers.fetch.local import LocalAnswers
@@ -140,7 +140,7 @@ class FetchJudge:
         asked = refused.asked
         if asked is None or asked.last_fetched_epoch >= 0 or not isinstance(refused.topic, UUID):
             return None
-        log, partition = self._tools.log, TopicIdPartition(refused.topic, refused.index)
+        log, partition = self._tools.log, named_partition(self._tools, refused.topic, refused.index)
         known = self._known_bounds(partition, asked, refused.received_at_ms)
         if known is None or not log.is_fresh(partition):
             return None
@@ -169,8 +169,9 @@ class FetchJudge:
         except (TimeoutError, RemoteLogError):
             judgement = self._unavailable(refused)
         except Exception:  # a defect may fail this partition, but must not end the server's task group
-            logger.exception("a partition cannot be judged: it is unavailable", extra={"partition": refused.index})
             judgement = self._unavailable(refused)
+            extra = {"partition": str(judgement.partition)}
+            logger.exception("a partition cannot be judged: it is unavailable", extra=extra)
         if not found.done():
             found.set_result(judgement)
 

@@ -127,7 +127,9 @@ class AdminAccess:
         Only a bearer token counts: a browser sends a password or a certificate by itself, also for a page of a
         stranger."""
         if self._token is None:
-            return web.Response(status=403, text="a change needs the token: set token.file in [admin]\n")
+            return web.Response(
+                status=403, text="a change needs the token: set token.file in [admin], or send SIGHUP to reload\n"
+            )
         header = request.headers.get("Authorization", "")
         if header.startswith(_BEARER) and self._has_token(header):
             return None

@@ -6,10 +6,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import typer
 
 from pipeline import cli
-from pipeline.commands.common import duration_ms, job_runner, size_bytes
+from pipeline.commands.common import job_runner
 from pipeline.commands.offload import show_plan, show_report
 from pipeline.offload.driver import OffloadReport
 
@@ -63,14 +62,3 @@ def test_spark_runs_the_tasks_if_it_is_named(
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with job_runner(master, conf, "scrub") as runner:
         assert type(runner).__name__ == kind
-
-
-def test_units_are_those_of_the_configuration() -> None:
-    assert [size_bytes(each) for each in ("64MiB", "5kB", "7", 9)] == [64 << 20, 5000, 7, 9]
-    assert [duration_ms(each) for each in ("10s", "2h", "30", 9)] == [10_000, 7_200_000, 30, 9]
-
-
-@pytest.mark.parametrize("given", ["5XB", "many", ""])
-def test_an_invalid_size_is_refused(given: str) -> None:
-    with pytest.raises(typer.BadParameter, match="expected a number"):
-        size_bytes(given)

@@ -242,7 +242,8 @@ class KafkaCluster:
                 if isinstance(error, ServerUnavailable) and clash and clashes_left:
                     self.stop()
                     continue
-                self.keep()
+                if isinstance(error, Exception):  # no interrupt
+                    self.keep()
                 self.stop()
                 raise
             return self

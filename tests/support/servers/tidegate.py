@@ -58,8 +58,7 @@ class TidegateProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self.keep()
+        self._keep_after(error)
         self.stop()
 
     @property
@@ -89,8 +88,8 @@ class TidegateProcess:
             )
         try:
             self.wait_until_ready()
-        except BaseException:
-            self.keep()
+        except BaseException as error:
+            self._keep_after(error)
             self.stop()
             raise
         return self
@@ -156,6 +155,12 @@ class TidegateProcess:
     def keep(self) -> None:
         """Keeps the folder, with the settings and `tidegate.out`, after `stop`."""
         self._keep = True
+
+    def _keep_after(self, error: BaseException | None) -> None:
+        """Keeps the folder after an error, and names it. An interrupt is none."""
+        if isinstance(error, Exception):
+            self.keep()
+            print(f"the settings and the output of tidegate are kept in {self.folder}", file=sys.stderr)
 
     def last_output(self, lines: int = 15) -> str:
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])

@@ -220,4 +220,7 @@ async def test_only_the_bearer_token_reloads_the_settings(token_file: Path) -> N
 async def test_a_port_without_a_token_changes_nothing() -> None:
     reload = Reload(parse_config('[upstream]\nbootstrap.servers = "a:1"'), pytest.fail, lambda _: None)
     async with admin_port(reload) as port:
-        assert await posted(port, "") == (403, "a change needs the token: set token.file in [admin]\n")
+        assert await posted(port, "") == (
+            403,
+            "a change needs the token: set token.file in [admin], or send SIGHUP to reload\n",
+        )

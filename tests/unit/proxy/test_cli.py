@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import io
+import os
 import socket
 import sys
 from importlib.abc import MetaPathFinder
@@ -10,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 
 from proxy import cli
 from proxy.__main__ import main
@@ -46,6 +50,10 @@ def config(tmp_path: Path) -> Path:
         (["serve", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
         (["tier", "segments"], "Missing argument 'TOPIC[:PARTITION]'. See: tidegate tier segments --help"),
         (["tier", "sevre"], "No such command 'sevre'"),
+        (
+            ["tier", "--config", "x"],
+            "No such option: --config. Options follow the name of a command. See: tidegate tier",
+        ),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(
@@ -61,6 +69,16 @@ def test_misuse_is_one_line_and_exit_code_2(
     assert captured.out == ""
     assert said in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_a_closed_pipe_ends_a_command_with_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_reader(text: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    for name in ("stdout", "stderr"):  # Click replaces them
+        monkeypatch.setattr(sys, name, io.StringIO())
+    monkeypatch.setattr(typer, "echo", no_reader)
+    assert cli.run(["version"]) == 141
 
 
 def test_the_configuration_is_found_without_the_option(
@@ -244,8 +262,8 @@ def test_the_settings_of_topics_have_lines_of_their_own(
     assert cli.run(["tier", "topics", "--settings", "--config", str(config)]) == 0
     said = capsys.readouterr().out.removeprefix(without)
     assert [line.split() for line in said.splitlines() if "orders" in line] == [
-        ["orders", "retention.ms", "604800000", "broker"],
-        ["orders", "local.retention.ms", "3600000", "file"],
+        ["orders", "retention.ms", "7", "d", "broker"],
+        ["orders", "local.retention.ms", "1", "h", "file"],
     ]
 
 

@@ -138,4 +138,4 @@ async def test_an_owner_whose_group_does_not_answer_knows_itself(
 
     monkeypatch.setattr(cluster_view, "group_members", refused)
     (owner,) = (await cluster.view().facts(None)).owners
-    assert (owner.member, owner.metadata_partitions, owner.is_this) == ("this proxy", (0, 1), True)
+    assert (owner.member, owner.metadata_partitions, owner.is_this) == ("", (0, 1), True)

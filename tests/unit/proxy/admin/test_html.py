@@ -19,6 +19,7 @@ from proxy.admin.facts import (
     EventLine,
     Outage,
     Overview,
+    OwnerFacts,
     PausedTopic,
     ProcessState,
     RaisedAlarm,
@@ -69,6 +70,8 @@ async def test_the_list_shows_both_tiers_backlog_and_retention() -> None:
     assert "remote only 64.0 MiB, both tiers 128 MiB, local only" in said
     assert "18 h 25 min ago" in said
     assert "for 12 min 34 s" in said
+    assert "Oldest segment" in said
+    assert 'title="its newest record: ' in html
     assert "local 6 h file total 90 d topic" in said
 
 
@@ -80,6 +83,8 @@ async def test_a_topic_leads_to_its_partitions_and_these_to_their_segments() -> 
         assert f'href="{link}/1"' in topic
         _, partition, _ = await get(f"{url}{link}/1")
     assert "leader 2, leader epoch 4" in texts(partition)
+    assert "Oldest segment" in texts(topic)
+    assert "Oldest segment" in texts(partition)
     for bound in ("remote first", "local first", "remote last", "LSO", "HW"):
         assert re.search(rf'<text class="bound"[^>]*>[^<]*\b{bound}\b', partition), bound
     for letters in ("Rx", "Lx", "Ry", "Ly", "Lz"):
@@ -203,7 +208,7 @@ async def test_a_dead_store_and_a_dead_broker_are_named_with_what_to_do() -> Non
         assert "Correct the store, the network or the credentials." in said
         assert said.count("connection refused") == 1
         assert "2 clients wait since " in said
-        assert "3 partitions are not copied" in said
+        assert "the copying of 3 partitions waits" in said
         assert "2 alarms follow from it, and end with it unfit remote-log copy-stalled orders-0000" in said
         assert "No alarm is raised." not in said
         assert f'href="{runbook_of("copy-stalled")}"' in html
@@ -212,6 +217,19 @@ async def test_a_dead_store_and_a_dead_broker_are_named_with_what_to_do() -> Non
     assert BY_NAME["copy-stalled"].action in texts(runbook)
     assert "tidegate_remote_log_alarm{reason=" in texts(runbook)
     assert BY_NAME["metadata"].title in texts(of_event)
+
+
+async def test_a_store_that_answers_again_is_up_and_its_errors_are_a_note() -> None:
+    overview = await ScriptedFacts().overview()
+    html = RENDERER.overview(replace(overview, stores=(replace(overview.stores[0], recent_errors=4),)))
+    assert "s3 UP 4 failed calls in 5 min" in texts(html)
+
+
+async def test_an_owner_whose_id_is_not_known_is_this_proxy() -> None:
+    overview = await ScriptedFacts().overview()
+    assert overview.cluster is not None
+    alone = replace(overview.cluster, owners=(OwnerFacts("", "", (0, 1), 4, is_this=True),))
+    assert texts(RENDERER.overview(replace(overview, cluster=alone))).count("this proxy") == 1
 
 
 async def test_clients_that_ask_in_vain_are_named() -> None:

@@ -40,7 +40,7 @@ def test_a_store_that_does_not_answer_is_the_cause_of_what_waits_for_it() -> Non
     assert lines(STALLED, DIFFERS, STORE) == [
         "store s3 at http://s3: connection refused since 07:55:12 UTC",
         "  2 clients wait since 07:55:14 UTC",
-        "  3 partitions are not copied",
+        "  the copying of 3 partitions waits",
         "  copy-stalled: orders",
         "- retention-differs",
     ]
@@ -69,9 +69,11 @@ def test_brokers_that_are_all_gone_are_one_cause() -> None:
     assert lines(SURVEY, SILENT) == [
         "broker 1 at 10.0.0.1:9092: connection refused since 07:55:12 UTC",
         "  clients reach no broker",
-        "  1 partition is not copied",
+        "  the copying of 1 partition waits",
         "  stage-failing: orders",
     ]
+    in_time = replace(SILENT, detail="no connection to 10.0.0.1:9092 in time")
+    assert lines(in_time)[0] == "broker 1 at 10.0.0.1:9092: no connection in time since 07:55:12 UTC"
     three = replace(CLUSTER, brokers=tuple(replace(BROKER, node_id=each) for each in (1, 2, 3)))
     assert lines(SILENT, cluster=three)[0].startswith("all 3 brokers: connection refused")
     assert lines(SILENT, cluster=None)[0].startswith("all brokers: connection refused")

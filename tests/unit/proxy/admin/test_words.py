@@ -31,6 +31,8 @@ def test_a_number_has_its_unit_and_what_is_unknown_is_a_dash() -> None:
         ("remote.log.retention.minutes", "-2", "as the broker"),
         ("retention.bytes", "-1", "unlimited"),
         ("retention.bytes", "1073741824", "1.00 GiB"),
+        ("remote.copy.lag.ms", "60000", "1 min"),
+        ("remote.copy.lag.ms", "-1", "as the local retention"),
         ("cleanup.policy", "delete", "delete"),
     ],
 )

@@ -69,7 +69,7 @@ def test_the_list_is_for_people_and_for_programs(operator: Operator) -> None:
         (["--older-than", "7d", "--yes"], 0, [ORDERS]),
         (["--older-than", "100000d", "--yes"], 0, []),
         (["orders"], 0, []),
-        (["orders", AGAIN, "--yes"], 1, []),
+        (["orders", AGAIN, "--yes"], 2, []),
         (["--yes"], 2, []),
         (["--older-than", "soon", "--yes"], 2, []),
         (["--older-than", "0s", "--yes"], 2, []),
@@ -88,7 +88,7 @@ def test_what_is_named_or_old_enough_is_deleted_with_yes(
 def test_a_name_that_two_missing_topics_had_is_refused(operator: Operator) -> None:
     operator.found = [ALONE, replace(ALONE, topic_id=AGAIN)]
     code, out = operator.run("orders", "--yes")
-    assert (code, operator.deleted, f"use an id: {ORDERS}, {AGAIN}" in out) == (1, [], True)
+    assert (code, operator.deleted, f"use an id: {ORDERS}, {AGAIN}" in out) == (2, [], True)
     assert operator.run(AGAIN, "--yes")[0] == 0
 
 

@@ -76,7 +76,7 @@ def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
             '--local-retention: [[topics]] number 1 (pattern "orders-*") local.retention.ms = "6 moons": expected',
         ),
         ([*OPTIONS, *S3, "--endpoint-url", "\udcff"], "--endpoint-url: it has bytes that are no text"),
-        ([*OPTIONS, "--store", "tape"], "'tape' is not one of"),
+        ([*OPTIONS, "--store", "tape"], "for '--store': 'tape' is not one of"),
         (advertising("http://tide:9092"), "'http://tide:9092' is not a host name or an IP address"),
         (advertising("10.0.0.300"), "'10.0.0.300' is not a host name or an IP address"),
         ([*OPTIONS, *S3, "--path", "x", "--url", "y"], "--store s3 has no --url and no --path"),

@@ -11,7 +11,7 @@ from proxy.commands.tier.pause import PauseChange, apply_pause
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import Tidegate
-from tiers.config.topic_policy import TierWork
+from tiers.config.topic_policy import TierWork, TopicConfig
 
 COPYING, TRIMMING, EXPIRING, READING = TierWork
 OTHER = {"local.retention.ms": "60000"}
@@ -22,7 +22,9 @@ async def test_a_pause_and_its_end_leave_the_other_settings() -> None:
     await metadata.change_topic_tier_config(PARTITION.topic_id, "orders", OTHER)
 
     async def changed(work: Collection[TierWork], is_paused: bool, write: bool = True) -> tuple[PauseChange, object]:
-        change = await apply_pause(metadata, PARTITION, work, is_paused=is_paused, write=write)
+        change = await apply_pause(
+            metadata, PARTITION, [TopicConfig(pattern="*")], work, is_paused=is_paused, write=write
+        )
         return change, dict(metadata.state.topic_tier_config(PARTITION.topic_id))
 
     written = metadata.written
@@ -36,6 +38,29 @@ async def test_a_pause_and_its_end_leave_the_other_settings() -> None:
     change, config = await changed([READING], False)
     assert (change.after, config) == ((TRIMMING,), {**OTHER, TRIMMING.key: "true"})
     assert (await changed(list(TierWork), False))[1] == OTHER
+
+
+async def test_a_pause_of_a_topic_that_is_not_tiered_says_why() -> None:
+    metadata = InMemoryRemoteLogMetadataManager()
+
+    async def why_not(*rules: TopicConfig) -> str | None:
+        change = await apply_pause(metadata, PARTITION, rules, [COPYING], is_paused=True, write=True)
+        return change.not_tiered
+
+    assert await why_not(TopicConfig(pattern="*")) is None
+    assert await why_not() == "no setting tiers it"
+    excluded = await why_not(TopicConfig(pattern="*", remote_storage_enable=False))
+    assert excluded == "the file excludes it: [[topics]] * has remote.storage.enable = false"
+
+
+def test_the_command_says_that_the_topic_is_not_tiered(tidegate: Tidegate, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def change(settings: object, topic: str, work: object, **options: bool) -> PauseChange:
+        return PauseChange(topic, (), (COPYING,), "no setting tiers it")
+
+    monkeypatch.setattr(command, "change_pause", change)
+    code, _, err = tidegate("tier", "pause", "tail", "--copying", "--yes")
+    said = "warning: tail is not tiered: no setting tiers it\nThe change of tail was recorded.\n"
+    assert (code, err) == (0, said)
 
 
 def test_the_command_asks_for_what_is_named(tidegate: Tidegate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ async def test_a_root_cause_comes_first_with_what_follows_from_it() -> None:
     assert next(iter(found)) == "Root cause"
     (title,), *rest = found["Root cause"]
     assert str(title).startswith("store s3 at http://s3: connection refused since ")
-    assert rest == [("  3 partitions are not copied",), ("  unfit: remote-log",)]
+    assert rest == [("  the copying of 3 partitions waits",), ("  unfit: remote-log",)]
     assert found["Other alarms, and pauses"] == [("orders", "copy-lag")]
 
 

@@ -106,3 +106,5 @@ async def test_what_is_paused_is_listed(bench: CommandBench) -> None:
     pause = {TierWork.TRIMMING.key: "true", TierWork.COPYING.key: "true"}
     await bench.rlmm.change_topic_tier_config(UUID(int=1), "orders", pause)
     assert await states(bench, brokers, rule) == {"orders": "paused: copying, trimming"}
+    not_tiered = "not tiered: no setting tiers it; paused: copying, trimming"
+    assert await states(bench, brokers, TopicConfig(pattern="clicks")) == {"orders": not_tiered}

@@ -11,7 +11,7 @@ from proxy.commands.tier.tools import parse_target
 from proxy.commands.tier.verify import verify_tier
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.segments import PARTITION
-from tests.support.proxy.command_bench import CommandBench
+from tests.support.proxy.command_bench import CommandBench, Tidegate
 from tiers.access.open_tier import RemoteTierError
 from tiers.segment.segment_encryption import KeyRing
 
@@ -79,3 +79,9 @@ def test_a_target_is_a_topic_or_a_partition() -> None:
     for wrong in ("", ":3", "orders:", "orders:x", "orders:-1"):
         with pytest.raises(typer.BadParameter):
             parse_target(wrong)
+
+
+def test_without_encryption_there_is_nothing_to_rewrap(tidegate: Tidegate) -> None:
+    code, out, err = tidegate("tier", "rewrap")
+    assert (code, out) == (2, "")
+    assert err.startswith("tidegate: encryption is off: [encryption] has no `current`")

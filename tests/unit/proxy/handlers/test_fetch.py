@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
@@ -55,6 +56,20 @@ async def test_a_trimmed_offset_is_served_by_the_first_request(bench: Bench, ver
     assert response.session_id == 0
     assert bench.last is not None
     assert bench.last.tier == "remote"
+
+
+@pytest.mark.parametrize("are_bounds_known", [False, True])
+async def test_the_log_names_the_topic_of_a_read_that_failed(
+    bench: Bench, caplog: pytest.LogCaptureFixture, are_bounds_known: bool
+) -> None:
+    """The client names the topic by its id."""
+    caplog.set_level(logging.INFO)
+    if are_bounds_known:
+        await bench.fetch(13, ask(13, 25))
+    await bench.tier.storage.close()
+    await bench.fetch(13, ask(13, 95))
+    (failed,) = [each for each in caplog.records if each.msg.startswith("remote read failed")]
+    assert vars(failed)["partition"] == "orders-0"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

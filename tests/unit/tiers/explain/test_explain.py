@@ -18,6 +18,7 @@ from tiers.explain.explain import Explanation
 from tiers.model.log_start import LogGap
 from tiers.tasks.copy.uncopied import MIN_BATCH_BYTES
 from tiers.tasks.hold import Hold, HoldReason
+from tiers.texts import size_text
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 MINUTE = replace(POLICY, retention_ms=60_000)
@@ -82,9 +83,7 @@ async def test_the_rule_the_value_and_the_time_are_told(copied: Workbench) -> No
     assert found.values == {"age_ms": 1000, "local.retention.ms": 60_000}
     assert found.at_ms == copied.wall_ms + 59_001
     assert found.rule == "docs/design.md, 'Log range'"
-    assert (
-        "when its newest record is 1 min old (local.retention.ms = 60000, from the file); it is 1 s" in found.sentence
-    )
+    assert "when its newest record is 1 min old (local.retention.ms, from the file); it is 1 s" in found.sentence
     copied.wall_ms += 59_000
     assert await copied.trim(policy) is None
     copied.wall_ms += 1
@@ -103,14 +102,14 @@ async def test_the_bytes_that_let_a_segment_go_are_told(copied: Workbench) -> No
     answer = await answer_for(copied, policy)
     assert whys(answer, ON_BROKER)[0].sentence == (
         "The local retention covers the segment. The owner may trim it when another 500 B follow it in its partition"
-        f" (local.retention.bytes = {later_bytes + 500}, from the topic, per partition)."
+        f" (local.retention.bytes, from the topic: {size_text(later_bytes + 500)} per partition)."
     )
     assert whys(answer, NOT_EXPIRED)[0].sentence == (
         "The total retention covers the segment. It expires when another 700 B follow it in its partition"
-        f" (retention.bytes = {total_bytes}, per partition)."
+        f" (retention.bytes: {size_text(total_bytes)} per partition)."
     )
     recorded = await answer_for(copied, replace(policy, recorded_total=TotalRetention(None, total_bytes)))
-    assert "(remote.log.retention.bytes = " in whys(recorded, NOT_EXPIRED)[0].sentence
+    assert "(remote.log.retention.bytes: " in whys(recorded, NOT_EXPIRED)[0].sentence
 
 
 async def test_a_pause_names_the_command_that_ends_it(copied: Workbench) -> None:
@@ -268,6 +267,9 @@ async def test_where_an_offset_is(copied: Workbench) -> None:
     assert found[59].segment.object in await copied.objects()
     assert found[59].server == "the proxy that the client is connected to, from the store"
     assert found[60].server == found[90].server == "broker 1, the partition's leader"
+    unread = Explanation(await facts_for(copied, paused(KEEP_NOTHING, TierWork.READING)))
+    assert unread.offset(59).server.startswith("no process, because an operator paused reading.")
+    assert unread.offset(60).server == found[60].server
 
 
 async def test_an_offset_that_has_no_record_says_where_a_fetch_goes_on(copied: Workbench) -> None:
