@@ -158,13 +158,12 @@ async def find_parting(
             found.append(Parting(end, is_proved=False, is_ambiguous=True))
         parting = await _parting_below(ask, ranges, bounds, end)
         found += [] if parting is None else [parting]
-    found += await _deleted_otherwise(ask, remote, bounds)
-    if not found:
-        return None
     # The records decide: a broker may have lost leader epochs that its records still have.
-    first = max(min(found).offset, bounds.log_start_offset)
-    is_contradicted = remote.has(first) and await epoch_of_record(first) == remote.epoch_at(first)
-    return min(found)._replace(is_ambiguous=is_contradicted or any(each.is_ambiguous for each in found))
+    first = max(min(found).offset, bounds.log_start_offset) if found else None
+    is_contradicted = first is not None and remote.has(first) and await epoch_of_record(first) == remote.epoch_at(first)
+    is_ambiguous = is_contradicted or any(each.is_ambiguous for each in found)
+    found += await _deleted_otherwise(ask, remote, bounds)
+    return min(found)._replace(is_ambiguous=is_ambiguous) if found else None
 
 
 def _ends(log: RemoteLog, bounds: LocalLogBounds, log_start: int) -> list[tuple[int, int]]:
@@ -179,7 +178,7 @@ def _ends(log: RemoteLog, bounds: LocalLogBounds, log_start: int) -> list[tuple[
         before_gaps = (gap.first_offset - 1 for gap in log.gaps())
         offsets = (end, *(each for each in before_gaps if bounds.log_start_offset <= each < end))
         ends += [(offset, log.epoch_at(offset)) for offset in offsets if log.has(offset)]
-    return [(offset + 1, epoch) for offset, epoch in ends if offset >= max(log_start, bounds.log_start_offset)]
+    return [(offset + 1, epoch) for offset, epoch in ends if offset >= log_start]
 
 
 async def _has_end(ask: AskEpoch, bounds: LocalLogBounds, end: int, epoch: int) -> bool:

@@ -319,9 +319,33 @@ async def test_records_that_contradict_their_leader_epochs_stop_it(partition: Pa
     partition.log.leader_epoch = 2
     partition.log.epoch_answer = EpochEndOffset(1, 50)
     await partition.stops("do not show from which offset")
-    partition.log.log_start_offset = 100
-    await partition.rounds()
     assert (partition.cuts, partition.readable) == ([], (0, [(0, 99)]))
+
+
+async def test_a_former_leader_whose_log_begins_behind_the_tier_cuts_it(partition: Partition) -> None:
+    """A replica without most records led for a while. Then the former leader is brought back, whose log was trimmed."""
+    log, former = partition.log, partition.log.records
+    partition.elect(50, end=60)
+    await partition.rounds()
+    log.records, log.leader_epoch, log.log_start_offset = former, 2, 80
+    log.append(*batches(100, 120, 2))
+    await partition.rounds()
+    assert partition.cuts == [(1, 50, True), (2, 50, True)]
+    assert partition.readable == (0, [(0, 49), (80, 119)])
+
+
+async def test_a_deletion_up_to_the_remote_end_may_be_recorded_late(partition: Partition) -> None:
+    log = partition.log
+    log.leader_epoch = 1
+    log.append(*batches(100, 120, 1))
+    await partition.rounds()
+    log.elect_unclean(100)
+    log.append(*batches(100, 150, 2))
+    log.log_start_offset = 120
+    await partition.rounds()
+    await partition.metadata.put_log_start(PARTITION, user_log_start(120, leader_epoch=2, last_epoch=2))
+    await partition.rounds()
+    assert partition.readable == (120, [(120, 149)])
 
 
 async def test_a_leader_older_than_a_cut_stops_the_partition(partition: Partition) -> None:
