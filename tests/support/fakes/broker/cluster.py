@@ -133,7 +133,9 @@ class FakeCluster:
         return sum(map(len, self.logs[partition].batches))
 
     async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
-        raise NotImplementedError
+        log = self.logs[partition]
+        records = log.read(offset, max_bytes, True, True)
+        return LogRead(records, log.log_start_offset, log.lso, log.high_watermark, log.leader_epoch, ())
 
     async def end_offset_for_epoch(
         self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int

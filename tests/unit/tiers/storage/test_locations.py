@@ -209,7 +209,7 @@ async def test_a_check_names_the_location_that_fails(root: Path) -> None:
         await storage.check()
         (root / "east" / ".tmp").rmdir()
         (root / "east").rmdir()
-        with pytest.raises(RemoteStorageError, match=r"location 'east': .*not a directory"):
+        with pytest.raises(RemoteStorageError, match=r"location 'east': .*Is it mounted"):
             await storage.check()
     with pytest.raises(RemoteStorageError, match=r"location 'east': .*not a directory"):
         async with stores(root, EAST):
