@@ -40,7 +40,7 @@ from tiers.metadata.records.serde import (
     key_of,
     segment_keys,
 )
-from tiers.metadata.remote_log_metadata_manager import is_log_start_known, records_of_deletion, records_of_log_start
+from tiers.metadata.remote_log_metadata_manager import records_of_deletion, records_of_log_start
 from tiers.metadata.state import segment_cursors, writer
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -357,26 +357,6 @@ def test_the_last_record_below_a_log_start_may_contradict_it(
         topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
     topic.put(log_start("a", start), log_start("b", LogStart(200, 9, LogStartReason.SEEN)))
     assert state.log_starts(PARTITION) == ([start] if stands else [])
-
-
-@pytest.mark.parametrize(
-    ("recorded", "new", "is_known"),
-    [
-        (user(100, 5), user(100, 5), True),
-        (user(100, 5), user(100, 5, 4), False),
-        (user(100, 5, 4), user(100, 5), True),
-        (user(100, 5, 4), user(99, 5, 4), True),
-        (user(500, 2), user(60, 5), False),
-        (user(500, 2), user(60, 2), True),
-        (user(50, 5), LogStart(9, 9, LogStartReason.SEEN), True),
-    ],
-)
-def test_a_known_log_start_needs_no_record(
-    state: RemoteLogMetadataStateWriter, recorded: LogStart, new: LogStart, is_known: bool
-) -> None:
-    """One of an earlier epoch may be of another history."""
-    Topic(state).put(log_start("a", recorded))
-    assert is_log_start_known(state, PARTITION, new) is is_known
 
 
 def test_the_deletion_of_a_partition_removes_all_its_records(state: RemoteLogMetadataStateWriter) -> None:
