@@ -46,7 +46,7 @@ from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TIER_PARTITION, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
@@ -333,30 +333,6 @@ def test_a_deleted_segment_is_kept_with_the_brokers_time(state: RemoteLogMetadat
     assert state.deleted_segments(until_ms=NOW_MS) == state.deleted_segments(NEIGHBOUR) == []
     topic.put(RemotePartitionDeleteMetadata(PARTITION, 0, NOW_MS, DeleteState.DELETE_PARTITION_FINISHED))
     assert (state.deleted_segments(), state.is_known(PARTITION)) == ([kept], False)
-
-
-@pytest.mark.parametrize(
-    ("end_offset", "epoch", "last_epoch", "stands"),
-    [
-        (89, 4, 4, True),
-        (89, 5, 4, False),
-        (99, 4, 4, True),
-        (99, 3, 4, False),
-        (149, 3, 4, False),
-        (149, 5, UNKNOWN_EPOCH, True),
-        (89, 6, UNKNOWN_EPOCH, False),
-    ],
-)
-def test_the_last_record_below_a_log_start_may_contradict_it(
-    state: RemoteLogMetadataStateWriter, end_offset: int, epoch: int, last_epoch: int, stands: bool
-) -> None:
-    """The leader epochs of a log ascend, so the records further below show no more."""
-    topic, start = Topic(state), user(100, 5, last_epoch)
-    neighbours = replace(segment(3, 0, 99, epoch=9), segment_id=RemoteLogSegmentId(NEIGHBOUR, UUID(int=3)))
-    for each in (segment(1, 0, 49, epoch=3), segment(2, 50, end_offset, epoch=epoch), neighbours):
-        topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
-    topic.put(log_start("a", start), log_start("b", LogStart(200, 9, LogStartReason.SEEN)))
-    assert state.log_starts(PARTITION) == ([start] if stands else [])
 
 
 def test_the_deletion_of_a_partition_removes_all_its_records(state: RemoteLogMetadataStateWriter) -> None:
