@@ -26,8 +26,9 @@ from rich.table import Table
 from bench.rounds import MAP_SIZE_BYTES
 from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.steady_log import SteadyLog
-from tests.support.fakes.tier_process import POLICY, Clock, OneTopic, TierProcess
+from tests.support.fakes.tier_process import Clock, OneTopic, TierProcess
 from tests.support.simulation.loop import VirtualLoop
+from tests.support.tiers.workbench import POLICY
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.metadata.state.replay import MetadataEvent
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter

@@ -32,8 +32,9 @@ from rich.table import Table
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
+from tests.support.fakes.tier_process import Clock, OneTopic, TierProcess
 from tests.support.tiers.segment_metadata import segment, to
+from tests.support.tiers.workbench import PARTITION, POLICY
 from tiers.broker.client import monotonic_ms
 from tiers.metadata.records.serde import key_and_value
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter

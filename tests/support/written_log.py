@@ -17,8 +17,8 @@ import pytest
 from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.in_memory_log import Aborted
 from tests.support.fakes.record_batches import build_batch, control_batch, record
-from tests.support.fakes.tier_process import PARTITION
 from tests.support.read_committed import FILTERS
+from tests.support.tiers.workbench import PARTITION
 from tiers.broker.client import monotonic_ms
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError
 from tiers.model.log_source import AbortedTransaction

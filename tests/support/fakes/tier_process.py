@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.io_calls import IoCalls, ProcessEnded
 from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetadataManager
+from tests.support.tiers.workbench import PARTITION
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
@@ -27,19 +28,7 @@ from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 
-PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
 VISIBLE_AFTER_MS = 10_000
-POLICY = TopicPolicy(
-    topic="orders",
-    topic_id=PARTITION.topic_id,
-    partition_count=1,
-    retention_ms=-1,
-    retention_bytes=-1,
-    local_retention_ms=None,
-    local_retention_bytes=None,
-    segment_bytes=1000,
-    segment_ms=60_000,
-)
 
 
 class Clock:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.metadata_topic import FakeMetadataTopic
-from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.support.fakes.tier_process import VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.support.tiers.workbench import PARTITION, POLICY
 from tests.support.written_log import WrittenLog
 from tiers.model.segment_metadata import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key

@@ -26,7 +26,8 @@ from hypothesis.stateful import (
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.io_calls import Event, ProcessEnded
 from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetadataManager
-from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.support.fakes.tier_process import VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.support.tiers.workbench import PARTITION, POLICY
 from tests.support.written_log import WrittenLog
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, Retention, TotalRetention

@@ -17,6 +17,7 @@ from tests.support.simulation.loop import VirtualLoop
 from tests.support.tiers.following import NODE, TOPIC, Cluster, Following, finished
 from tests.support.tiers.metadata_state import NOW_MS, open_state, segment, to
 from tests.support.tiers.waiting import until
+from tiers.access.open_tier import read_all
 from tiers.broker.client import Leader
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
@@ -189,24 +190,6 @@ async def test_a_broker_that_hangs_holds_up_no_proof_that_another_one_leads(
     as_of_ms = partition.holds_as_of(Leader(NODE, 4), 1 << 40)
     assert as_of_ms is not None
     assert as_of_ms > before_ms
-
-
-@pytest.mark.parametrize("named", [NODE, 3])
-async def test_a_broker_that_answers_a_moment_later_counts(
-    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch, named: int
-) -> None:
-    """The follower also waits until another broker names the leader."""
-    monkeypatch.setattr("tiers.metadata.topic.leadership._NEWER_WITHIN_MS", 60_000)
-    cluster.isr = [NODE, 3]
-    cluster.leaders = {NODE: Leader(NODE, 4), 3: Leader(named, 4 if named == NODE else 5)}
-    if named != NODE:
-        cluster.leaders[2] = Leader(NODE, 4)
-    cluster.hanging[3] = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.01, cluster.hanging[3].set)
-    partition = following.follower._partitions[0]
-    await following.follower._leadership.confirm(1_000, partition)
-    assert partition.leader.node_id == named
-    assert partition.holds_as_of(Leader(NODE, 4), 1) == (1 if named == NODE else None)
 
 
 async def test_a_topic_that_was_grown_is_read_on(cluster: Cluster, following: Following) -> None:
@@ -405,47 +388,6 @@ async def test_a_state_that_cannot_be_written_is_trouble_and_not_fresh(
         await asyncio.wait([reading])
 
 
-async def test_a_write_that_has_room_ends_no_trouble_of_another_leader(
-    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The state has room for the times of the reads, and none for the records that one of two leaders has."""
-    cluster.logs[0] = finished(1, 0)
-    named, has_room = cluster._named, False
-
-    def with_two_leaders(witness: int) -> Any:
-        answer = named(witness)
-        answer.topics[0].partitions[1].leader_id = NODE + 1
-        return answer
-
-    monkeypatch.setattr(cluster, "_named", with_two_leaders)
-    apply, poll = following.state.apply, following.follower._poll
-    troubles: list[str | None] = []
-
-    def apply_if_there_is_room(reads: Any) -> Any:
-        if not has_room:
-            raise lmdb.DiskError("No space left on device")
-        return apply(reads)
-
-    async def poll_and_look(node_id: int, partitions: Any) -> bool:
-        is_whole = await poll(node_id, partitions)
-        troubles.append(following.follower.trouble_of_all)
-        return is_whole
-
-    monkeypatch.setattr(following.state, "apply", apply_if_there_is_room)
-    monkeypatch.setattr(following.follower, "_poll", poll_and_look)
-    reading = asyncio.create_task(following.follower.run())
-    try:
-        await until(lambda: following.follower.trouble_of_all is not None)
-        troubles.clear()
-        await until(lambda: len(troubles) >= 5)
-        assert all(troubles)
-        has_room = True
-        await until(lambda: following.follower.trouble_of_all is None)
-    finally:
-        reading.cancel()
-        await asyncio.wait([reading])
-
-
 async def test_a_full_disk_does_not_hinder_the_closing(
     following: Following, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,3 +416,32 @@ def test_a_state_without_room_is_kept_and_says_so(tmp_path: Path, monkeypatch: p
     again = open_state(tmp_path)
     assert again.next_offset(0) == 1
     again.close()
+
+
+async def test_a_topic_is_read_to_its_end_for_as_long_as_more_of_it_comes(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time longer than any wait for a record: a topic of a million segments takes minutes to read."""
+    whole = cluster.logs[0] = finished(1, 0) + finished(2, 10) + finished(3, 20)
+    ensure_fresh = following.follower.ensure_fresh
+    waits: list[int] = []
+
+    async def two_records_a_wait(metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
+        reached = following.follower.position(0)
+        try:
+            await ensure_fresh(metadata_partition, max_age_ms, 1 if reached < len(cluster.logs[0]) else timeout_ms)
+        except RemoteLogMetadataNotReadyError:
+            waits.append(reached)
+            cluster.logs[0], all_of_it = whole[: reached + 2], cluster.logs[0]
+            await following.poll()
+            cluster.logs[0] = all_of_it
+            raise
+
+    monkeypatch.setattr(following.follower, "ensure_fresh", two_records_a_wait)
+    await read_all(following.follower, TOPIC, 0, 30_000)
+    assert waits == [0, 2, 4]
+    assert following.state.remote_end_offset(segment(3, 20, 29).topic_id_partition) == 29
+    cluster.logs[0] = whole + finished(4, 30)
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="metadata partition 0 was not read to its end"):
+        await read_all(following.follower, TOPIC, 0, 30_000)
+    assert waits == [0, 2, 4, 6], "nothing more came"

@@ -1,4 +1,4 @@
-"""The metadata topic is opened when it is fit, and refused with what to do when it is not."""
+"""The metadata topic: fit or refused with what to do, written by its producer, and a partition of it for each topic."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from uuid import UUID
 
 import pytest
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer import ProduceRequest
 
 from protocol.api_keys import ApiKey
 from protocol.apis.metadata import PartitionMetadata
@@ -19,7 +21,9 @@ from tests.support.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
+from tiers.metadata.metadata_log import by_topic_id
 from tiers.metadata.state.layout import StateIdentity
+from tiers.metadata.topic.metadata_producer import ClockSkew, MetadataProducer
 from tiers.metadata.topic.metadata_topic import (
     DEFAULT_TOPIC_NAME,
     MetadataTopic,
@@ -27,6 +31,7 @@ from tiers.metadata.topic.metadata_topic import (
     MetadataTopicUnfitError,
     open_metadata_topic,
 )
+from tiers.model.ids import TopicIdPartition
 
 TOPIC = TopicMetadata("segments", UUID(int=7), {0: PartitionMetadata(0, 1, 5)})
 SETTINGS = MetadataTopicSettings("segments", 1)
@@ -97,16 +102,6 @@ async def test_a_topic_that_somebody_made_a_moment_ago_is_waited_for(broker: Scr
     broker.script(ApiKey.DESCRIBE_CONFIGS, not_heard_of)
     assert await opened(broker) == MetadataTopic("cluster", "segments", TOPIC.topic_id, 1)
     assert len(broker.received(DescribeConfigsRequest)) == 2
-
-
-async def test_a_new_topic_that_no_broker_shows_in_time_is_an_error(
-    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In time for the answers of a busy machine, and not for a second look."""
-    monkeypatch.setattr("tiers.metadata.topic.metadata_topic._FIRST_PAUSE_MS", 60_000)
-    shown_late(broker)
-    with pytest.raises(BrokerError, match="does not show topic segments"):
-        await opened(broker)
 
 
 @pytest.mark.parametrize("batches", [[], [batch_of(0, 1)]])
@@ -182,3 +177,56 @@ async def test_a_configuration_that_the_broker_refuses_names_the_missing_right(
     has_configs(broker, {}, code)
     with pytest.raises(BrokerError, match=said):
         await opened(broker, MetadataTopicSettings(name, 1))
+
+
+TOPIC_ID = UUID(int=1)
+
+
+def led_by(node_id: int, epoch: int) -> list[TopicMetadata]:
+    return [TopicMetadata("metadata", TOPIC_ID, {0: PartitionMetadata(0, node_id, epoch)})]
+
+
+async def test_a_missing_leader_is_asked_for_again() -> None:
+    async with ScriptedBroker() as broker:
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        broker.topics = led_by(-1, 1)
+        await client.open()
+        broker.topics = led_by(1, 2)
+        topic = MetadataTopic("cluster", "metadata", TOPIC_ID, 1)
+        producer = MetadataProducer(client, topic)
+        assert await producer.send(0, [(b"key", b"value")], 5_000) == 0
+        await client.close()
+    assert (len(broker.received(MetadataRequest)), len(broker.received(ProduceRequest))) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("appended_after_ms", "set_by_ms", "skew_ms"),
+    [(0, 0, 0), (40, 0, 0), (100, 0, 0), (101, 0, 1), (-1, 0, -1), (70_000, 0, 69_900), (0, 86_400_000, -86_400_000)],
+)
+def test_the_clocks_differ_by_what_lies_outside_of_a_request(
+    appended_after_ms: int, set_by_ms: int, skew_ms: int
+) -> None:
+    """`set_by_ms`: the clock is set after the measurement."""
+    now_ms, wall_ahead_ms = 5_000, 1_700_000_000_000
+    skew = ClockSkew(lambda: now_ms, lambda: now_ms + wall_ahead_ms)
+    sent = skew.now()
+    skew.observe(sent, -1)
+    assert skew.skew_ms() is None, "a topic without LogAppendTime"
+    now_ms += 100
+    skew.observe(sent, sent.wall_ms + appended_after_ms)
+    now_ms += 3_600_000
+    wall_ahead_ms += set_by_ms
+    assert skew.skew_ms() == skew_ms
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "partition", "expected"),
+    [
+        ("12345678-9abc-def0-1234-56789abcdef0", 0, 11),
+        ("12345678-9abc-def0-1234-56789abcdef0", 1, 2),
+        ("00000000-0000-0000-0000-000000000001", 0, 35),
+        ("ffffffff-ffff-ffff-ffff-ffffffffffff", 5, 0),
+    ],
+)
+def test_the_metadata_partition_is_that_of_kafkas_formula(topic_id: str, partition: int, expected: int) -> None:
+    assert by_topic_id(TopicIdPartition(UUID(topic_id), partition), 50) == expected

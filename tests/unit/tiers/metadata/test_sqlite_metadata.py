@@ -181,18 +181,6 @@ async def test_a_removed_lock_file_does_not_let_two_proxies_write(tmp_path: Path
             assert ends(second) == [99, 199]
 
 
-def test_an_append_is_refused_after_a_later_opening(tmp_path: Path) -> None:
-    make = importlib.import_module("sqlite_metadata").SqliteRecordLog
-    with closing(make(tmp_path / "log")) as first, closing(make(tmp_path / "log")) as second:
-        first.open("c", may_create=True)
-        first._lock.close()
-        second.open("c", may_create=False)
-        with pytest.raises(OwnershipLostError, match="stop one of them"):
-            first.append([(b"one", b"value")], 0)
-        second.append([(b"two", b"value")], 0)
-        assert [record.key for record in second.read(0, 10)] == [b"two"]
-
-
 async def test_a_file_that_was_restored_from_an_old_copy_is_refused(tmp_path: Path) -> None:
     path, copy = tmp_path / "metadata.sqlite", tmp_path / "copy"
     async with opened(manager_over(tmp_path)) as manager:

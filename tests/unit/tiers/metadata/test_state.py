@@ -40,13 +40,13 @@ from tiers.metadata.records.serde import (
     key_of,
     segment_keys,
 )
-from tiers.metadata.remote_log_metadata_manager import is_log_start_known, records_of_deletion, records_of_log_start
+from tiers.metadata.remote_log_metadata_manager import records_of_deletion, records_of_log_start
 from tiers.metadata.state import segment_cursors, writer
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import TIER_PARTITION, RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TIER_PARTITION, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
@@ -333,50 +333,6 @@ def test_a_deleted_segment_is_kept_with_the_brokers_time(state: RemoteLogMetadat
     assert state.deleted_segments(until_ms=NOW_MS) == state.deleted_segments(NEIGHBOUR) == []
     topic.put(RemotePartitionDeleteMetadata(PARTITION, 0, NOW_MS, DeleteState.DELETE_PARTITION_FINISHED))
     assert (state.deleted_segments(), state.is_known(PARTITION)) == ([kept], False)
-
-
-@pytest.mark.parametrize(
-    ("end_offset", "epoch", "last_epoch", "stands"),
-    [
-        (89, 4, 4, True),
-        (89, 5, 4, False),
-        (99, 4, 4, True),
-        (99, 3, 4, False),
-        (149, 3, 4, False),
-        (149, 5, UNKNOWN_EPOCH, True),
-        (89, 6, UNKNOWN_EPOCH, False),
-    ],
-)
-def test_the_last_record_below_a_log_start_may_contradict_it(
-    state: RemoteLogMetadataStateWriter, end_offset: int, epoch: int, last_epoch: int, stands: bool
-) -> None:
-    """The leader epochs of a log ascend, so the records further below show no more."""
-    topic, start = Topic(state), user(100, 5, last_epoch)
-    neighbours = replace(segment(3, 0, 99, epoch=9), segment_id=RemoteLogSegmentId(NEIGHBOUR, UUID(int=3)))
-    for each in (segment(1, 0, 49, epoch=3), segment(2, 50, end_offset, epoch=epoch), neighbours):
-        topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
-    topic.put(log_start("a", start), log_start("b", LogStart(200, 9, LogStartReason.SEEN)))
-    assert state.log_starts(PARTITION) == ([start] if stands else [])
-
-
-@pytest.mark.parametrize(
-    ("recorded", "new", "is_known"),
-    [
-        (user(100, 5), user(100, 5), True),
-        (user(100, 5), user(100, 5, 4), False),
-        (user(100, 5, 4), user(100, 5), True),
-        (user(100, 5, 4), user(99, 5, 4), True),
-        (user(500, 2), user(60, 5), False),
-        (user(500, 2), user(60, 2), True),
-        (user(50, 5), LogStart(9, 9, LogStartReason.SEEN), True),
-    ],
-)
-def test_a_known_log_start_needs_no_record(
-    state: RemoteLogMetadataStateWriter, recorded: LogStart, new: LogStart, is_known: bool
-) -> None:
-    """One of an earlier epoch may be of another history."""
-    Topic(state).put(log_start("a", recorded))
-    assert is_log_start_known(state, PARTITION, new) is is_known
 
 
 def test_the_deletion_of_a_partition_removes_all_its_records(state: RemoteLogMetadataStateWriter) -> None:

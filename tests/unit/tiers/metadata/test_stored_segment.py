@@ -1,13 +1,11 @@
-"""Segments in their stored form, and values that are made quickly."""
+"""Segments in their stored form."""
 
 from __future__ import annotations
 
-import gc
 import pickle
 from contextlib import suppress
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +15,6 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.layout import partition_key
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH
-from tiers.model.quick_values import garbage_collection_paused, quick, quick_uuid
 from tiers.model.segment_metadata import (
     Cut,
     LeaderEpochEntry,
@@ -84,11 +81,6 @@ def test_a_torn_segment_is_an_error_or_lacks_the_end_of_its_name(
         assert stored_as(segment, torn).metadata == segment
 
 
-def test_nothing_at_all_is_an_error() -> None:
-    with pytest.raises(RemoteLogMetadataError, match="unreadable"):
-        with_cuts(bytes(20), bytes(16), b"")
-
-
 @given(segments, st.integers(0, 1 << 62))
 def test_a_value_travels_whole(segment: RemoteLogSegmentMetadata, cut_at: int) -> None:
     end = max(segment.end_offset, 0)
@@ -97,23 +89,3 @@ def test_a_value_travels_whole(segment: RemoteLogSegmentMetadata, cut_at: int) -
         assert travelled == sent
         assert travelled.topic_id_partition.topic == segment.topic_id_partition.topic
         assert stored(sent).metadata == sent
-
-
-@given(segments)
-def test_a_value_made_quickly_is_like_any_other(segment: RemoteLogSegmentMetadata) -> None:
-    made = quick(RemoteLogSegmentMetadata)(**{each.name: getattr(segment, each.name) for each in fields(segment)})
-    assert type(made) is RemoteLogSegmentMetadata
-    assert (made, hash(made), repr(made)) == (segment, hash(segment), repr(segment))
-    with pytest.raises(FrozenInstanceError):
-        made.broker_id = 7  # type: ignore[misc]  # it is frozen
-    slow = segment.segment_id.id
-    uuid = quick_uuid(slow.bytes)
-    assert (uuid, hash(uuid), repr(uuid), uuid.is_safe) == (slow, hash(slow), repr(slow), slow.is_safe)
-    assert pickle.loads(pickle.dumps(uuid)) == slow
-
-
-def test_garbage_is_collected_again_when_many_were_made() -> None:
-    with suppress(ValueError), garbage_collection_paused():
-        assert not gc.isenabled()
-        raise ValueError
-    assert gc.isenabled()

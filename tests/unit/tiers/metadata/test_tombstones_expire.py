@@ -102,14 +102,6 @@ async def test_the_retention_of_tombstones_may_be_altered_meanwhile(cluster: Clu
     await is_read_again(following)
 
 
-async def test_a_partition_without_new_records_is_not_read_again(cluster: Cluster, following: Following) -> None:
-    await read_to_the_end(cluster, following)
-    following.now_ms += 10 * HALF_MS
-    assert await following.poll()
-    expire(cluster)
-    await goes_on(following)
-
-
 async def save(cluster: Cluster, folder: Path) -> None:
     with opened(cluster, folder) as before:
         await read_to_the_end(cluster, before)

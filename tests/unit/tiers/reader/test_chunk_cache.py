@@ -213,19 +213,6 @@ async def test_nothing_is_ever_above_the_bytes_also_after_a_restart(bench: Bench
             assert await held(cache, range(60)) == kept[-max_files:]
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-1]), Path.unlink])
-async def test_a_file_that_is_not_whole_or_gone_is_a_miss(bench: Bench, damage: Callable[[Path], object]) -> None:
-    async with bench.cache() as cache:
-        await put(cache, 0, 1)
-        path = bench.folder / f"{SEGMENT.hex}-0"
-        damage(path)
-        assert await held(cache, [0, 1]) == [1]
-        await wait_idle(cache)
-        assert (path.exists(), cache.size_bytes) == (False, FILE_BYTES)
-        await put(cache, 0)
-        assert await held(cache, [0]) == [0]
-
-
 async def test_a_disk_that_fails_is_tried_again_later(bench: Bench) -> None:
     bench.folder.write_bytes(b"a file")  # so the folder cannot be made
     async with bench.cache() as cache:

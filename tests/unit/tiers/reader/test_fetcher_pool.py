@@ -7,11 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.support.simulation.loop import VirtualLoop
 from tiers.errors import ReaderQueueFullError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.reader import fetcher_pool
 from tiers.reader.fetcher_pool import FetcherPool, Flight
-from tiers.storage.activity import while_active
 from tiers.tracing import current_context, in_trace
 
 
@@ -81,21 +79,6 @@ async def test_a_download_that_does_not_fit_the_queue_is_refused(downloads: Down
             pool.start(["c"], 1, 1, downloads.make("c"))
 
 
-async def test_a_running_flight_outlives_its_waiter(downloads: Downloads) -> None:
-    async with FetcherPool[str]() as pool:
-        flight = pool.start(["k1", "k2"], 1, 1, downloads.make("a"))
-        async with asyncio.TaskGroup() as group:
-            waiter = group.create_task(flight.wait())
-            await settle()
-            waiter.cancel()
-        assert pool.flight("k2") is flight
-        async with asyncio.TaskGroup() as group:
-            other = group.create_task(flight.wait())
-            await downloads.end("a")
-        assert other.result() == "a"
-        assert pool.flight("k1") is None
-
-
 async def test_a_queued_flight_goes_with_its_last_waiter(downloads: Downloads) -> None:
     async with FetcherPool[str](threads=1) as pool:
         pool.start(["a"], 1, 1, downloads.make("a"))
@@ -125,25 +108,6 @@ async def test_a_failure_or_a_stall_frees_the_slot(downloads: Downloads, monkeyp
                 await pool.start(["a"], 1, 1, download).wait()
             await settle()
             assert pool.has_idle_slot
-
-
-def test_a_download_that_moves_bytes_lives_longer_than_its_deadline() -> None:
-    async def slow() -> str:
-        async with while_active(30) as activity:
-            for _ in range(10):
-                await asyncio.sleep(20)
-                activity.moved()
-        return "whole"
-
-    async def run() -> str:
-        async with FetcherPool[str](threads=1) as pool:
-            return await pool.start(["a"], 1, 1, slow).wait()
-
-    loop = VirtualLoop()
-    try:
-        assert loop.run_until_complete(run()) == "whole"
-    finally:
-        loop.close()
 
 
 async def test_leaving_the_pool_cancels_what_runs_and_what_waits(downloads: Downloads) -> None:

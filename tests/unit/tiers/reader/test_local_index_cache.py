@@ -126,18 +126,6 @@ async def test_a_segment_with_a_hole_that_no_set_can_hold_is_a_miss(bench: Bench
     assert [await cache.get(segment) is not None for segment, _ in segments] == [True, False, True]
 
 
-async def test_readers_at_two_places_go_on_in_a_set_each(bench: Bench) -> None:
-    cache = bench.cache()
-    for step in range(0, 120, 30):
-        await put(cache, segment_object(step), segment_object(9000 + step))
-    assert bench.sets() == [0, 30]
-    await put(cache, segment_object(4000))
-    assert bench.sets() == [0, 30]
-    await put(cache, segment_object(3000))
-    assert bench.sets() == [0, 30, 3000]
-    assert all(await holds(bench.cache(), *map(segment_object, (0, 90, 3000, 4000, 9000, 9090))))
-
-
 async def test_sets_are_rolled_by_size_and_by_age(bench: Bench) -> None:
     cache = bench.cache(roll_bytes=4 * 83)
     await put(cache, segment_object(0), segment_object(30), segment_object(60))
@@ -199,16 +187,6 @@ async def test_a_stuck_disk_holds_nothing_up(bench: Bench) -> None:
     while not (await holds(cache, segment_object(0)))[0]:
         pass
     assert await holds(cache, segment_object(30)) == [False]
-
-
-async def test_a_topic_created_anew_gets_no_entries_of_the_old_one(bench: Bench) -> None:
-    anew = TopicIdPartition(UUID(int=99), PARTITION.partition, PARTITION.topic)
-    old, new = segment_object(0), segment_object(0, uuid=500, partition=anew)
-    cache = bench.cache()
-    await put(cache, old)
-    assert await holds(cache, new) == [False]
-    await put(cache, new, segment_object(30, uuid=501, partition=anew))
-    assert await holds(cache, old, new) == [False, True]
 
 
 async def test_files_below_the_log_start_are_removed(bench: Bench) -> None:

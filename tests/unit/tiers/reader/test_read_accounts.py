@@ -66,16 +66,6 @@ def test_names_without_an_account_of_their_own_share_one(
     assert accounts.totals == found
 
 
-def test_the_client_idle_the_longest_gives_its_place_and_bytes_away() -> None:
-    accounts = Accounts()
-    for client in ("first", "second"):
-        accounts.read(client)
-    accounts.now_ms += IDLE_MS
-    accounts.read("first", "u")
-    accounts.read("new")
-    assert accounts.totals == {("first", "t"): 10, ("first", "u"): 10, ("new", "t"): 10, (OTHERS, "t"): 10}
-
-
 def test_any_number_of_client_ids_makes_a_bounded_number_of_series() -> None:
     accounts = Accounts()
     registry = CollectorRegistry()

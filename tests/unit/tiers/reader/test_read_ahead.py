@@ -24,7 +24,6 @@ from tests.support.simulation.loop import VirtualLoop
 from tiers.config.settings import RemoteLogConfig
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.reader import remote_log_reader
 from tiers.reader.chunk_fetcher import RemoteLogReaderSettings
 from tiers.reader.remote_log_reader import IDLE_MS, ReadAhead, RemoteLogReader
 from tiers.storage.remote_storage_manager import SegmentReads
@@ -63,21 +62,6 @@ class Streams:
         return [self.read(connection_id, waits=True) for _ in range(times)][-1]
 
 
-@pytest.mark.parametrize(
-    ("reads", "windows"),
-    [
-        ([(True, None)] * 5 + [(False, None)] * 2 + [(False, 500)], [0, 10, 20, 40, 40, 40, 40, 0]),
-        ([(False, None)] * 4, [0, 10, 10, 10]),
-        ([(True, offset) for offset in (0, 5, 10, 30)], [0, 10, 20, 0]),
-    ],
-    ids=["it doubles while the stream waits", "it stays while it never waits", "the end of an answer is asked again"],
-)
-def test_the_window_of_a_stream(reads: list[tuple[bool, int | None]], windows: list[int]) -> None:
-    streams = Streams()
-    assert [streams.read(1, waits=waits, offset=offset) for waits, offset in reads] == windows
-    assert streams.ahead.reserved_bytes == windows[-1]
-
-
 def test_an_idle_stream_gives_its_window_up() -> None:
     streams = Streams(budget_bytes=50)
     assert streams.read_times(4, 1) == 40
@@ -98,15 +82,6 @@ def test_streams_that_read_share_the_budget_evenly() -> None:
     streams = Streams(budget_bytes=20)
     assert [streams.read_times(3, 1), streams.read_times(2, 2), streams.read_times(2, 3)] == [20, 10, 0]
     assert [streams.read(1), streams.read(2)] == [10, 10]
-
-
-def test_the_oldest_stream_of_too_many_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_log_reader, "_MAX_STREAMS", 2)
-    streams = Streams()
-    for connection_id in (1, 2, 3):
-        streams.read_times(2, connection_id)
-    assert streams.ahead.reserved_bytes == 20
-    assert streams.read(1) == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3), st.booleans(), st.integers(0, IDLE_MS)), max_size=60))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 
 import pytest
 
@@ -12,7 +11,6 @@ from tiers.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RetriableRemoteStorageError,
-    reason_of,
 )
 from tiers.storage.outages import BEGINS_AFTER_MS, HANGS_AFTER_MS, REFUSED_AFTER_MS, StoreOutage
 
@@ -85,17 +83,3 @@ def test_the_log_has_one_line_at_the_beginning_and_one_at_the_end(caplog: pytest
     said = [(record.levelname, record.message) for record in caplog.records]
     assert said == [("ERROR", "the store does not answer"), ("INFO", "the store answers again")]
     assert vars(caplog.records[0])["location"] == "home"
-
-
-def test_the_reason_is_short() -> None:
-    assert reason_of(REFUSED) == 's3://tier: EndpointConnectionError: no connection to "http://127.0.0.1:9000"'
-    refused = RetriableRemoteStorageError(URL)
-    refused.__cause__ = ConnectionRefusedError(111, "Connect call failed")
-    assert reason_of(refused) == "connection refused"
-    of_a_library = ValueError("no connection")
-    of_a_library.__context__ = refused.__cause__
-    refused.__cause__ = of_a_library
-    assert reason_of(refused) == "connection refused"
-    refused.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    assert reason_of(refused) == "name or service not known"
-    assert len(reason_of(RemoteStorageError("x" * 1000))) == 160

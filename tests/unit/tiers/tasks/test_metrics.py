@@ -76,21 +76,6 @@ def test_the_gauges_and_alarms_of_a_partition_go_with_it() -> None:
     assert len(found) == SERIES_PER_TOPIC + SERIES_PER_PARTITION + 1
 
 
-def test_topics_that_come_and_go_leave_no_series() -> None:
-    registry = CollectorRegistry()
-    metrics = RemoteLogManagerMetrics(registry)
-    for hour, partition in enumerate(partitions(50, 1)):
-        metrics.add(partition)
-        metrics.keep_topics({partition.topic}, hour * TOPIC_KEPT_MS)
-        metrics.forget(partition)
-        metrics.delete_requests.labels(partition.topic).inc()
-        metrics.alarms.happened(partition.topic, AlarmReason.GAP)
-    assert len(samples(registry)) <= 3 * SERIES_PER_TOPIC
-    for hour in range(50, 53):
-        metrics.keep_topics(set(), hour * TOPIC_KEPT_MS)
-    assert samples(registry) == {}
-
-
 def test_a_topic_with_an_alarm_keeps_its_series() -> None:
     registry = CollectorRegistry()
     metrics = RemoteLogManagerMetrics(registry)

@@ -10,7 +10,8 @@ from types import FrameType
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
+from tests.support.fakes.tier_process import Clock, OneTopic, TierProcess
+from tests.support.tiers.workbench import PARTITION, POLICY
 
 YEARS_MS, PETABYTES = 10**12, 10**16
 RETAINED = replace(

@@ -34,7 +34,6 @@ from tiers.storage.outages import BEGINS_AFTER_MS, StoreOutage, StoreOutages
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.partition_tasks import PartitionTasks
-from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.remote_log_manager import RemoteLogManager
 
 TRIMMING = replace(POLICY, partition_count=1, local_retention_bytes=0)
@@ -151,26 +150,6 @@ async def test_copies_that_hang_hold_up_no_trim_and_no_expiry(running: Running, 
         await until(lambda: remote_start(running) is None)
         store.hanging.clear()
         await until(lambda: log.log_start_offset >= 150)  # records that were copied
-
-
-async def test_an_unexpected_error_of_one_round_ends_no_other_work(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The round also reads the metadata between the stages."""
-    set_policy(running, replace(TRIMMING, partition_count=2))
-    measure = PartitionWatch.measure
-
-    def unreadable(watch: PartitionWatch) -> None:
-        if watch._partition == PARTITION:
-            raise RemoteLogMetadataNotReadyError("the state is being read again")
-        measure(watch)
-
-    monkeypatch.setattr(PartitionWatch, "measure", unreadable)
-    async with running.run():
-        await until(lambda: running.remote_end(OTHER) == 89)
-        await until(lambda: failures(running, "survey") > 1)
-        monkeypatch.undo()
-        await until(lambda: running.remote_end(PARTITION) == 89)
 
 
 async def test_a_divergence_ends_the_round_in_progress(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,18 +53,6 @@ def test_lent_bytes_are_the_same_memory_and_cannot_be_changed(buffers: SharedBuf
     assert gone == [5]
 
 
-def test_memory_is_used_again_when_its_last_view_is_gone(buffers: SharedBuffers) -> None:
-    view = buffers.allocate(MIB)
-    first = place(buffers, view).buffer
-    part = view[10:20]
-    del view
-    held = buffers.allocate(MIB)
-    assert place(buffers, held).buffer is not first
-    del part
-    again = [buffers.allocate(MIB), buffers.allocate(MIB)]
-    assert [place(buffers, each).buffer is first for each in again] == [True, False]
-
-
 def test_unused_memory_is_bounded_and_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "_MAX_FREE_BYTES", 2 * MIB)
     before = open_files()

@@ -204,18 +204,6 @@ async def test_a_cancelled_call_ends_in_the_other_process(processes: Processes) 
     assert (await client.read(asked(0))).size_bytes > 0
 
 
-async def test_borrowers_that_die_give_everything_back(processes: Processes) -> None:
-    await processes.fill()
-    held = []
-    for _ in range(2):
-        client = await processes.client()
-        held.append(await client.read(asked(0)))
-        assert client._connection is not None
-        client._connection._channel.close()  # as the kernel does when a process has died
-    assert processes.is_lent
-    await processes.until_given_back(borrowers=0)
-
-
 @pytest.fixture
 def cut_next_message(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """The kernel drops the descriptors of the next message that has some."""

@@ -1,7 +1,8 @@
-"""Servers with the S3 protocol that refuse a header of AWS, or demand one, take copies."""
+"""Servers with the S3 protocol that refuse a header of AWS, demand one, or honour a condition only in sequence."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.support.fakes.copies import Copied, opened, segment_to_copy
 from tests.support.servers.racing_s3 import RacingS3
 from tiers.errors import RemoteStorageError
 from tiers.storage.object_key import indexes_key, log_key
-from tiers.storage.remote_storage_manager import check_by_an_object
+from tiers.storage.remote_storage_manager import StoreFeatures, check_by_an_object
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
 PART_BYTES = 5 << 20
@@ -62,3 +63,30 @@ async def test_a_bucket_with_object_lock_gets_the_checksum_of_each_body(
         await storage.copy_log_segment_data(*segment)
         (found,) = await storage.probe()
         assert found.has_atomic_creation == (not refuses)
+
+
+async def features_of(server: RacingS3) -> StoreFeatures:
+    async with server, opened(store_of(server)) as storage:
+        (found,) = await storage.probe()
+        assert (server.objects, server.uploads) == ({}, {})
+        assert server.expecting == 0  # a body does not wait for the server's word
+        return found
+
+
+async def test_a_server_that_checks_and_writes_in_one_step_is_proved() -> None:
+    found = await features_of(RacingS3(races=()))
+    assert found.has_atomic_creation
+    assert found.evidence.count("one of 12 concurrent writers won, in each of 3 races") == 2
+
+
+@pytest.mark.parametrize(
+    ("races", "said"),
+    [
+        ("put", r"If-None-Match by PUT: \d+ of 12 concurrent writers won"),
+        ("complete", r"If-None-Match by multipart upload: \d+ of 12 concurrent writers won"),
+    ],
+)
+async def test_a_server_that_lets_several_create_one_object_is_found_out(races: str, said: str) -> None:
+    found = await features_of(RacingS3(races=(races,)))
+    assert not found.has_atomic_creation
+    assert re.search(said, found.evidence)

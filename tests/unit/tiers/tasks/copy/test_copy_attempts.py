@@ -19,7 +19,6 @@ from tiers.errors import (
     RemoteResourceNotFoundError,
     RetriableRemoteStorageError,
 )
-from tiers.metadata.metadata_log import Tenure
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import LogGap
@@ -30,7 +29,6 @@ from tiers.tasks.copy.copy_attempts import KEPT_WITHOUT_RECORDS_MS
 from tiers.tasks.copy.segment_copy import announce, keep
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.history.log_gap_task import MEMBER_RETURNS_WITHIN_MS
-from tiers.tasks.partition_tasks import PartitionTasks
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
@@ -233,18 +231,6 @@ async def test_attempts_whose_key_is_missing_keep_no_other_waiting(
     assert log.finished == [(30, 59)]
 
 
-async def test_a_round_that_finishes_an_attempt_reads_none_of_its_records(log: Workbench) -> None:
-    await begun(log, 0, 30)
-    await copied(log, 30, 60)
-    tasks = PartitionTasks(log.services, PARTITION, POLICY, Tenure(0, 0))
-    surveyed = await tasks.round()
-    assert surveyed is not None
-    assert surveyed.copy_start == 0
-    await tasks.run_copy(surveyed)
-    assert log.finished == [(0, 29), (30, 59)]
-    assert log.log.reads == []
-
-
 async def test_an_attempt_ends_the_gap_that_it_fills(log: Workbench) -> None:
     await copied(log, 0, 30)
     await copied(log, 60, 90)
@@ -355,22 +341,6 @@ async def test_a_kept_segment_that_the_disk_damaged_is_read_again(log: Workbench
     await log.copy()
     assert log.finished == [(0, 29), (30, 59), (60, 89)]
     assert attempt.segment_id.id in await deletable(log)
-
-
-async def test_copying_goes_on_behind_an_attempt_that_is_stored_and_kept(
-    log: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        refuse(patched, log.store, "fetch_log_segment", when=begins_at(0))
-        with pytest.raises(RetriableRemoteStorageError, match="503"):
-            await log.copy()
-        await log.copy_all()
-    assert log.finished == [(30, 59), (60, 89)]
-    assert log.log.reads.count(0) == 1
-    log.now_ms += log.services.settings.remote_log.task_interval_ms
-    await run(log)
-    assert log.finished == [(0, 29), (30, 59), (60, 89)]
-    assert await log.remote_bytes() == log.log.bytes_of(0, 89)
 
 
 async def test_only_urgent_records_are_copied_behind_an_attempt_not_stored(

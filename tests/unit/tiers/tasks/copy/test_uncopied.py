@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.attempts import copied
-from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench, workbench
+from tests.support.fakes.steady_log import SteadyLog
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, workbench
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.copy.uncopied import DUE_SHARE, MIN_BATCH_BYTES, Uncopied, age_of_oldest, copy_due
@@ -106,50 +105,6 @@ def test_the_estimate_grows_with_the_replica(
     asyncio.run(run())
 
 
-async def test_larger_records_behind_the_copies_of_a_job_are_estimated(bench: Workbench) -> None:
-    produce(bench, 40, value_bytes=1)
-    await bench.survey()
-    await copied(bench, 0, 400)
-    await bench.survey()
-    produce(bench, 4, value_bytes=400)
-    await bench.survey()
-    assert bench.copy_task.uncopied.size_bytes >= size_from(bench, 400)
-
-
-async def test_a_size_that_is_known_late_replaces_the_guess(bench: Workbench) -> None:
-    """The broker's last answer is older than the topic."""
-    bench.log.has_size_right = False
-    produce(bench, 5, value_bytes=300)
-    await bench.survey()
-    bench.log.has_size_right = True
-    await bench.survey()
-    assert bench.copy_task.uncopied.size_bytes == len(bench.log.records)
-
-
-async def test_records_above_the_first_high_watermark_count(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The size of a replica counts records before the high watermark does."""
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.log, "size_bytes", AsyncMock(return_value=400))
-        await bench.survey()
-    produce(bench, 2, value_bytes=300)
-    await bench.survey()
-    assert bench.copy_task.uncopied.size_bytes == len(bench.log.records)
-
-
-async def test_records_that_a_late_size_lacks_count_once(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers are asked for the sizes of their replicas only now and then."""
-    produce(bench, 1)
-    await bench.survey()
-    size_bytes = await bench.log.size_bytes(PARTITION, 1000)
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.log, "size_bytes", AsyncMock(return_value=size_bytes))
-        produce(bench, 3)
-        await bench.copy()
-    assert bench.finished == [(0, 29)]
-    await bench.survey()
-    assert bench.copy_task.uncopied.size_bytes == size_from(bench, 30)
-
-
 async def test_a_read_to_the_end_corrects_the_estimate(bench: Workbench) -> None:
     """The newest segment has large records. The owner of the small ones behind it begins anew."""
     produce(bench, 1, value_bytes=200)
@@ -163,23 +118,6 @@ async def test_a_read_to_the_end_corrects_the_estimate(bench: Workbench) -> None
     await bench.copy()
     assert (bench.finished, bench.log.reads) == ([(0, 9)], reads)
     assert bench.copy_task.uncopied.size_bytes == size_from(bench, 10)
-
-
-async def test_segments_in_the_spool_are_not_due_again(bench: Workbench) -> None:
-    bench.log.has_large_files = True
-    produce(bench, 8)
-    await bench.survey()
-    whole_bytes, segment_bytes = len(bench.log.records), len(bench.log.bytes_of(0, 29))
-    bench.end_after = "segment-kept"
-    with pytest.raises(ProcessEnded):
-        await bench.copy()
-    for offset, expected in ((0, whole_bytes), (30, whole_bytes - segment_bytes)):
-        assert bench.copy_task.uncopied.between(offset) == expected
-    bench.end_after = ""
-    while await bench.copy():
-        pass
-    assert bench.finished == [(0, 29), (30, 59)]
-    assert bench.copy_task.uncopied.between(60) == len(bench.log.bytes_of(60, 79))
 
 
 amounts = st.integers(0, 1 << 40)
@@ -290,3 +228,24 @@ async def test_what_arrives_since_the_brokers_answer_counts(bench: Workbench) ->
         most = bench.copy_task.uncopied.at_most(bounds.high_watermark)
         assert most is not None
         assert most >= size_from(bench, copied.end_offset + 1)
+
+
+@pytest.mark.parametrize("has_size_right", [True, False])
+@pytest.mark.parametrize("bytes_per_s", [10_000, 70_000, 400_000])
+async def test_segments_are_large_and_reads_are_few(bench: Workbench, bytes_per_s: int, has_size_right: bool) -> None:
+    """The sizes are a sixteenth of the defaults. The rates of producers and the sizes of their batches are as they are.
+
+    bench/mean_segments.py measures the same for more kinds of producers."""
+    segment_bytes, segment_ms, fetch_bytes = 16 << 20, 3_600_000 // 16, 1 << 20
+    log = bench.log = SteadyLog(lambda: bench.wall_ms, bytes_per_s, 16_384)
+    log.has_size_right = has_size_right
+    settings = replace(bench.services.settings, fetch_bytes=fetch_bytes, verify_bytes=fetch_bytes)
+    bench.services = replace(bench.services, source=log, settings=settings)
+    bench.restart()
+    while len(bench.segments) < 6:
+        await bench.copy_all(replace(POLICY, segment_bytes=segment_bytes, segment_ms=segment_ms))
+        bench.now_ms += 30_000
+        bench.wall_ms += 30_000
+    copied_bytes = sum(one.segment_size_bytes for one in bench.segments)
+    assert copied_bytes / len(bench.segments) >= 0.5 * min(segment_bytes, bytes_per_s * segment_ms // 1000)
+    assert log.read_bytes <= 1.2 * copied_bytes
