@@ -35,7 +35,7 @@ PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reo
 
 test: jars $(TEST_TOOLS) check ## run check and the tests of every change, on a real Kafka and a real S3
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
-	$(PYTEST) -m "not full" $(ARGS)
+	$(PYTEST) -m "not full and not soak" $(ARGS)
 
 test-all: programs jars frameworks .venv/docs $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check and all tests: three brokers, elections, HDFS, Spark, Streams, ...
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
