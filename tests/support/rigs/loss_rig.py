@@ -41,9 +41,8 @@ ASK_AGAIN = {
 class Site:
     """A topic with both tiers, and the operator's commands. Every start is a new process with the same state."""
 
-    def __init__(self, cluster: KafkaCluster, home: Path, topic: str, *, tier: Path | None = None) -> None:
-        """`tier` is the folder of the store, which several proxies may share."""
-        self.tier_folder = tier or home / "tier"
+    def __init__(self, cluster: KafkaCluster, home: Path, topic: str) -> None:
+        self.tier_folder = home / "tier"
         self.cluster, self.home, self.topic = cluster, home, topic
         self.metadata_topic = f"__metadata-{topic}"[:200]
         self._tiered = [topic]
@@ -53,14 +52,13 @@ class Site:
     def state(self) -> Path:
         return self.home / "state"
 
-    def proxy(self, command: Sequence[str] = ("proxy",)) -> TidegateProcess:
+    def proxy(self) -> TidegateProcess:
         """Returns a proxy that is not started yet."""
         self.tier_folder.mkdir(parents=True, exist_ok=True)
         return tidegate_over(
             self.cluster,
             self.home,
             storage={"implementation": "local", "path": str(self.tier_folder)},
-            command=command,
             tiered=self._tiered,
             segment_bytes=SEGMENT_BYTES,
             settings={
@@ -75,13 +73,7 @@ class Site:
     @contextmanager
     def alarmed_proxy(self) -> Iterator[TidegateProcess]:
         """Starts a proxy that may stay unready."""
-        with self.alarmed(self.proxy()) as proxy:
-            yield proxy
-
-    @staticmethod
-    @contextmanager
-    def alarmed(proxy: TidegateProcess) -> Iterator[TidegateProcess]:
-        """Starts the proxy, which may stay unready."""
+        proxy = self.proxy()
         proxy.wait_until_ready = lambda timeout_s=TIMEOUT_S: until(lambda: answers(proxy), timeout_s)  # type: ignore[method-assign]
         with proxy:
             yield proxy
@@ -148,7 +140,6 @@ class Watch:
         site: Site,
         proxy: TidegateProcess,
         readable: Collection[int],
-        log_start: int = 0,
         covered: Collection[str] = (),
     ) -> None:
         """`readable` are the offsets that each look requests.
@@ -157,7 +148,6 @@ class Watch:
         self._site = site
         self._proxy = proxy
         self._readable = readable
-        self._log_start = log_start
         self._objects = {path for path in site.objects() if not any(each in path.name for each in covered)}
 
     def check(self) -> None:
@@ -166,7 +156,7 @@ class Watch:
         assert not lost, f"{names} of {len(self._objects)} objects were deleted from the store"
         leader = leader_behind(self._proxy)
         earliest = self._site.earliest(leader)
-        assert earliest in (None, self._log_start), f"the log start is {earliest}, and was {self._log_start} before"
+        assert earliest in (None, 0), f"the log start is {earliest}, and was 0 before"
         errors = {offset: self._site.fetch_error(leader, offset) for offset in self._readable}
         refused = {offset: error for offset, error in errors.items() if error not in {ErrorCode.NONE, *ASK_AGAIN}}
         assert not refused, f"errors by offset: {refused}"
@@ -187,11 +177,9 @@ def leader_behind(proxy: TidegateProcess, node_id: int = 1) -> tuple[str, int]:
     return running_brokers(*proxy.address, timeout_s=TIMEOUT_S)[node_id]
 
 
-def records_from(
-    bootstrap: str, topic: str, offset: int, count: int, isolation_level: str = "read_committed"
-) -> list[RECORD]:
+def records_from(bootstrap: str, topic: str, offset: int, count: int) -> list[RECORD]:
     """Reads records with a consumer that fails instead of resetting its position."""
-    with consumer_at(bootstrap, topic, offset, settings={"isolation.level": isolation_level}) as consumer:
+    with consumer_at(bootstrap, topic, offset) as consumer:
         return read(consumer, count)
 
 
@@ -248,5 +236,5 @@ def _ends_a_copy(content: bytes, batch: RecordBatch) -> bool:
     return not batch.is_control and record.value is not None and record.value[1] == SEGMENT_METADATA_UPDATE_API_KEY
 
 
-def numbered(values: Sequence[bytes], first: int = 0) -> list[RECORD]:
-    return list(enumerate(values, first))
+def numbered(values: Sequence[bytes]) -> list[RECORD]:
+    return list(enumerate(values))
