@@ -1,4 +1,4 @@
-"""Every client writes a tiered, trimmed topic and reads it from offset 0, with one broker and with three."""
+"""Every client writes a tiered, trimmed topic and reads it from offset 0."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.support.clients.client import READ_COMMITTED, READ_UNCOMMITTED, Offse
 from tests.support.clients.kafka_tools import KafkaTools
 from tests.support.rigs.matrix_stage import HEAD, TAIL, Stage, matrix_stage, value, written
 from tests.support.rigs.strict_consumer import local_log_start
+from tests.support.servers.kafka import KafkaCluster
 
 pytestmark = pytest.mark.integration
 
@@ -19,9 +20,9 @@ IN_REMOTE = 100
 """An offset before any transaction, far from the end of the remote tier."""
 
 
-@pytest.fixture(scope="module", params=["kafka", "kafka_of_three"], ids=["one-broker", "three-brokers"])
-def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with matrix_stage(request.getfixturevalue(request.param), tmp_path_factory.mktemp("matrix")) as made:
+@pytest.fixture(scope="module")
+def stage(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with matrix_stage(kafka, tmp_path_factory.mktemp("matrix")) as made:
         yield made
 
 

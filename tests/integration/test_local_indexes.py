@@ -44,12 +44,11 @@ def all_is_copied(proxy: TidegateProcess, topic: str) -> bool:
     return lags == [0.0]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 def test_the_first_read_of_a_copied_segment_requests_no_index(
-    kafka: KafkaCluster, topic_name: str, tmp_path: Path, workers: int
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     settings: dict[str, str | int] = {
-        "workers": workers,
+        "workers": 2,
         "remote.log.manager.task.interval.ms": 200,
         "remote.log.metadata.topic.name": f"__metadata-{topic_name}"[:200],
         "remote.log.visible.after.ms": 2000,

@@ -196,13 +196,10 @@ def delete_by_v6(address: tuple[str, int], name: str | None, topic_id: UUID) -> 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
-    kafka: KafkaCluster, tmp_path: Path, topic: str, workers: int
-) -> None:
+def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
     """A deletion through a proxy deletes the remote data. After one at the brokers, an operator must confirm it."""
     settings: dict[str, str | int] = {
-        "workers": workers,
+        "workers": 2,
         "remote.log.topic.deletion.delay.ms": 500,
         "remote.log.manager.task.interval.ms": 200,
         "remote.log.metadata.topic.name": f"__metadata-{topic}"[:200],

@@ -1,4 +1,4 @@
-"""Every job over one topic in a real S3 and a real HDFS: copy, read, merge, export, damage, repair, delete."""
+"""Every job over one topic in a real S3: copy, read, merge, export, damage, repair, delete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from tests.support.pipeline.inline_runner import InlineRunner
 from tests.support.pipeline.offload_rig import OffloadRig, offload_rig
 from tests.support.pipeline.read_stage import CODECS, ReadStage, Row, rows_of
 from tests.support.rigs.waiting import until
-from tests.support.servers.hdfs import HdfsCluster
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, delete_topics
 from tests.support.servers.versitygw import VersityGateway
@@ -50,7 +49,7 @@ LIMITS = MergeLimits(below_bytes=80_000, target_bytes=200_000)
 
 @dataclass
 class Site:
-    """The tier's store, and a place for exports in the same bucket or folder."""
+    """The tier's store, and a place for exports in the same bucket."""
 
     rig: OffloadRig
     lake: str
@@ -106,21 +105,13 @@ def here(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
     return [task(one) for one in plan]
 
 
-def s3_section(s3: VersityGateway, bucket: str) -> dict[str, str]:
-    worker().run(s3.create_bucket(bucket))
-    return {"implementation": "s3", **s3.settings(bucket)}
-
-
 @pytest.fixture
-def site(store: str, request: pytest.FixtureRequest, kafka_of_three: KafkaCluster, tmp_path: Path) -> Site:
-    name = f"jobs-{store}-{uuid.uuid4().hex[:8]}"
-    if store == "s3":
-        settings, lake = s3_section(request.getfixturevalue("s3"), name) | {"prefix": "tier"}, f"s3://{name}/lake"
-    else:
-        hdfs: HdfsCluster = request.getfixturevalue("hdfs")
-        settings, lake = {"implementation": "hdfs", **hdfs.settings(f"/{name}/tier")}, f"{hdfs.url}/{name}/lake"
+def site(s3: VersityGateway, kafka_of_three: KafkaCluster, tmp_path: Path) -> Site:
+    name = f"jobs-{uuid.uuid4().hex[:8]}"
+    worker().run(s3.create_bucket(name))
     create_topic(kafka_of_three.bootstrap_servers, name, partitions=2, config={"retention.ms": "-1"})
-    return Site(rig_of(kafka_of_three, tmp_path, name, settings), lake)
+    settings = {"implementation": "s3", **s3.settings(name), "prefix": "tier"}
+    return Site(rig_of(kafka_of_three, tmp_path, name, settings), f"s3://{name}/lake")
 
 
 def rig_of(kafka: KafkaCluster, folder: Path, topic: str, storage: dict[str, str]) -> OffloadRig:
@@ -144,8 +135,7 @@ def produced(site: Site, folder: Path) -> tuple[ReadStage, dict[str, str]]:
     return stage, stage.options | options
 
 
-@pytest.mark.parametrize("store", ["s3", "hdfs"])
-def test_all_jobs_over_a_topic(site: Site, store: str, tmp_path: Path) -> None:
+def test_all_jobs_over_a_topic(site: Site, tmp_path: Path) -> None:
     stage, options = produced(site, tmp_path)
     rows = stage.expected(is_committed_only=True)
     report = site.rig.offload()

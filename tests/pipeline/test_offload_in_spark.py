@@ -1,4 +1,4 @@
-"""The commands of jobs find the same in processes and on Spark, and a service ends by a signal."""
+"""The commands of jobs on Spark, and a service that ends by a signal."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("runner", [[], ["--master", "local[2]"]], ids=["processes", "spark"])
 def test_offload_copies_and_scrub_finds_planted_faults(
-    runner: list[str], kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     rig = filled(kafka_of_three, tmp_path, topic_name, partitions=2)
     config = tmp_path / "config.toml"
@@ -40,6 +39,7 @@ def test_offload_copies_and_scrub_finds_planted_faults(
         assert done.exit_code == code, done.output
         return json.loads(done.stdout)
 
+    runner = ["--master", "local[2]"]
     offload = ["offload", "--max-age", "0s", "--max-mbps-per-broker", "100"]
     planned = command(*offload, "--dry-run")
     assert [(one["first_offset"], one["next_offset"]) for one in planned] == [(0, 200), (0, 200)]

@@ -194,7 +194,7 @@ def test_after_faults_of_the_store_every_record_is_stored_once(
     topic_with(200)
     asyncio.run(s3.create_bucket(BUCKET))
     with FaultyS3(s3.endpoint_url) as faulty:
-        settings = {**s3.settings(BUCKET), "endpoint.url": faulty.url, "timeout.ms": "20000"}
+        settings = {**s3.settings(BUCKET), "endpoint.url": faulty.url, "timeout.ms": "5000"}
         section = ["[storage]", 'implementation = "s3"', *(f'{key} = "{value}"' for key, value in settings.items())]
         rig = offload_rig(kafka_of_three, tmp_path, topic_name, "\n".join(section))
         rig = replace(rig, stored=s3.folder / "data" / BUCKET)

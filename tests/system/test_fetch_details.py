@@ -179,29 +179,6 @@ async def test_limits_of_one_byte_bring_one_batch_of_every_partition_in_turn(tie
         assert set(positions.values()) == {len(values)}
 
 
-async def test_a_busy_local_neighbour_leaves_no_remote_partition_behind(tiers: TwoTiers, topic: str) -> None:
-    remote = await fill(tiers, topic, random_values(60), 10)
-    local = await fill(tiers, f"local-{topic}", random_values(60), is_tiered=False)
-    order: list[tuple[UUID, int]] = [(local, 0), *((remote, n) for n in range(10))]
-    positions = dict.fromkeys(order, 0)
-    rounds = 0
-    async with raw_client(tiers.bootstrap) as client:
-        while any(positions[remote, n] < 20 for n in range(10)):
-            rounds += 1
-            assert rounds < 200
-            asked = [Ask(topic_id, n, positions[topic_id, n], max_bytes=20_000) for topic_id, n in order]
-            response = await answered(client, asked, max_wait_ms=500, max_bytes=40_000)
-            for one in response.partitions:
-                assert one.error_code == 0
-                assert isinstance(one.topic, UUID)
-                key = (one.topic, one.partition)
-                if one.records_bytes:  # as consumers do, partitions with records go to the end of the request
-                    order.remove(key)
-                    order.append(key)
-                    if one.topic == remote:
-                        positions[key] = list(iterate_batches(response.records(one)))[-1].next_offset
-
-
 async def test_an_empty_throttled_answer_is_relayed_without_remote_records(tiers: TwoTiers, topic: str) -> None:
     remote = await fill(tiers, topic, random_values(100))
     local = await fill(tiers, f"local-{topic}", random_values(300), is_tiered=False)

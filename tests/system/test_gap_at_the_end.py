@@ -34,17 +34,14 @@ def assert_passed_by_one_answer(stage: GapStage, offset: int) -> None:
     assert len(stage.in_gap) <= 2
 
 
-@pytest.mark.parametrize("isolation", ISOLATIONS)
 @pytest.mark.parametrize("name", READERS)
-async def test_it_reads_what_comes_behind_the_gap(
-    kafka: KafkaCluster, topic_name: str, name: str, isolation: str
-) -> None:
+async def test_it_reads_what_comes_behind_the_gap(kafka: KafkaCluster, topic_name: str, name: str) -> None:
     async with gap_stage(kafka, topic_name, COUNT, END - COUNT, answer) as stage:
         later = [f"{topic_name}:{n}".encode() for n in (END, END + 1)]
         count = COUNT + len(later)
         read = READERS[name].read
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(asyncio.to_thread(read, stage.bootstrap, topic_name, 0, count, isolation))
+            reading = group.create_task(asyncio.to_thread(read, stage.bootstrap, topic_name, 0, count, READ_COMMITTED))
             await stage.until_fetched(END)
             await asyncio.to_thread(produce, kafka.bootstrap_servers, topic_name, later)
         found = [(record.offset, record.value) for record in reading.result()]

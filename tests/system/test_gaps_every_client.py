@@ -10,22 +10,17 @@ from tests.support.clients.all_clients import POSITIONED, READERS
 from tests.support.clients.client import READ_COMMITTED, READ_UNCOMMITTED
 from tests.support.rigs.gapped_logs import REMOVALS, GappedLog, GappedLogs, gapped_logs
 from tests.support.rigs.loss_rig import alarms, leader_behind, lines_about
-from tests.support.rigs.record_deletion import delete_records
 from tests.support.rigs.transaction_reference import check_every_start
-from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import topic_id_of
 
 pytestmark = pytest.mark.integration
 
 ISOLATIONS = (READ_UNCOMMITTED, READ_COMMITTED)
-READ = [name for name in REMOVALS if name != "passed"]
 BEHIND = {
     "deleted": ["remote", "local"],
-    "expired": ["remote", "local"],
     "before-local": ["local"],
     "to-the-end": [],
-    "passed": ["remote", "local"],
 }
 """The tiers that have the records behind the gap, by the name of the log."""
 
@@ -61,7 +56,7 @@ def test_the_gap_raises_one_alarm(gapped: GappedLogs, log: GappedLog) -> None:
     assert len(lines_about(gapped.proxy, log.topic, "the log has a gap")) == 1
 
 
-@pytest.mark.parametrize("log", READ, indirect=True)
+@pytest.mark.parametrize("log", REMOVALS, indirect=True)
 def test_the_gap_swallowed_markers(log: GappedLog) -> None:
     """One aborted transaction ended in the gap, and another one began there. Each side also has one of its own."""
     aborting, gap = log.history.reference.aborting, log.gap
@@ -74,7 +69,7 @@ def test_the_gap_swallowed_markers(log: GappedLog) -> None:
         assert any(first >= gap.next_offset for first in behind.values())
 
 
-@pytest.mark.parametrize("log", READ, indirect=True)
+@pytest.mark.parametrize("log", REMOVALS, indirect=True)
 def test_every_answer_hides_what_was_aborted(gapped: GappedLogs, log: GappedLog) -> None:
     reference, gap = log.reference, log.gap
     some = reference._replace(batches=reference.batches[:: 1 + len(reference.batches) // 100])
@@ -83,7 +78,7 @@ def test_every_answer_hides_what_was_aborted(gapped: GappedLogs, log: GappedLog)
     check_every_start(leader_behind(gapped.proxy), log.topic, topic_id, some, inside)
 
 
-@pytest.mark.parametrize("log", READ, indirect=True)
+@pytest.mark.parametrize("log", REMOVALS, indirect=True)
 @pytest.mark.parametrize("name", READERS)
 def test_it_reads_both_sides(gapped: GappedLogs, log: GappedLog, name: str) -> None:
     for isolation in ISOLATIONS:
@@ -92,33 +87,10 @@ def test_it_reads_both_sides(gapped: GappedLogs, log: GappedLog, name: str) -> N
         assert log.found(found) == expected, isolation
 
 
-@pytest.mark.parametrize("log", READ, indirect=True)
+@pytest.mark.parametrize("log", REMOVALS, indirect=True)
 @pytest.mark.parametrize("name", POSITIONED)
 def test_it_reads_on_from_inside_the_gap_to_the_end(gapped: GappedLogs, log: GappedLog, name: str) -> None:
     middle = (log.gap.first_offset + log.gap.next_offset) // 2
     for isolation in ISOLATIONS:
         found = POSITIONED[name].read_to(gapped.bootstrap, log.topic, middle, log.end, isolation)
         assert log.found(found) == log.expected(name, isolation, middle), isolation
-
-
-@pytest.mark.parametrize("log", ["passed"], indirect=True)
-def test_it_ends_when_a_user_deletes_past_it(gapped: GappedLogs, log: GappedLog) -> None:
-    def gap_offsets() -> float:
-        return gapped.proxy.metric("tidegate_remote_log_gap_offsets", topic=log.topic, partition="0")
-
-    def check_from(offset: int) -> None:
-        assert gapped.site.until_earliest(leader_behind(gapped.proxy), log.topic) == offset
-        expected = log.expected("confluent-kafka", READ_UNCOMMITTED, offset)
-        found = READERS["confluent-kafka"].read(gapped.bootstrap, log.topic, offset, len(expected), READ_UNCOMMITTED)
-        assert log.found(found) == expected
-
-    # No record is left below the end of the gap, so the log starts there.
-    assert delete_records(gapped.bootstrap, log.topic, sum(log.gap) // 2) == log.gap.next_offset
-    check_from(log.gap.next_offset)
-    assert gap_offsets() > 0
-    behind = log.gap.next_offset + 15
-    assert delete_records(gapped.bootstrap, log.topic, behind) == behind
-    check_from(behind)
-    until(lambda: gap_offsets() == 0)
-    assert gapped.site.bounds(log.topic)["gaps"] == []
-    assert alarms(gapped.proxy, log.topic) == 1

@@ -73,11 +73,9 @@ def staged(kafka: KafkaCluster, home: Path, workers: int) -> Iterator[Stage]:
         yield Stage(proxy, named_port, numbered_port, authority.ca, hosts)
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "two workers"])
-def stage(
-    request: pytest.FixtureRequest, kafka_of_three: KafkaCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    with staged(kafka_of_three, tmp_path_factory.mktemp("listeners"), request.param) as made:
+@pytest.fixture(scope="module")
+def stage(kafka_of_three: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with staged(kafka_of_three, tmp_path_factory.mktemp("listeners"), workers=2) as made:
         yield made
 
 

@@ -67,19 +67,6 @@ def test_an_operator_says_that_the_new_records_count(topic_name: str, tmp_path: 
             has_the_new_history(site, broker, proxy, old, values)
 
 
-def test_a_new_log_that_is_longer_than_the_tier_needs_no_operator(topic_name: str, tmp_path: Path) -> None:
-    topic = topic_name
-    with KafkaCluster(settings=SHRINKS_SOON, java_options=SHORT_LIVED) as broker:
-        site = Site(broker, tmp_path, topic)
-        create_topic(broker.bootstrap_servers, topic)
-        with site.proxy() as proxy:
-            old = emptied(site, broker, proxy)
-            values = random_values(NEW)
-            produce(proxy.bootstrap_servers, topic, values)
-            until(lambda: alarms(proxy, topic, "cut") > 0)
-            has_the_new_history(site, broker, proxy, old, values)
-
-
 def emptied(site: Site, broker: KafkaCluster, proxy: TidegateProcess) -> set[Path]:
     """Copies and trims records, and empties the broker. Returns the objects of the old history."""
     produce(proxy.bootstrap_servers, site.topic, random_values(COPIED))

@@ -19,10 +19,9 @@ from kafka.admin import KafkaAdminClient
 from tests.support.clients.share_member import ShareMember, start_at_earliest
 from tests.support.rigs.recording_relay import RecordingRelay, recording_relay
 from tests.support.rigs.waiting import until
-from tests.support.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, Broker, KafkaCluster
+from tests.support.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, KafkaCluster
 from tests.support.servers.ports import consecutive_free_ports, free_ports
 from tests.support.servers.producing import create_topic, produce, transactional_producer
-from tests.support.servers.running_brokers import running_brokers
 from tests.support.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
@@ -318,53 +317,6 @@ def test_a_waiting_consumer_is_answered_at_a_stop_and_uses_the_next_proxy(
         produce(bootstrap, topic_name, sent[100:])
         assert take(consumer, RECORDS - 100) == sent[100:]
         consumer.close()
-
-
-def test_a_broker_that_joins_gets_a_port_and_one_that_moves_keeps_it(kafka_of_three: KafkaCluster) -> None:
-    cluster = kafka_of_three
-    first = consecutive_free_ports(1 + BROKERS)
-    joins = cluster.brokers[3]
-    cluster.stop_broker(3)
-    stay = [cluster.brokers[node_id] for node_id in (1, 2)]
-    try:
-        # The brokers learn of it at different times, later if the stopped broker was the controller.
-        until(lambda: all(set(running_brokers(each.host, each.port, TIMEOUT_S)) == {1, 2} for each in stay))
-        with tidegate(cluster, CLIENT_HOST, first):
-            until(lambda: set(running_brokers(CLIENT_HOST, first, TIMEOUT_S)) == {1, 2})
-            with pytest.raises(ConnectionRefusedError):
-                running_brokers(CLIENT_HOST, first + 3)
-            for _ in range(2):
-                move(joins)
-                cluster.start_broker(3)
-                reach_by_its_port(first, 3)
-                cluster.stop_broker(3)
-    finally:
-        cluster.start_broker(3)
-
-
-def move(broker: Broker) -> None:
-    """Moves a stopped broker to another port."""
-    (port,) = free_ports(1, broker.host)
-    text = broker.properties.read_text()
-    broker.properties.write_text(
-        re.sub(rf"PLAINTEXT://{broker.host}:{broker.port}\b", f"PLAINTEXT://{broker.host}:{port}", text)
-    )
-    broker.port = port
-
-
-def reach_by_its_port(first: int, node_id: int) -> None:
-    """Checks that the broker answers at its port of the proxy, and is advertised there."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        try:
-            named = running_brokers(CLIENT_HOST, first + node_id)
-        except OSError:
-            assert time.monotonic() < deadline
-        else:
-            if node_id in named:
-                assert named[node_id] == (CLIENT_HOST, first + node_id)
-                return
-        time.sleep(0.05)
 
 
 def test_the_admin_port_counts_by_api_and_tier(rig: Rig, topic_name: str) -> None:

@@ -19,7 +19,6 @@ from tests.support.clients.client import READ_COMMITTED, ClientRecord
 from tests.support.rigs.loss_rig import SEGMENT_BYTES, Site, alarms
 from tests.support.rigs.record_deletion import delete_records
 from tests.support.rigs.strict_consumer import local_log_start, log_bytes
-from tests.support.rigs.topic_config_client import alter
 from tests.support.rigs.transaction_reference import Reference, reference_of, values_of, whole_log
 from tests.support.rigs.transaction_writer import Writer
 from tests.support.rigs.waiting import until
@@ -177,22 +176,6 @@ def deleted(log: GappedLog, writer: Writer) -> None:
     writer.plain(100)
 
 
-def expired(log: GappedLog, writer: Writer) -> None:
-    """The broker's retention removes records. It keeps a MiB or two for a while."""
-    local_start = log.local_log_start()
-    write_into_gap(writer)
-    for _ in range(20):
-        writer.send("torn", 10)
-        writer.send("saved", 10)
-        writer.plain(80)
-    write_behind(writer, 50)
-    writer.plain(100)
-    bootstrap = log.site.cluster.bootstrap_servers
-    assert alter(bootstrap, {log.topic: {"retention.bytes": str(MIB)}}) == [0]
-    until(lambda: log.local_log_start() > local_start)
-    assert alter(bootstrap, {log.topic: {"retention.bytes": None}}) == [0]
-
-
 def deleted_before_local(log: GappedLog, writer: Writer) -> None:
     """An administrator deletes records up to the middle of a batch. Less than a segment follows, which stays local."""
     write_into_gap(writer)
@@ -209,10 +192,8 @@ def deleted_to_end(log: GappedLog, writer: Writer) -> None:
 
 REMOVALS: Mapping[str, Callable[[GappedLog, Writer], None]] = {
     "deleted": deleted,
-    "expired": expired,
     "before-local": deleted_before_local,
     "to-the-end": deleted_to_end,
-    "passed": deleted,
 }
 """Functions that remove records from the broker and write more behind them, by the name of the log."""
 

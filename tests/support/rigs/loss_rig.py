@@ -7,13 +7,11 @@ import json
 import struct
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-from confluent_kafka import Producer
 
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import RecordBatch, iterate_batches
@@ -22,16 +20,14 @@ from tests.support.rigs import tier_command
 from tests.support.rigs.strict_consumer import RECORD, consumer_at, local_log_start, read
 from tests.support.rigs.tier_command import Answer
 from tests.support.rigs.waiting import TIMEOUT_S, until
-from tests.support.servers.faulty_s3 import FaultyS3
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
 from tests.support.servers.running_brokers import running_brokers
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
-from tests.support.servers.versitygw import VersityGateway
+from tiers.metadata.records.serde import SEGMENT_METADATA_UPDATE_API_KEY
 
 EARLIEST = -2
 SEGMENT_BYTES = 100_000
-BUCKET = "losses"
 ASK_AGAIN = {
     ErrorCode.LEADER_NOT_AVAILABLE,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -45,57 +41,31 @@ ASK_AGAIN = {
 class Site:
     """A topic with both tiers, and the operator's commands. Every start is a new process with the same state."""
 
-    def __init__(
-        self,
-        cluster: KafkaCluster,
-        home: Path,
-        topic: str,
-        *,
-        witness: str | None = None,
-        local_retention_bytes: int = 1,
-        copied_soon: bool = True,
-        workers: int = 0,
-        tier: Path | None = None,
-        storage: Mapping[str, str] | None = None,
-    ) -> None:
-        """`witness` is a second tiered topic. Progress there shows that the tasks had their turns.
-
-        If `copied_soon` is false, the topic is not copied while a test runs. `tier` is the folder of the store, which
-        several proxies may share. `storage` are the settings of a store with that folder. Default: the folder is the
-        store."""
-        self.tier_folder = tier or home / "tier"
+    def __init__(self, cluster: KafkaCluster, home: Path, topic: str) -> None:
+        self.tier_folder = home / "tier"
         self.cluster, self.home, self.topic = cluster, home, topic
         self.metadata_topic = f"__metadata-{topic}"[:200]
-        self._tiered = [topic] if witness is None else [topic, witness]
-        self._local_retention_bytes = local_retention_bytes
-        self._workers = workers
-        self._storage = storage or {"implementation": "local", "path": str(self.tier_folder)}
+        self._tiered = [topic]
         self._more = ""
-        if not copied_soon:
-            self._tiered.remove(topic)
-            self._more = f'[[topics]]\nname = "{topic}"\nsegment.bytes = "1GiB"\nsegment.ms = "7d"'
 
     @property
     def state(self) -> Path:
         return self.home / "state"
 
-    def proxy(self, command: Sequence[str] = ("proxy",)) -> TidegateProcess:
+    def proxy(self) -> TidegateProcess:
         """Returns a proxy that is not started yet."""
         self.tier_folder.mkdir(parents=True, exist_ok=True)
         return tidegate_over(
             self.cluster,
             self.home,
-            storage=self._storage,
-            command=command,
+            storage={"implementation": "local", "path": str(self.tier_folder)},
             tiered=self._tiered,
             segment_bytes=SEGMENT_BYTES,
-            local_retention_bytes=self._local_retention_bytes,
             settings={
                 "remote.log.metadata.topic.name": self.metadata_topic,
                 "remote.log.metadata.topic.num.partitions": 1,
                 "remote.log.visible.after.ms": 1000,
                 "remote.fetch.max.wait.ms": 500,
-                "workers": self._workers,
             },
             more=self._more,
         )
@@ -103,13 +73,7 @@ class Site:
     @contextmanager
     def alarmed_proxy(self) -> Iterator[TidegateProcess]:
         """Starts a proxy that may stay unready."""
-        with self.alarmed(self.proxy()) as proxy:
-            yield proxy
-
-    @staticmethod
-    @contextmanager
-    def alarmed(proxy: TidegateProcess) -> Iterator[TidegateProcess]:
-        """Starts the proxy, which may stay unready."""
+        proxy = self.proxy()
         proxy.wait_until_ready = lambda timeout_s=TIMEOUT_S: until(lambda: answers(proxy), timeout_s)  # type: ignore[method-assign]
         with proxy:
             yield proxy
@@ -168,19 +132,6 @@ class Site:
         return found[0]
 
 
-@contextmanager
-def site_over_s3(
-    cluster: KafkaCluster, gateway: VersityGateway, home: Path, topic: str
-) -> Iterator[tuple[Site, FaultyS3]]:
-    """Yields a topic whose remote tier is a real S3 behind a proxy that may refuse requests."""
-    asyncio.run(gateway.create_bucket(BUCKET))
-    prefix = f"{topic[-8:]}/"
-    with FaultyS3(gateway.endpoint_url) as faulty:
-        storage = {"implementation": "s3", **gateway.settings(BUCKET), "endpoint.url": faulty.url, "prefix": prefix}
-        tier = gateway.folder / "data" / BUCKET / prefix
-        yield Site(cluster, home, topic, tier=tier, storage=storage), faulty
-
-
 class Watch:
     """Checks that the store keeps its objects, that the log start stays, and that no readable offset is refused."""
 
@@ -189,7 +140,6 @@ class Watch:
         site: Site,
         proxy: TidegateProcess,
         readable: Collection[int],
-        log_start: int = 0,
         covered: Collection[str] = (),
     ) -> None:
         """`readable` are the offsets that each look requests.
@@ -198,7 +148,6 @@ class Watch:
         self._site = site
         self._proxy = proxy
         self._readable = readable
-        self._log_start = log_start
         self._objects = {path for path in site.objects() if not any(each in path.name for each in covered)}
 
     def check(self) -> None:
@@ -207,7 +156,7 @@ class Watch:
         assert not lost, f"{names} of {len(self._objects)} objects were deleted from the store"
         leader = leader_behind(self._proxy)
         earliest = self._site.earliest(leader)
-        assert earliest in (None, self._log_start), f"the log start is {earliest}, and was {self._log_start} before"
+        assert earliest in (None, 0), f"the log start is {earliest}, and was 0 before"
         errors = {offset: self._site.fetch_error(leader, offset) for offset in self._readable}
         refused = {offset: error for offset, error in errors.items() if error not in {ErrorCode.NONE, *ASK_AGAIN}}
         assert not refused, f"errors by offset: {refused}"
@@ -228,11 +177,9 @@ def leader_behind(proxy: TidegateProcess, node_id: int = 1) -> tuple[str, int]:
     return running_brokers(*proxy.address, timeout_s=TIMEOUT_S)[node_id]
 
 
-def records_from(
-    bootstrap: str, topic: str, offset: int, count: int, isolation_level: str = "read_committed"
-) -> list[RECORD]:
+def records_from(bootstrap: str, topic: str, offset: int, count: int) -> list[RECORD]:
     """Reads records with a consumer that fails instead of resetting its position."""
-    with consumer_at(bootstrap, topic, offset, settings={"isolation.level": isolation_level}) as consumer:
+    with consumer_at(bootstrap, topic, offset) as consumer:
         return read(consumer, count)
 
 
@@ -267,49 +214,27 @@ def lines_about(proxy: TidegateProcess, *words: str) -> list[str]:
     return [line for line in proxy.output.read_text().splitlines() if all(word in line for word in words)]
 
 
-def cut_log(folder: Path, last: int) -> tuple[int, int]:
+def cut_log(folder: Path) -> None:
     """Removes the last third of the metadata's log, as a power failure does before a flush to disk.
 
-    The broker must be stopped. The remaining log ends with a whole transaction, so no transaction stays open. Its last
-    record has the api key `last`. Returns the log end before and after."""
-    content = _log_of(folder).read_bytes()
-    batches = list(iterate_batches(content))
-    longest = len(batches) * 2 // 3
-    pairs = enumerate(pairwise(batches[:longest]), 2)
-    ends = [count for count, (data, marker) in pairs if marker.is_control and _api_key(content, data) == last]
-    cut_to = batches[ends[-1] - 1].next_offset
-    cut_log_at(folder, cut_to)
-    return batches[-1].next_offset, cut_to
-
-
-def cut_log_at(folder: Path, end: int) -> None:
-    """Removes the records from offset `end` on. The broker must be stopped, and a batch must end there."""
-    log = _log_of(folder)
+    The broker must be stopped. The remaining log ends with the end of a copy and its transaction, so nothing stays
+    open."""
+    log, *others = folder.glob("*.log")
+    assert not others
     content = log.read_bytes()
-    (stays,) = (batch for batch in iterate_batches(content) if batch.next_offset == end)
+    batches = list(iterate_batches(content))
+    pairs = pairwise(batches[: len(batches) * 2 // 3])
+    *_, stays = (marker for data, marker in pairs if marker.is_control and _ends_a_copy(content, data))
     log.write_bytes(content[: stays.end])
     for stale in (*folder.glob("*.index"), *folder.glob("*.timeindex"), *folder.glob("*.snapshot")):
         stale.unlink()
 
 
-def _log_of(folder: Path) -> Path:
-    (log,) = folder.glob("*.log")
-    return log
-
-
-def _api_key(content: bytes, batch: RecordBatch) -> int | None:
-    """Returns the api key of the batch's only record. The record begins with the version of its frame."""
+def _ends_a_copy(content: bytes, batch: RecordBatch) -> bool:
+    """Whether the batch's only record is the end of a copy. The record begins with the version of its frame."""
     (record,) = read_records(content, batch)
-    return None if batch.is_control or record.value is None else record.value[1]
+    return not batch.is_control and record.value is not None and record.value[1] == SEGMENT_METADATA_UPDATE_API_KEY
 
 
-def grow_log(bootstrap: str, topic: str, count: int) -> None:
-    """Appends records without a meaning. Each has its own key."""
-    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
-    for number in range(count):
-        producer.produce(topic, b"nothing", key=f"nothing-{number}".encode(), partition=0)
-    assert producer.flush(TIMEOUT_S) == 0
-
-
-def numbered(values: Sequence[bytes], first: int = 0) -> list[RECORD]:
-    return list(enumerate(values, first))
+def numbered(values: Sequence[bytes]) -> list[RECORD]:
+    return list(enumerate(values))

@@ -63,10 +63,6 @@ def local_log_start(cluster: KafkaCluster, topic: str) -> int:
     return _watermarks(cluster, topic)[0]
 
 
-def local_log_end(cluster: KafkaCluster, topic: str) -> int:
-    return _watermarks(cluster, topic)[1]
-
-
 def _watermarks(cluster: KafkaCluster, topic: str) -> tuple[int, int]:
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "unused"})
     try:

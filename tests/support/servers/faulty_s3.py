@@ -41,17 +41,6 @@ def refuse_nothing(method: str, path: str) -> bool:
     return False
 
 
-class RefuseReadsOfTheNextSegment:
-    """Refuses all reads and deletions as soon as a client writes the last object of a segment."""
-
-    def __init__(self) -> None:
-        self._has_begun = False
-
-    def __call__(self, method: str, path: str) -> bool:
-        self._has_begun |= method == "PUT" and path.endswith(".indexes")
-        return self._has_begun and method in {"GET", "HEAD", "DELETE"}
-
-
 class FaultyS3:
     """A context manager.
 
