@@ -241,7 +241,7 @@ def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(kafka: KafkaCluster
         assert command(directly[0])[0] == 0
         assert not missing()[directly[0]]["deletion_proved"]
         assert command(directly[0], str(topic_ids[directly[1]]), "--yes")[0] == 0
-        assert command(by_name, "--yes")[0] == 1
+        assert command(by_name, "--yes")[0] == 2
         until(lambda: all(objects_of(store, topic_ids[name]) == [] for name in directly[:2]))
         assert not missing()[directly[2]]["deletion_proved"]
         assert set(left[directly[2]]) <= set(objects_of(store, topic_ids[directly[2]]))
