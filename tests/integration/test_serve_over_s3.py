@@ -96,4 +96,4 @@ async def test_a_store_that_dies_costs_time_and_a_lost_state_folder_nothing(
                 assert await asyncio.to_thread(read, consumer, RECORDS) == expected
         assert asked
         assert proxy.metric("tidegate_request_latency_seconds_count", api="Fetch", tier="remote") > 0
-    assert list((tmp_path / "state" / "index").glob(f"{topic_name}-0/*.remoteLogIndex"))
+    assert list((tmp_path / "state" / "index-remote-reader").glob(f"{topic_name}-0/*.remoteLogIndex"))

@@ -26,7 +26,7 @@ from tiers.upkeep.runner import JobError
         (["wram"], "No such command 'wram'. Did you mean 'warm'?"),
         (["warm", "--all"], "No such option: --all"),
         ([], "Missing command"),
-        (["merge", "--config", "x", "--below", "big"], "'--below': 'big': expected a number of bytes, or"),
+        (["merge", "--config", "x", "--below", "big"], "'--below': 'big': expected a number and one of the units"),
         (["sql", "--config", "x", "--topics", "[", "select 1"], "'--topics': '[' is not a regular expression: "),
         (
             ["sql", "--config", "x", "--option", "a=1", "--option", "a=2", "select 1"],
