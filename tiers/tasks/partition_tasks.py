@@ -348,13 +348,15 @@ class PartitionTasks:
             await self._expiration.delete(self.policy, surveyed.log_start, lambda: self._may_remove)
 
     def _show_doubt(self) -> None:
-        """Shows the alarm while there is a doubt about the past."""
+        """Shows the alarm while there is a doubt about the past.
+
+        To a former owner, what the present one copied and trimmed looks lost."""
         alarms, alarm = self._services.metrics.alarms, (self.partition.topic, AlarmReason.METADATA_LOST)
         fields = {"partition": str(self.partition)}
         if not self.doubt:
             if alarms.end(*alarm, str(self.partition)):
                 logger.info("the metadata of a partition knows all copies again", extra=fields)
-        elif alarms.begin(*alarm, str(self.partition), self.doubt):
+        elif self._services.log.owns(self.partition) and alarms.begin(*alarm, str(self.partition), self.doubt):
             logger.error(_METADATA_LOST, extra={**fields, "error": self.doubt})
 
     def stop(self, error: LogDivergedError, name: str) -> None:

@@ -55,6 +55,22 @@ async def test_in_doubt_records_are_copied_and_none_is_removed(bench: Workbench)
     assert bench.log.log_start_offset == 130
 
 
+async def test_only_an_owner_raises_the_alarm(bench: Workbench) -> None:
+    """A process was stopped within a round. Another owner has copied and trimmed since. This one has not read that."""
+    tasks, surveyed = await about_to_trim(bench)
+    [not_read] = [each for each in bench.segments if each.start_offset == 60]
+    del bench.metadata.segments[not_read.segment_id]
+    bench.log.log_start_offset = 90
+    surveyed = replace(surveyed, bounds=await bench.log.bounds(PARTITION, 1000))
+    bench.metadata.owned = False
+    await tasks.find_copy_start(surveyed)
+    assert tasks.doubt
+    assert bench.active("metadata-lost") == 0
+    bench.metadata.owned = True
+    await whole_rounds(bench, tasks, 1)
+    assert bench.active("metadata-lost") == 1
+
+
 async def test_a_doubt_that_begins_during_a_trim_ends_it(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks, surveyed = await about_to_trim(bench)
     bounds = bench.log.bounds
