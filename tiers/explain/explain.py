@@ -215,9 +215,9 @@ class Explanation:
     @property
     def _reader(self) -> str:
         """Who answers for a remote record."""
-        match self._facts.policy:
-            case TopicPolicy(paused=paused) if TierWork.READING in paused:
-                return _PAUSED
+        policy = self._facts.policy
+        if isinstance(policy, TopicPolicy) and TierWork.READING in policy.paused:
+            return _PAUSED
         return _ANY_PROXY if self._facts.has_store else _WITHOUT_STORE
 
     @property

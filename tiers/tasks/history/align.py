@@ -2,8 +2,9 @@
 
 See docs/design.md, safety rules 2 and 5; docs/semantics.md 6.1, 6.5.
 
-A leader whose log begins behind all copied records confirms every history of them. A leader that has removed all
-records of an epoch confirms that epoch up to the start of its log, which proves nothing.
+A leader whose log begins behind all copied records confirms them, unless it begins with an older leader epoch than
+theirs. A leader that has removed all records of an epoch confirms that epoch up to the start of its log, which proves
+nothing.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ async def find_parting(
         """Returns the leader epoch of the leader's record at `offset`, by the record itself; None without a record."""
         try:
             read = await source.read(partition, offset, 1, timeout_ms)
-        except OffsetGapError:
+        except (OffsetGapError, LogDivergedError):  # the offset lies below or above the leader's log
             return None
         first = next(iterate_batches(read.records), None)
         return first.leader_epoch if first is not None and first.base_offset <= offset else None
@@ -158,12 +159,13 @@ async def find_parting(
             found.append(Parting(end, is_proved=False, is_ambiguous=True))
         parting = await _parting_below(ask, ranges, bounds, end)
         found += [] if parting is None else [parting]
-    # The records decide: a broker may have lost leader epochs that its records still have.
-    first = max(min(found).offset, bounds.log_start_offset) if found else None
-    is_contradicted = first is not None and remote.has(first) and await epoch_of_record(first) == remote.epoch_at(first)
-    is_ambiguous = is_contradicted or any(each.is_ambiguous for each in found)
+    if found:
+        # The records decide: a broker may have lost leader epochs that its records still have.
+        first = max(min(found).offset, bounds.log_start_offset)
+        if remote.has(first) and await epoch_of_record(first) == remote.epoch_at(first):
+            found.append(min(found)._replace(is_ambiguous=True))
     found += await _deleted_otherwise(ask, remote, bounds)
-    return min(found)._replace(is_ambiguous=is_ambiguous) if found else None
+    return min(found)._replace(is_ambiguous=any(each.is_ambiguous for each in found)) if found else None
 
 
 def _ends(log: RemoteLog, bounds: LocalLogBounds, log_start: int) -> list[tuple[int, int]]:
@@ -199,8 +201,8 @@ async def _other_begin(
 ) -> int | None:
     """Returns the offset of a leader's record that has this epoch in one of both logs alone; None: they agree.
 
-    Leaders of a cluster that was restored from an older copy use leader epochs again, for other records. The records
-    decide: where a broker has lost its log start, or a log was compacted, the leader's epochs begin later.
+    Leaders of a cluster that was restored from an older copy use leader epochs again, for other records. If a broker
+    has lost its log start, or its log was compacted, its epochs begin later for the same records. The records decide.
     """
     if epoch <= 0:
         return None

@@ -322,6 +322,19 @@ async def test_records_that_contradict_their_leader_epochs_stop_it(partition: Pa
     assert (partition.cuts, partition.readable) == ([], (0, [(0, 99)]))
 
 
+async def test_a_restored_log_that_ends_below_the_tier_stops_it(partition: Partition) -> None:
+    """All of the log lies below the tier, and the leader knows no epoch of the copies."""
+    partition.log.leader_epoch = 1
+    partition.log.append(*batches(100, 150, 1))
+    await partition.rounds()
+    await partition.metadata.put_log_start(PARTITION, user_log_start(120, leader_epoch=1))
+    await partition.rounds()
+    partition.empty(0, end=40)
+    await partition.stops("was the broker emptied or restored?")
+    with pytest.raises(LogDivergedError, match="restart brokers until the leader epoch is above 1"):
+        await partition.cut(40)
+
+
 async def test_a_former_leader_whose_log_begins_behind_the_tier_cuts_it(partition: Partition) -> None:
     """A replica without most records led for a while. Then the former leader is brought back, whose log was trimmed."""
     log, former = partition.log, partition.log.records
