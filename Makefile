@@ -35,11 +35,11 @@ PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reo
 
 test: jars $(TEST_TOOLS) check ## run check and the tests of every change, on a real Kafka and a real S3
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
-	$(PYTEST) -m "not full and not soak" $(ARGS)
+	$(PYTEST) -m "not full" $(ARGS)
 
 test-all: programs jars frameworks .venv/docs $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check and all tests: three brokers, elections, HDFS, Spark, Streams, ...
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
-	TIDEGATE_EXAMPLES=40 $(PYTEST) -m "not soak" $(ARGS)
+	TIDEGATE_EXAMPLES=40 $(PYTEST) $(ARGS)
 
 # Programs that no target installs. haproxy is often in a folder that is not in the path of a user.
 .PHONY: programs
@@ -51,7 +51,7 @@ programs:
 soak: jars $(TEST_TOOLS) $(CACHE)/bin/sarama $(CACHE)/kafkajs/installed drill fuzz ## run the drill, the fuzzers, random examples and workloads, long outages by the clock, and planted bugs
 	TIDEGATE_HYPOTHESIS=random TIDEGATE_EXAMPLES=400 $(BIN)/pytest tests/unit
 	TIDEGATE_SEEDS=20 $(BIN)/pytest tests/system/test_differential.py
-	TIDEGATE_CUT_OFF_S=300 $(BIN)/pytest -m soak tests/system/test_cut_off_follower.py
+	TIDEGATE_CUT_OFF_S=300 $(BIN)/pytest tests/system/test_cut_off_follower.py
 	TIDEGATE_STORE_STOPPED_S=900 $(BIN)/pytest tests/system/test_foreign_clients.py -k stopped_store
 	$(BIN)/python -m tests.support.simulation.planted_search
 	$(BIN)/python -m tests.support.simulation.removed_checks_search --unit --stories --seeds 200

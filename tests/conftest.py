@@ -248,7 +248,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     that all processes end at about the same time.
     """
     for item in items:
-        if _is_full(item) and item.get_closest_marker("soak") is None:
+        if _is_full(item):
             item.add_marker(pytest.mark.full)
         item.add_marker(pytest.mark.xdist_group(_server_of(item) or item.path.name))
     items.sort(key=_place)
