@@ -14,11 +14,9 @@ from typing import Any, Final
 import typer
 
 from pipeline.extras import what_to_install
-from tiers.commands.program import OnceGroup, Program
+from tiers.commands.program import OnceGroup, Program, exit_code
 
 FAILED: Final = 3
-INTERRUPTED: Final = 130
-OUTPUT_CLOSED: Final = 141
 
 COMMANDS: Final[Mapping[str, str]] = {
     "offload": "Copies log data from the brokers to the remote tier.",
@@ -77,19 +75,7 @@ def _pipeline() -> None:
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code. Every failure is one line on standard error."""
     logging.basicConfig(level=logging.CRITICAL)
-    try:
-        result = app(arguments, standalone_mode=False, prog_name="tidegate-pipeline")
-    except typer.Exit as ended:
-        return ended.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        return INTERRUPTED
-    except SystemExit as ended:
-        if ended.code != 1:
-            raise  # a shell's completion
-        return OUTPUT_CLOSED  # Click and rich end a command so when the reader of its output has ended
-    except Exception as error:
-        return _say(*_explained(error))
-    return result if isinstance(result, int) else 0
+    return exit_code(app, "tidegate-pipeline", arguments, lambda error: _say(*_explained(error)))
 
 
 def _explained(error: Exception) -> tuple[str, int]:

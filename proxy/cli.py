@@ -39,8 +39,8 @@ from proxy.process.reload import hold_reloads
 from proxy.process.start.settings_in_use import settings_in_use
 from proxy.process.start.settings_mistakes import settings_mistakes
 from proxy.process.start.unhandled_errors import unhandled_errors_logged
-from tiers.commands.console import FAILED, INTERRUPTED, OUTPUT_CLOSED, ConfigFile, explained
-from tiers.commands.program import Program
+from tiers.commands.console import FAILED, ConfigFile, explained
+from tiers.commands.program import Program, exit_code
 from tiers.config.tier_config import ConfigError
 from tiers.config.topic_policy import NOTHING_TIERED
 
@@ -150,19 +150,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs the command and returns its exit code. Prints a failure on standard error."""
-    try:
-        result = app(arguments, standalone_mode=False, prog_name="tidegate")
-    except typer.Exit as ended:
-        return ended.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        return INTERRUPTED
-    except SystemExit as ended:
-        if ended.code != 1:
-            raise  # a shell's completion
-        return OUTPUT_CLOSED  # Click and rich end a command so when the reader of its output has ended
-    except Exception as error:
-        return _say(*explained(error))
-    return result if isinstance(result, int) else 0
+    return exit_code(app, "tidegate", arguments, lambda error: _say(*explained(error)))
 
 
 def _say(message: str, code: int) -> int:

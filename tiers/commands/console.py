@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 FINDINGS = 1
 MISUSED = 2
 FAILED = 3
-INTERRUPTED = 130
-OUTPUT_CLOSED = 141
 _WIDTH = 1_000
 """The width of a table that goes to a file or a pipe: large enough that no cell is folded."""
 

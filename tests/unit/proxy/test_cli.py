@@ -22,7 +22,8 @@ from proxy.config import load_config
 from proxy.process.remote_log import metadata_folder
 from tests.support.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
-from tiers.commands.console import FAILED, FINDINGS, INTERRUPTED, MISUSED
+from tiers.commands.console import FAILED, FINDINGS, MISUSED
+from tiers.commands.program import INTERRUPTED
 from tiers.metadata.state.layout import LOCK_FILE
 
 NOBODY = f"""
