@@ -21,8 +21,8 @@ from proxy.handlers.fetch.metrics import RemoteFetchMetrics
 from proxy.metrics import CLOSE_CAUSES, REJECT_REASONS, ProxyMetrics, register_build_info
 from proxy.process.admin.process_alarms import ProcessAlarms
 from proxy.process.admin.process_state import register_state
-from proxy.process.loop_latency import LoopLatency
-from proxy.process.store_probe import StoreProbe
+from proxy.process.checks.loop_latency import LoopLatency
+from proxy.process.checks.store_probe import StoreProbe
 from proxy.wire.admission import Limit
 from tests.support.fakes.fetch_bench import P0, bench_of
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager

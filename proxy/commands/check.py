@@ -25,7 +25,7 @@ from proxy.commands.topic_check import topic_findings
 from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import listener_addresses
-from proxy.process.probes import state_folders, write_probe
+from proxy.process.checks.probes import state_folders, write_probe
 from proxy.process.remote_log import METADATA_FOLDER
 from proxy.process.start.settings_in_use import is_in_use
 from proxy.process.start.settings_mistakes import settings_mistakes

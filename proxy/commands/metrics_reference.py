@@ -15,10 +15,10 @@ import proxy.handlers.fetch.metrics
 import proxy.metrics
 import proxy.process.admin.process_alarms
 import proxy.process.admin.process_state
-import proxy.process.loop_latency
+import proxy.process.checks.loop_latency
+import proxy.process.checks.store_probe
 import proxy.process.processes
 import proxy.process.remote_reader
-import proxy.process.store_probe
 import tiers.fitness
 import tiers.metadata.topic.metrics
 import tiers.reader.metrics
@@ -42,7 +42,11 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[ModuleType, ...]], ...]] = (
         (proxy.handlers.fetch.metrics, tiers.reader.metrics, tiers.reader.read_accounts, proxy.process.remote_reader),
     ),
     ("Copying, trimming and retention", "The process that copies has these.", (tiers.tasks.metrics,)),
-    ("Store", "Every process that uses the store has these.", (tiers.storage.metrics, proxy.process.store_probe)),
+    (
+        "Store",
+        "Every process that uses the store has these.",
+        (tiers.storage.metrics, proxy.process.checks.store_probe),
+    ),
     ("Metadata", "The process that copies has these.", (tiers.metadata.topic.metrics,)),
     (
         "Process",
@@ -51,7 +55,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[ModuleType, ...]], ...]] = (
             tiers.fitness,
             proxy.process.admin.process_state,
             proxy.process.admin.process_alarms,
-            proxy.process.loop_latency,
+            proxy.process.checks.loop_latency,
             proxy.process.processes,
         ),
     ),

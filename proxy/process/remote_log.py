@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
 from proxy.process.admin.process_view import RunningTasks
+from proxy.process.checks.store_probe import StoreProbe
 from proxy.process.live_settings import LiveSettings
-from proxy.process.store_probe import StoreProbe
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups

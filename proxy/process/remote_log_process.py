@@ -16,12 +16,12 @@ from proxy.config import TidegateConfig
 from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
 from proxy.process.admin.process_state import SERVES_NO_CLIENTS
 from proxy.process.admin.process_view import ProcessView
+from proxy.process.checks.open_files import raise_open_files
+from proxy.process.checks.own_rights import OwnRights
+from proxy.process.checks.probes import process_fitness, run_probes
 from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.metadata_changes import MetadataChangeServer
-from proxy.process.open_files import raise_open_files
-from proxy.process.own_rights import OwnRights
-from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
 from proxy.wire.error_log import Incident
 from tiers.broker.client import BrokerClient

@@ -21,9 +21,9 @@ from proxy.config import TidegateConfig
 from proxy.process.admin.process_state import SERVES_NO_CLIENTS
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.budgets import chunk_folder
+from proxy.process.checks.open_files import raise_open_files
 from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import local_indexes_of_reader
-from proxy.process.open_files import raise_open_files
 from proxy.process.remote_log import metadata_folder, open_storage, wait_for_cluster_id
 from proxy.process.tracing import open_tracer
 from proxy.wire.error_log import Incident

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from proxy.process.loop_latency import INTERVAL_S, LoopLatency
+from proxy.process.checks.loop_latency import INTERVAL_S, LoopLatency
 from tests.support.simulation.loop import VirtualLoop
 
 SECOND_TIMERS = round(1 / INTERVAL_S)

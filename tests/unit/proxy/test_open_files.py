@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import logging, resource, sys
 from proxy.config import LimitsConfig
-from proxy.process.open_files import fit_open_files
+from proxy.process.checks.open_files import fit_open_files
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 soft, hard, connections = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from proxy.config import TidegateConfig
-from proxy.process import own_rights
 from proxy.process.admin.process_alarms import ProcessAlarms
+from proxy.process.checks import own_rights
+from proxy.process.checks.own_rights import AGAIN_AFTER_S, OwnRights
 from proxy.process.live_settings import LiveSettings
-from proxy.process.own_rights import AGAIN_AFTER_S, OwnRights
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.simulation.loop import VirtualLoop
 from tiers.access.open_tier import RemoteTierError

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
-from proxy.process.probes import process_fitness, run_probes
+from proxy.process.checks.probes import process_fitness, run_probes
 from tests.support.tiers.waiting import until
 from tiers.errors import RemoteStorageError
 from tiers.storage.local import LocalRemoteStorageManager

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.process.store_probe import INTERVAL_S, StoreProbe
+from proxy.process.checks.store_probe import INTERVAL_S, StoreProbe
 from tests.support.simulation.loop import VirtualLoop
 from tiers.errors import RetriableRemoteStorageError
 from tiers.storage.local import LocalRemoteStorageManager
