@@ -54,7 +54,6 @@ soak: jars $(TEST_TOOLS) $(CACHE)/bin/sarama $(CACHE)/kafkajs/installed drill fu
 	TIDEGATE_CUT_OFF_S=300 $(BIN)/pytest tests/system/test_cut_off_follower.py
 	TIDEGATE_STORE_STOPPED_S=900 $(BIN)/pytest tests/system/test_foreign_clients.py -k stopped_store
 	$(BIN)/python -m tests.support.simulation.planted_search
-	$(BIN)/python -m tests.support.simulation.removed_checks_search --unit --stories --seeds 200
 
 simulate: .venv/installed ## run a simulated cluster with faults (SEEDS=1000, FIRST=0, FEW_KINDS=1, DOUBTS=1; SEED=7 for one)
 	$(BIN)/python -m tests.support.simulation --seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0) $(if $(SEED),--seed $(SEED)) \

@@ -9,7 +9,6 @@ import ast
 import gc
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Protocol
@@ -59,19 +58,6 @@ class LiveFunctions:
             if code is not None and code != function.__code__:
                 own[function], function.__code__ = function.__code__, code
         return own
-
-
-@contextmanager
-def applied(root: Path, defect: Defect) -> Iterator[None]:
-    """Applies a defect to this process. Raises `ValueError` if no function has the changed code."""
-    own = LiveFunctions(root, [defect.path]).apply(defect)
-    if not own:
-        raise ValueError(f"no function of this process has the code of {defect.name}")
-    try:
-        yield
-    finally:
-        for function, code in own.items():
-            function.__code__ = code
 
 
 def key_of(code: CodeType) -> tuple[str, int]:
