@@ -33,6 +33,7 @@ def test_an_alert_has_a_severity_two_texts_and_a_page() -> None:
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
         assert rule["annotations"]["summary"].endswith(".")
         assert rule["annotations"]["description"].endswith(".")
+        assert (ROOT / rule["annotations"]["runbook_url"]).is_file()
 
 
 def test_every_alert_is_tested_while_it_is_silent_and_while_it_fires() -> None:

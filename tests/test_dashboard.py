@@ -17,9 +17,6 @@ from tests.support.tools import programs
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/tidegate.json").read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]
-ROWS = [
-    "Alarms", "Traffic", "Remote reads", "Copying", "Trimming and retention", "Store", "Metadata", "Process",
-]  # fmt: skip
 QUERIES = [(panel["title"], target["expr"]) for panel in GRAPHS for target in panel["targets"]]
 SUFFIXES = ("", "_bucket", "_sum", "_count")
 NOT_SHOWN = {
@@ -64,27 +61,6 @@ def test_a_legend_names_labels_of_its_query(panel: dict[str, Any]) -> None:
         }
         named = set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", "")))
         assert named <= grouped | ({"instance"} if "by (" not in target["expr"] else set())
-
-
-def test_the_rows_are_in_order() -> None:
-    assert [panel["title"] for panel in PANELS if panel["type"] == "row"] == ROWS
-
-
-def test_no_panel_covers_another() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in PANELS:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not taken & cells
-        assert at["x"] + at["w"] <= 24
-        taken |= cells
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
-
-
-def test_every_panel_asks_the_chosen_prometheus() -> None:
-    source = {"type": "prometheus", "uid": "${datasource}"}
-    assert all(panel["datasource"] == source for panel in GRAPHS)
-    assert all(target["datasource"] == source for panel in GRAPHS for target in panel["targets"])
 
 
 def test_every_metric_is_shown_or_left_out_on_purpose() -> None:

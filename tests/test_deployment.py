@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from proxy.config import TidegateConfig, load_config
-from tests.support import command_lines
+from tests.support.command_lines import parse
 from tests.support.repository import ROOT
 from tests.support.tools import programs
 from tiers.commands.console import CONFIG_VARIABLE
@@ -107,7 +107,7 @@ def check_manifests(manifests: Manifests, config: TidegateConfig) -> None:
         assert listener.advertised_host.endswith("kafka.example.org")
     assert (listener.brokers_by == "sni") == (len(ports) == 1)
 
-    command_lines.tidegate(container["args"])
+    parse("tidegate", container["args"])
     (file,) = [each["value"] for each in container["env"] if each["name"] == CONFIG_VARIABLE]
     assert file == container["args"][-1]
     assert container["image"].rpartition("/")[2] == f"tidegate:{VERSION}"
@@ -391,22 +391,7 @@ def test_the_unit_starts_a_command_that_exists() -> None:
     (start,) = lines_of(UNIT, "ExecStart")
     program, *arguments = shlex.split(start)
     assert Path(program).name == "tidegate"
-    command_lines.tidegate(arguments)
-
-
-def test_a_reload_of_the_unit_sends_sighup() -> None:
-    """Before the proxy has a handler, the signal ends it, and systemd takes that for a good end."""
-    assert lines_of(UNIT, "ExecReload") == ["/bin/kill -HUP $MAINPID"]
-    assert lines_of(UNIT, "RestartForceExitStatus") == ["SIGHUP"]
-
-
-def test_the_unit_waits_for_reports_of_the_supervisor() -> None:
-    """Brokers that are away for hours end no start: proxy/process/start/service_manager.py reports when it is ready."""
-    assert lines_of(UNIT, "Type") == ["notify"]
-    assert lines_of(UNIT, "NotifyAccess") == ["main"]
-    assert lines_of(UNIT, "TimeoutStartSec") == ["infinity"]
-    (watchdog_s,) = lines_of(UNIT, "WatchdogSec")
-    assert int(watchdog_s) >= 30
+    parse("tidegate", arguments)
 
 
 def test_the_unit_waits_for_the_drain_and_has_open_files() -> None:

@@ -17,12 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documented_commands import INSTALLATION, commands_of
+from tests.support.documents import shell_commands
 from tests.support.repository import ROOT, tracked
 
 pytestmark = pytest.mark.full
 
 OUR_PACKAGES = ("protocol", "tiers", "proxy", "pipeline", "tidegate")
+
+
+def installing(page: str) -> list[str]:
+    begin = ("python3 -m venv", ".venv/bin/pip install --no-deps")
+    return [command for command in shell_commands(ROOT / page) if command.startswith(begin)]
 
 
 def run(command: str, clone: Path) -> str:
@@ -55,8 +60,8 @@ def give_packages(clone: Path) -> Path:
 
 def test_a_clone_installs_the_programs_and_all_files(tmp_path: Path) -> None:
     clone = clone_of_the_repository(tmp_path / "tidegate")
-    create, install = commands_of("README.md", INSTALLATION)
-    assert commands_of("docs/start.md", INSTALLATION) == [create, install]
+    create, install = installing("README.md")
+    assert installing("docs/start.md") == [create, install]
     run(create, clone)
     packages = give_packages(clone)
     run(install, clone)

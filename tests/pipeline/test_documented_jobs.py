@@ -1,7 +1,6 @@
 """The commands and the Python of docs/pipeline.md, on topics of both tiers behind a real proxy.
 
-The addresses, names and folders are those of this run. tests/support/documented_commands.py says which commands other
-tests run.
+The addresses, names and folders are those of this run.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
 from pipeline import cli
-from tests.support.documented_commands import JOBS, commands_of
-from tests.support.documents import blocks
+from tests.support.documents import blocks, shell_commands
 from tests.support.pipeline.read_stage import FIRST_TIME_MS, ReadStage, read_stage
 from tests.support.repository import ROOT
 from tests.support.servers.kafka import KafkaCluster
@@ -45,7 +43,10 @@ def test_the_commands_of_the_page_succeed(
     # pyiceberg reads the environment when it is imported, which an earlier test may have done
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
     with read_stage(kafka_of_three, tmp_path, topic) as stage:
-        for number, command in enumerate(commands_of(PAGE, JOBS)):
+        commands = [each for each in shell_commands(ROOT / PAGE) if each.startswith("tidegate-pipeline ")]
+        ending = [each for each in commands if "--interval" not in each]  # tests/pipeline/test_offload_in_spark.py
+        assert ending
+        for number, command in enumerate(ending):
             here = {
                 "tidegate.toml": stage.options["config"],
                 "orders": topic,

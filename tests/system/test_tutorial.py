@@ -1,7 +1,6 @@
 """README.md, `docs/start.md` and `docs/day-to-day.md`: the commands of each page in their order, on a real cluster.
 
-The addresses, names and folders are those of this run. tests/support/documented_commands.py says which commands other
-tests run.
+The addresses, names and folders are those of this run.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients.kafka_tools import KafkaTools
-from tests.support.documented_commands import TRANSCRIPT, commands_of
-from tests.support.documents import blocks
+from tests.support.documents import blocks, shell_commands
 from tests.support.repository import ROOT
 from tests.support.rigs.waiting import TIMEOUT_S, until
 from tests.support.servers.kafka import KafkaCluster
@@ -29,6 +27,16 @@ from tiers.config.total_retention import RETENTION_MINUTES
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
 
+ALTER = "kafka-configs.sh --bootstrap-server tidegate.example.org:9092 --alter --topic orders-eu --add-config"
+
+
+ELSEWHERE = (
+    "make", "python3 -m venv", ".venv/bin/pip", "/opt/tidegate/bin/pip", "git pull", "systemctl", "curl",
+    "tidegate tier verify --resume",
+    f"{ALTER} remote.storage.enable=true,remote.log.copy", f"{ALTER} remote.storage.enable=false",
+)  # fmt: skip
+"""These install Tidegate, or other tests run them."""
+
 
 class Reader:
     """A reader of a page: works in a folder, and types the commands."""
@@ -36,7 +44,7 @@ class Reader:
     def __init__(self, page: str, home: Path, here: Mapping[str, str], tools: KafkaTools) -> None:
         self.home = home
         self._here, self._tools = here, tools
-        self._todo = iter(commands_of(page, TRANSCRIPT))
+        self._todo = (each for each in shell_commands(ROOT / page) if not each.startswith(ELSEWHERE))
 
     def here(self, text: str) -> str:
         for theirs, mine in self._here.items():
