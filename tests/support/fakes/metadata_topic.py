@@ -1,17 +1,13 @@
 """`FakeTopicMetadataManager`: the product's manager and state over a list of records in place of the metadata topic.
 
 Several processes share a `FakeMetadataTopic`, which has one partition and one owner at a time. Each process follows it
-into its own LMDB file. A process reads on only when `follow` is called. With a journal, the processes may be real ones,
-and a record survives the process that wrote it, also after SIGKILL.
+into its own LMDB file. A process reads on only when `follow` is called.
 
 `in_memory_rlmm.py` is another thing: a model of a metadata log and its state.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,34 +33,11 @@ class FakeMetadataTopic:
     records: list[tuple[int, int, KeyAndValue]] = field(default_factory=list)
     """The records: offset, LogAppendTime, key and value."""
     next_offset: int = 0
-    journal: Path | None = None
-    """The file that has the records too. Only the owner writes it."""
-    journal_position: int = 0
 
     def append(self, records: Sequence[KeyAndValue]) -> None:
-        self._read_journal()
         for one in records:
             self.records.append((self.next_offset, self.wall_clock_ms(), one))
             self.next_offset += 1
-        if self.journal is not None:
-            with self.journal.open("ab") as file:
-                for record in self.records[len(self.records) - len(records) :]:
-                    pickle.dump(record, file)
-                file.flush()
-                os.fsync(file.fileno())
-                self.journal_position = file.tell()
-
-    def _read_journal(self) -> None:
-        """Reads the records that another process wrote, up to one that a crash cut short."""
-        if self.journal is None or not self.journal.exists():
-            return
-        with self.journal.open("rb") as file:
-            file.seek(self.journal_position)
-            with contextlib.suppress(EOFError, pickle.UnpicklingError):
-                while True:
-                    self.records.append(pickle.load(file))
-                    self.next_offset = self.records[-1][0] + 1
-                    self.journal_position = file.tell()
 
     def confirms(self, position: MetadataPosition) -> bool:
         return position.next_offset <= self.next_offset
@@ -75,7 +48,6 @@ class FakeMetadataTopic:
         self.records = [each for each in self.records if last[each[2][0]] == each[0]]
 
     def events_from(self, offset: int) -> list[MetadataEvent]:
-        self._read_journal()
         events = []
         for at, timestamp_ms, (key, value) in self.records:
             if at >= offset:
