@@ -13,6 +13,7 @@ from tests.support.rigs.loss_rig import alarms, leader_behind, lines_about
 from tests.support.rigs.transaction_reference import check_every_start
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import topic_id_of
+from tests.support.servers.producing import produce
 
 pytestmark = pytest.mark.integration
 
@@ -94,3 +95,14 @@ def test_it_reads_on_from_inside_the_gap_to_the_end(gapped: GappedLogs, log: Gap
     for isolation in ISOLATIONS:
         found = POSITIONED[name].read_to(gapped.bootstrap, log.topic, middle, log.end, isolation)
         assert log.found(found) == log.expected(name, isolation, middle), isolation
+
+
+@pytest.mark.parametrize("log", ["to-the-end"], indirect=True)
+def test_it_reads_what_comes_behind_a_gap_at_the_end(gapped: GappedLogs, log: GappedLog) -> None:
+    """This test is the last one of the file: it changes the log."""
+    new = [(log.end + number, f"new-{number}".encode()) for number in range(2)]
+    produce(gapped.site.cluster.bootstrap_servers, log.topic, [value for _, value in new])
+    for name in READERS:
+        expected = log.expected(name, READ_COMMITTED) + new
+        found = READERS[name].read(gapped.bootstrap, log.topic, 0, len(expected), READ_COMMITTED)
+        assert log.found(found) == expected, name
