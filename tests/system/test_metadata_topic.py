@@ -1,28 +1,23 @@
-"""The metadata topic in trouble: brokers that die, changed settings, and brokers with their own tier."""
+"""The metadata topic in trouble: changed settings, a deletion, records of strangers, and an unexpected error."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
 from kafka.protocol.admin import (
-    CreatePartitionsRequest,
     DeleteTopicsRequest,
-    DescribeConfigsRequest,
     IncrementalAlterConfigsRequest,
 )
-from kafka.protocol.metadata import MetadataRequest
 
-from protocol.errors import ErrorCode
 from tests.support.rigs.metadata_managers import TopicBasedManager, bear_standstills
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.tiers.segment_metadata import copied, segment, to
@@ -31,10 +26,10 @@ from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import encode_key, encode_value, key_of, segment_keys
 from tiers.metadata.topic import topic_based
-from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, open_metadata_topic
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 
 pytestmark = pytest.mark.integration
@@ -77,76 +72,12 @@ async def owner(kafka: KafkaCluster, wanted: TopicBasedSettings) -> AsyncIterato
         await client.close()
 
 
-async def configs(client: BrokerClient, topic_name: str) -> dict[str, str]:
-    resource = DescribeConfigsRequest.DescribeConfigsResource(
-        resource_type=TOPIC_RESOURCE, resource_name=topic_name, configuration_keys=None
-    )
-    message = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
-    async with asyncio.timeout(TIMEOUT_MS / 1000):
-        while True:
-            (result,) = (await client.request(None, message, TIMEOUT_MS)).results
-            if result.error_code == ErrorCode.NONE:
-                return {config.name: config.value for config in result.configs}
-            # The asked broker may learn of the topic late.
-            assert result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            await asyncio.sleep(0.05)
-
-
 async def set_cleanup_policy(client: BrokerClient, topic_name: str, policy: str) -> None:
     request = IncrementalAlterConfigsRequest
     config = request.AlterConfigsResource.AlterableConfig(name="cleanup.policy", config_operation=0, value=policy)
     resource = request.AlterConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=topic_name, configs=[config])
     response = await client.request(None, request(resources=[resource], validate_only=False), TIMEOUT_MS)
     assert response.responses[0].error_code == 0
-
-
-@pytest.fixture
-async def client_of_three(kafka_of_three: KafkaCluster) -> AsyncIterator[BrokerClient]:
-    client = BrokerClient(addresses(kafka_of_three), client_id="test")
-    yield client
-    await client.close()
-
-
-async def replicas(client: BrokerClient, topic_name: str) -> int:
-    asked = MetadataRequest.MetadataRequestTopic(name=topic_name)
-    response = await client.request(None, MetadataRequest(topics=[asked], allow_auto_topic_creation=False))
-    return len(response.topics[0].partitions[0].replica_nodes)
-
-
-async def test_a_dead_broker_is_outlived(
-    kafka_of_three: KafkaCluster, client_of_three: BrokerClient, topic_name: str, tmp_path: Path
-) -> None:
-    client = client_of_three
-    manager = TopicBasedManager(client, settings(tmp_path, topic_name))
-    await manager.log.open()
-    try:
-        made = await configs(client, topic_name)
-        assert (made["cleanup.policy"], made["min.insync.replicas"]) == ("compact", "2")
-        assert made["message.timestamp.type"] == "LogAppendTime"
-        partition = TopicIdPartition(uuid4(), 0, "orders")
-        number = manager.log.metadata_partition(partition)
-        await until(lambda: manager.log.owns(partition))
-        await copied(manager, segment(partition, 0, 9))
-        led = (await client.metadata()).topics[topic_name].partitions[number]
-        assert await replicas(client, topic_name) == 3
-        kafka_of_three.kill_broker(led.leader_id)
-        try:
-            written = 1
-            async with asyncio.timeout(120):
-                while written < 4:
-                    # A transaction that the broker's death interrupts fails. It never leaves a part of a record.
-                    try:
-                        await copied(manager, segment(partition, written * 10, written * 10 + 9))
-                    except (RemoteLogMetadataError, OwnershipLostError):
-                        await until(lambda: manager.log.owns(partition), timeout_s=120)
-                    else:
-                        written += 1
-            assert manager.state.remote_end_offset(partition) == 39
-            await manager.log.ensure_fresh(partition, 0, TIMEOUT_MS)
-        finally:
-            kafka_of_three.start_broker(led.leader_id)
-    finally:
-        await manager.log.close()
 
 
 async def test_a_policy_that_loses_records_stops_the_owner(
@@ -165,14 +96,6 @@ async def test_a_policy_that_loses_records_stops_the_owner(
         await copied(manager, segment(partition, 0, 9))
 
 
-async def grow(client: BrokerClient, topic_name: str, count: int) -> None:
-    request = CreatePartitionsRequest
-    topic = request.CreatePartitionsTopic(name=topic_name, count=count, assignments=None)
-    message = request(topics=[topic], timeout_ms=TIMEOUT_MS, validate_only=False)
-    response = await client.request(None, message, TIMEOUT_MS)
-    assert response.results[0].error_code == 0
-
-
 async def delete(client: BrokerClient, topic_name: str) -> None:
     message = DeleteTopicsRequest(topic_names=[topic_name], timeout_ms=TIMEOUT_MS)
     response = await client.request(None, message, TIMEOUT_MS, max_version=5)
@@ -183,25 +106,6 @@ async def until_gone(client: BrokerClient, topic_name: str) -> None:
     async with asyncio.timeout(TIMEOUT_MS / 1000):
         while topic_name in (await client.metadata(TIMEOUT_MS)).topics:  # noqa: ASYNC110  # no event tells it
             await asyncio.sleep(0.05)
-
-
-async def test_a_topic_that_is_grown_is_written_no_more_and_read_on(
-    kafka: KafkaCluster, topic_name: str, tmp_path: Path
-) -> None:
-    watching = replace(settings(tmp_path, topic_name), check_interval_ms=100)
-    async with owner(kafka, watching) as (client, manager, partition):
-        await copied(manager, segment(partition, 0, 9))
-        await grow(client, topic_name, 5)
-        await until(lambda: manager.log.status().alarm is not None)
-        assert "has 5 partitions and 3 are configured" in str(manager.log.status().alarm)
-        assert not manager.log.owns(partition)
-        with pytest.raises(OwnershipLostError):
-            await manager.put_local_log_start(partition, OffsetAndEpoch(5, 0))
-        await manager.log.ensure_fresh(partition, 0, TIMEOUT_MS)
-        assert manager.state.remote_end_offset(partition) == 9
-        await manager.log.close()
-        with pytest.raises(MetadataTopicUnfitError, match="5 partitions"):
-            await manager.log.open()
 
 
 async def test_a_deleted_topic_is_an_alarm_and_its_replacement_is_foreign(
@@ -324,43 +228,3 @@ async def test_an_unexpected_error_is_an_alarm_and_ends_no_other_task(
         assert "ZeroDivisionError" in str(manager.log.status().alarm)
         assert not manager.log.owns(partition)
         await manager.log.ensure_fresh(partition, 0, TIMEOUT_MS)
-
-
-async def test_a_manager_that_is_closed_at_once_leaves_nothing(
-    kafka: KafkaCluster, topic_name: str, tmp_path: Path
-) -> None:
-    client = BrokerClient(addresses(kafka), client_id="test")
-    try:
-        for _ in range(2):
-            manager = TopicBasedManager(client, settings(tmp_path, topic_name))
-            await manager.log.open()
-            await manager.log.close()
-            await manager.log.close()
-        gc.collect()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-    finally:
-        await client.close()
-
-
-class TieredCluster(BrokerClient):
-    """A real cluster with one changed answer. Its jars have no storage manager, so it cannot enable a tier."""
-
-    async def request(self, node_id: int | None, message: Any, *args: Any, **kwargs: Any) -> Any:
-        response = await super().request(node_id, message, *args, **kwargs)
-        if isinstance(message, DescribeConfigsRequest):
-            for config in response.results[0].configs:
-                if config.name == "remote.log.storage.system.enable":
-                    assert config.value == "false"
-                    config.value = "true"
-        return response
-
-
-async def test_brokers_with_a_tier_of_their_own_are_not_shared_with(kafka: KafkaCluster, topic_name: str) -> None:
-    client = TieredCluster(addresses(kafka), client_id="test")
-    try:
-        with pytest.raises(MetadataTopicUnfitError, match="to another name"):
-            await open_metadata_topic(client, MetadataTopicSettings(), TIMEOUT_MS)
-        other = MetadataTopicSettings(topic_name, 3)
-        assert (await open_metadata_topic(client, other, TIMEOUT_MS)).partition_count == 3
-    finally:
-        await client.close()

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import threading
-from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from kafka.admin import KafkaAdminClient, OffsetSpec
 from prometheus_client import CollectorRegistry
 
@@ -23,21 +18,17 @@ from tests.support.rigs.metadata_managers import (
     bear_standstills,
     user_partition,
 )
+from tests.support.rigs.topic_config_client import described
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic
 from tests.support.tiers.segment_metadata import copied, segment, to
 from tests.support.tiers.waiting import until
-from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.client import monotonic_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import encode_key, encode_value, key_of
-from tiers.metadata.shared_metadata import SharedMetadata
-from tiers.metadata.state.layout import STATE_FILE
 from tiers.metadata.topic.metadata_producer import GroupMember, TransactionalProducer, _batch
-from tiers.metadata.topic.metadata_topic import MetadataTopicUnfitError, check_metadata_topic, delete_retention_ms
+from tiers.metadata.topic.metadata_topic import delete_retention_ms
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
-from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_metadata import RemoteLogSegmentState as State
 
@@ -63,22 +54,6 @@ async def fill(cluster: Cluster, name: str, partition: TopicIdPartition, segment
         await read_to_end(manager)
 
 
-async def test_a_restart_reads_only_what_is_new(cluster: Cluster) -> None:
-    partition = user_partition()
-    await fill(cluster, "one", partition, 3)
-    async with cluster.manager("one", is_member=False) as again:
-        await read_to_end(again)
-        assert again.log.follower.events_read == 0
-        assert again.state.remote_end_offset(partition) == 29
-        async with cluster.manager("two") as other:
-            await until(lambda: other.log.owns(partition))
-            assert other.log.follower.events_read == 6
-            await copied(other, segment(partition, 30, 39))
-        await again.log.ensure_fresh(partition, 0, TIMEOUT_MS)
-        assert again.log.follower.events_read == 2
-        assert again.state.remote_end_offset(partition) == 39
-
-
 async def test_the_group_has_no_lag_behind_its_own_writes(cluster: Cluster) -> None:
     await fill(cluster, "one", user_partition(), 3)
     admin = KafkaAdminClient(bootstrap_servers=cluster.kafka.bootstrap_servers)
@@ -88,28 +63,6 @@ async def test_the_group_has_no_lag_behind_its_own_writes(cluster: Cluster) -> N
     assert {at: each.offset for at, each in committed.items()} == {at: each.offset for at, each in ends.items()}
     assert committed
     admin.close()
-
-
-async def test_an_empty_folder_serves_everything(cluster: Cluster) -> None:
-    partition = user_partition()
-    await fill(cluster, "one", partition, 3)
-    async with cluster.manager("empty", is_member=False) as manager:
-        await manager.log.ensure_fresh(partition, 60_000, TIMEOUT_MS)
-        assert [each.end_offset for each in manager.state.list_remote_log_segments(partition)] == [9, 19, 29]
-        assert manager.log.status().owned_partitions == frozenset()
-        with pytest.raises(RemoteLogMetadataError):
-            await manager.add_remote_log_segment_metadata(segment(partition, 30, 39))
-
-
-async def test_a_torn_state_is_read_again(cluster: Cluster) -> None:
-    partition = user_partition()
-    await fill(cluster, "one", partition, 3)
-    with (cluster.folder / "one" / STATE_FILE).open("r+b") as file:
-        file.truncate(12_000)
-    async with cluster.manager("one", is_member=False) as manager:
-        await manager.log.ensure_fresh(partition, 60_000, TIMEOUT_MS)
-        assert manager.log.follower.events_read == 6
-        assert manager.state.remote_end_offset(partition) == 29
 
 
 async def test_members_share_and_the_second_takes_over(cluster: Cluster) -> None:
@@ -130,23 +83,6 @@ async def test_members_share_and_the_second_takes_over(cluster: Cluster) -> None
         assert second.state.remote_end_offset(partition) == 9
         await second.update_remote_log_segment_metadata(to(written, State.DELETE_SEGMENT_STARTED))
         assert second.state.remote_end_offset(partition) is None
-
-
-async def test_a_cut_off_owner_stops_and_is_replaced(
-    kafka: KafkaCluster, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Cluster(kafka, tmp_path, topic_name)
-    async with cluster.manager("one") as first:
-        partition = user_partition()
-        await until(lambda: first.log.owns(partition))
-        await first.log._client.close()
-        await until(lambda: not first.log.owns(partition))
-        with pytest.raises(OwnershipLostError):
-            await first.add_remote_log_segment_metadata(segment(partition, 0, 9))
-        bear_standstills(monkeypatch)
-        async with cluster.manager("two") as second:
-            await until(lambda: second.log.owns(partition))
-            await copied(second, segment(partition, 0, 9))
 
 
 def records_of(metadata: RemoteLogSegmentMetadata) -> list[tuple[bytes, bytes | None]]:
@@ -193,37 +129,6 @@ async def test_an_old_producer_epoch_is_refused(cluster: Cluster) -> None:
             await producers[0].commit(records_of(segment(partition, 0, 9)), GroupMember("any", -1, ""), TIMEOUT_MS)
 
 
-async def test_tier_settings_are_judged_again_after_a_concurrent_change(cluster: Cluster) -> None:
-    topic_id = uuid4()
-    settings = replace(cluster.settings("one"), is_member=False, write_timeout_ms=60_000)
-    judged: list[Mapping[str, str]] = []
-
-    async def change_in_another_process() -> None:
-        async with cluster.manager("two", is_member=False) as other:
-            await other.change_topic_tier_config(topic_id, "orders", {"local.retention.bytes": "7"})
-
-    def check(before: Mapping[str, str]) -> None:
-        """The manager calls it after it has read the topic to its end, and before it writes."""
-        judged.append(before)
-        if len(judged) == 1:
-            other = threading.Thread(target=lambda: asyncio.run(change_in_another_process()))
-            other.start()
-            other.join()
-
-    async with cluster.client() as client:
-        manager = TopicBasedManager(client, settings)
-        try:
-            await manager.log.open()
-            await manager.change_topic_tier_config(topic_id, "orders", {"local.retention.ms": "5"}, check)
-            assert judged == [{}, {"local.retention.bytes": "7"}]
-            assert manager.state.topic_tier_config(topic_id) == {
-                "local.retention.bytes": "7",
-                "local.retention.ms": "5",
-            }
-        finally:
-            await manager.log.close()
-
-
 async def test_freshness_is_the_high_watermark_not_the_last_stable_offset(cluster: Cluster) -> None:
     partition = user_partition()
     async with cluster.manager("one", is_member=False) as manager, cluster.client() as client:
@@ -264,44 +169,6 @@ async def test_a_transaction_whose_end_is_not_known_is_recovered(
         assert owner.state.remote_end_offset(partition) == 9
 
 
-async def test_workers_read_the_owners_state(cluster: Cluster) -> None:
-    partition = user_partition()
-    with closing(SharedMetadata(cluster.folder / "one")) as worker:
-        assert not worker.is_fresh(partition, 60_000)
-        with pytest.raises(RemoteLogMetadataNotReadyError):
-            await worker.ensure_fresh(partition, 60_000, 50)
-        context = multiprocessing.get_context("spawn")
-        with context.Manager() as shared:
-            stop = shared.Event()
-            follower = context.Process(
-                target=_follow, args=(cluster.kafka.address(), cluster.settings("one"), stop), daemon=True
-            )
-            follower.start()
-            try:
-                await worker.ensure_fresh(partition, 1_000, TIMEOUT_MS)
-                async with cluster.manager("two") as other:
-                    await other.put_log_start(partition, LogStart(42, 0, LogStartReason.USER))
-                await worker.ensure_fresh(partition, 0, TIMEOUT_MS)
-                assert worker.state.log_start_offset(partition) == 42
-                assert worker.state.is_tiered(partition.topic_id)
-            finally:
-                stop.set()
-                await asyncio.to_thread(follower.join, TIMEOUT_MS / 1000)
-        assert follower.exitcode == 0
-
-
-def _follow(address: tuple[str, int], settings: TopicBasedSettings, stop: object) -> None:
-    async def follow() -> None:
-        client = BrokerClient([address], client_id="test")
-        manager = TopicBasedManager(client, replace(settings, is_member=False))
-        await manager.log.open()
-        await asyncio.to_thread(stop.wait)  # type: ignore[attr-defined]  # a manager's proxy of threading.Event
-        await manager.log.close()
-        await client.close()
-
-    asyncio.run(follow())
-
-
 async def test_the_brokers_clock_is_measured_by_a_write_and_is_a_metric(cluster: Cluster) -> None:
     partition = user_partition()
     async with cluster.manager("one") as owner:
@@ -329,26 +196,13 @@ async def test_the_brokers_clock_is_measured_by_a_write_and_is_a_metric(cluster:
     assert registry.get_sample_value("tidegate_remote_log_metadata_owned", {"metadata_partition": "0"}) is None
 
 
-async def test_the_topic_is_made_as_it_must_be(cluster: Cluster) -> None:
-    async with cluster.manager("one") as manager:
+async def test_the_topic_is_made_as_it_must_be(kafka_of_three: KafkaCluster, tmp_path: Path, topic_name: str) -> None:
+    cluster, bootstrap = Cluster(kafka_of_three, tmp_path, topic_name), kafka_of_three.bootstrap_servers
+    async with cluster.manager("one", is_member=False) as manager:
         assert manager.log.topic.partition_count == PARTITIONS
-        assert await delete_retention_ms(manager.log._client, cluster.topic.name, TIMEOUT_MS) == 86_400_000
-        admin = KafkaAdminClient(bootstrap_servers=cluster.kafka.bootstrap_servers)
-        try:
-            [described] = admin.describe_topics([cluster.topic.name])
-        finally:
-            admin.close()
-        assert len(described["partitions"]) == PARTITIONS
-
-
-async def test_an_unfit_topic_is_refused(cluster: Cluster) -> None:
-    create_topic(cluster.kafka.bootstrap_servers, cluster.topic.name, partitions=PARTITIONS)
-    async with cluster.client() as client:
-        with pytest.raises(MetadataTopicUnfitError, match=r"cleanup\.policy=delete"):
-            await check_metadata_topic(client, cluster.topic, TIMEOUT_MS)
-        with pytest.raises(MetadataTopicUnfitError, match="4 partitions and 5 are configured"):
-            await check_metadata_topic(client, replace(cluster.topic, partition_count=5), TIMEOUT_MS)
-        manager = TopicBasedManager(client, cluster.settings("one"))
-        with pytest.raises(MetadataTopicUnfitError):
-            await manager.log.open()
-        await manager.log.close()
+        assert await delete_retention_ms(manager.log._client, topic_name, TIMEOUT_MS) == 86_400_000
+        (made,) = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic_name, 300).topics.values()
+        assert [len(each.replicas) for each in made.partitions.values()] == [3] * PARTITIONS
+        configs = await asyncio.to_thread(described, bootstrap, topic_name)
+        wanted = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime", "min.insync.replicas": "2"}
+        assert {key: configs[key].value for key in wanted} == wanted

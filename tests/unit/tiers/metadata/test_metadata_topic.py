@@ -155,6 +155,14 @@ async def test_a_topic_of_another_kind_is_refused(
     assert ("remote.log.metadata.topic.name to another name" in refused) is is_warned
 
 
+async def test_the_topic_of_the_brokers_own_tier_is_refused(broker: ScriptedBroker) -> None:
+    has_configs(broker, FIT | {"remote.log.storage.system.enable": "true"})
+    await opened(broker)
+    broker.topics = [replace(TOPIC, name=DEFAULT_TOPIC_NAME)]
+    refused = await refusal_of(broker, MetadataTopicSettings(DEFAULT_TOPIC_NAME, 1))
+    assert "set remote.log.metadata.topic.name to another name" in refused
+
+
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
