@@ -20,8 +20,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from proxy import cli
 from proxy.config import TracingConfig
+from proxy.handlers.base import FetchSettings
+from proxy.handlers.fetch.trace import ABANDONED
 from proxy.process import open_telemetry
 from proxy.process.open_telemetry import OpenTelemetryTracer, batches_to, provider_of
+from tests.support.fakes.broker.exchange import FakeExchange
+from tests.support.fakes.broker.fetch_frames import fetch_frame
 from tests.support.fakes.fetch_bench import P0, ask, ask_local, bench_of, codes, records
 from tests.support.marks import full
 from tests.support.proxy.parsed_config import parse_config
@@ -30,6 +34,7 @@ from tests.support.servers.collector import running_collector
 from tests.support.servers.ports import free_ports
 from tests.support.tiers.waiting import until
 from tiers.broker.client import monotonic_ms
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import RemoteStorageError
 
 ALL = TracingConfig(sampling_ratio=1)
@@ -149,6 +154,58 @@ async def test_an_error_is_on_its_span_and_on_the_whole_fetch(
     get = failed["fetch_log_segment"]
     assert get.status.description == "access denied"
     assert [event.name for event in get.events] == ["exception"]
+
+
+async def test_a_chunk_in_memory_needs_no_call_of_the_store(
+    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, tmp_path: Path
+) -> None:
+    """A Fetch of the local tier has no trace."""
+    async with bench_of(tmp_path, tracer=tracer) as bench:
+        await bench.fetch(13, ask(13, 60, max_bytes=1))
+        memory.clear()
+        assert records(await bench.fetch(13, ask(13, 60, max_bytes=1)))
+        assert records(await bench.fetch(13, ask(13, 150), ask_local(13, 0)))
+    spans = by_name(memory)
+    assert spans.keys() == {"Fetch", "forward Fetch", "judge", "purgatory", "read orders"}
+    assert attributes(spans["read orders"])["tidegate.chunk_cache"] == "hit"
+
+
+async def test_a_fetch_names_the_trace_whose_slow_read_it_uses(
+    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, tmp_path: Path
+) -> None:
+    settings = FetchSettings(local_poll_ms=20, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
+    async with bench_of(tmp_path, settings, tracer=tracer) as bench, asyncio.timeout(60):
+        await bench.fetch(13, ask(13, 0))
+        memory.clear()
+        bench.tier.storage.gate = asyncio.Event()
+        assert records(await bench.fetch(13, ask(13, 60), ask_local(13, 0)), 0) == b""
+        bench.tier.storage.gate.set()
+        assert records(await bench.until_remote(13, ask(13, 60), ask_local(13, 0)), 0)
+    spans = memory.get_finished_spans()
+    first = next(span.context for span in spans if span.name == "Fetch")
+    assert first is not None
+    waits = [[link.context.span_id for link in span.links] for span in spans if span.name == "purgatory"]
+    assert waits[:2] == [[], [first.span_id]]
+    assert [span.parent and span.parent.span_id for span in spans if span.name == "read orders"] == [first.span_id]
+
+
+async def test_a_foreseen_fetch_that_is_abandoned_ends_its_spans(
+    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, tmp_path: Path
+) -> None:
+    async with bench_of(tmp_path, tracer=tracer) as bench:
+        await bench.fetch(13, ask(13, 0))
+        memory.clear()
+        exchange = FakeExchange(bench.cluster, fetch_frame(13, [ask(13, 0)]))
+        _, state = bench.handler.on_request(exchange)
+        assert state is not None
+        await asyncio.sleep(0)
+        assert "Fetch" not in by_name(memory)
+        state.on_abandoned()
+        assert exchange.on_sent is not None
+        exchange.on_sent()
+        assert bench.handler.held_bytes == 0
+        spans = by_name(memory)
+    assert {attributes(spans[name])["error.type"] for name in ("Fetch", "forward Fetch")} == {ABANDONED}
 
 
 async def test_a_fetch_that_is_not_sampled_has_no_spans(memory: InMemorySpanExporter, tmp_path: Path) -> None:

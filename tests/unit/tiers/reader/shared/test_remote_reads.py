@@ -6,15 +6,19 @@ import asyncio
 import errno
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from proxy.config import TracingConfig
+from proxy.process.open_telemetry import OpenTelemetryTracer, provider_of
 from tests.support.fakes.log_starts import user_log_start
-from tests.support.fakes.recording_tracer import RecordingTracer
 from tests.support.fakes.remote_requests import P0, asked, in_ms, joined
 from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.tiers.waiting import until
@@ -44,7 +48,9 @@ class Processes:
 
     def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
         self.tier = RemoteTier(folder)
-        self.tracer = RecordingTracer()
+        self.spans = InMemorySpanExporter()
+        provider = provider_of(TracingConfig(sampling_ratio=1), "1.2", SimpleSpanProcessor(self.spans))
+        self.tracer = OpenTelemetryTracer(provider, "1.2", monotonic_ms, time.time_ns)
         self.listener = stack.enter_context(listen())
         self.buffers = SharedBuffers()
         remote_log = RemoteLogConfig(chunk_cache_bytes=LARGE * 3, read_ahead_bytes=1)
@@ -296,10 +302,9 @@ async def test_a_trace_goes_on_in_the_process_that_reads(processes: Processes) -
     assert fetch is not None
     for trace in (fetch.context, fetch.context, ""):
         await reads.read(asked(0, trace=trace))
-    assert tracer.tree() == [
-        "Fetch (in progress)",
-        "  read orders",
-        "    fetch_indexes",
-        "    fetch_log_segment",
-        "  read orders",
-    ]
+    fetch.end()
+    spans = processes.spans.get_finished_spans()
+    names = {span.context.span_id: span.name for span in spans if span.context is not None}
+    parents = [(span.name, None if span.parent is None else names[span.parent.span_id]) for span in spans]
+    calls = [("fetch_indexes", "read orders"), ("fetch_log_segment", "read orders")]
+    assert parents == [*calls, ("read orders", "Fetch"), ("read orders", "Fetch"), ("Fetch", None)]
