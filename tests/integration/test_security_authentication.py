@@ -452,19 +452,6 @@ def test_rights_that_tiered_topics_need_are_missed(secured: KafkaCluster, tmp_pa
 
 
 @pytest.mark.full
-def test_workers_end_as_one_process_does(secured: KafkaCluster, tmp_path: Path) -> None:
-    more = own("PLAIN", PROXY, "wr0ng")
-    proxy = proxy_before(secured, tmp_path / "x", "SASL_PLAINTEXT", more, settings={"workers": 2})
-    try:
-        code, _, error = run("serve", proxy.config)
-        assert code == FAILED
-        assert "[upstream.sasl]: Authentication failed" in error
-        assert "Traceback" not in error
-    finally:
-        proxy.stop()
-
-
-@pytest.mark.full
 def test_a_broker_that_is_down_is_waited_for(secured: KafkaCluster, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     proxy = proxy_before(secured, tmp_path / "x", f"127.0.0.1:{port}", sasl("PLAIN", tmp_path))

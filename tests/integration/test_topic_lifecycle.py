@@ -1,4 +1,4 @@
-"""Topics with a remote head are deleted, recreated under the same name, and get more partitions."""
+"""Topics with a remote head are deleted, and recreated under the same name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
-from tests.support.servers.producing import add_partitions, create_topic, delete_topic, produce, random_values
+from tests.support.servers.producing import create_topic, delete_topic, produce, random_values
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.access.open_tier import open_tier
 from tiers.storage.object_key import parse_segment_key
@@ -33,11 +33,11 @@ TIMEOUT_S = 300.0
 EARLIEST, LATEST_TIERED = -2, -5
 
 
-async def filled(tiers: TwoTiers, topic: str, partition: int = 0) -> list[bytes]:
+async def filled(tiers: TwoTiers, topic: str) -> list[bytes]:
     """Creates a topic, and waits until the broker has trimmed its head. Returns the values."""
     values = random_values(200)
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, values, partition=partition)
-    assert await tiers.settled(topic, partition) > 0
+    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
+    assert await tiers.settled(topic) > 0
     return values
 
 
@@ -59,19 +59,6 @@ def read_by_id(bootstrap: str, topic: str, count: int) -> list[bytes]:
     """Reads with librdkafka, which sends Fetch v16 with the topic's id."""
     with consumer_at(bootstrap, topic, 0) as consumer:
         return [value for _, value in read(consumer, count)]
-
-
-async def test_the_objects_of_a_deleted_topic_are_collected(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
-    async with two_tiers(kafka, tmp_path, PATTERN, topic_deletion_delay_ms=300) as tiers:
-        assert await tiers.filled(topic, random_values(200)) > 0
-        partition = await tiers.partition(topic)
-        assert tiers.rlmm.state.is_tiered(partition.topic_id)
-        assert any((tmp_path / "remote").rglob("*.log"))
-        await asyncio.to_thread(delete_topic, tiers.bootstrap, topic)
-        async with asyncio.timeout(TIMEOUT_S):
-            while tiers.rlmm.state.is_tiered(partition.topic_id):  # noqa: ASYNC110 - brokers and tasks set no event
-                await asyncio.sleep(0.1)
-        assert not any(path.is_file() for path in (tmp_path / "remote").rglob("*.log"))
 
 
 async def test_a_topic_made_again_serves_nothing_of_the_old_one(
@@ -160,25 +147,6 @@ async def until_created(bootstrap: str, topic: str) -> None:
 def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
     found = Librdkafka().offsets(bootstrap, topic, 0)
     return found.earliest, found.latest
-
-
-def read_partition(bootstrap: str, topic: str, partition: int, count: int) -> list[tuple[int, bytes]]:
-    with consumer_at(bootstrap, topic, 0, partition=partition) as consumer:
-        return read(consumer, count)
-
-
-@pytest.mark.full
-async def test_new_partitions_of_a_topic_are_tiered_as_the_old_ones(
-    kafka: KafkaCluster, tmp_path: Path, topic: str
-) -> None:
-    async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
-        first = random_values(200)
-        assert await tiers.filled(topic, first) > 0
-        await asyncio.to_thread(add_partitions, tiers.bootstrap, topic, 2)
-        second = await filled(tiers, topic, partition=1)
-        for number, values in enumerate((first, second)):
-            found = await asyncio.to_thread(read_partition, tiers.bootstrap, topic, number, 200)
-            assert found == list(enumerate(values))
 
 
 def objects_of(folder: Path, topic_id: UUID) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -12,14 +11,10 @@ from functools import partial
 import confluent_kafka
 import kafka as kafka_python
 import pytest
-from kafka.errors import OffsetOutOfRangeError
 
-from tests.support.rigs.record_deletion import delete_records
 from tests.support.rigs.two_tiers_rig import TwoTiers
 from tests.support.servers.kafka import CONSUMER_GROUP_COMMAND
 from tests.support.servers.producing import create_topic, produce, random_values, transactional_producer
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.remote_storage_manager import LogSegmentData
 
 pytestmark = pytest.mark.integration
 
@@ -132,36 +127,6 @@ async def test_two_members_rebalance_over_both_tiers_and_tools_see_their_lag(
         assert sorted((row[2], row[3]) for row in rows) == [("0", "0"), ("1", "0")]
 
 
-async def test_a_group_starts_at_a_time_that_is_remote(tiers: TwoTiers, topic: str) -> None:
-    made = await fill(tiers, topic, 1, 120)
-
-    def read() -> tuple[int, list[bytes]]:
-        consumer = confluent_kafka.Consumer(
-            {"bootstrap.servers": tiers.bootstrap, "group.id": topic, "auto.offset.reset": "error"}
-        )
-        try:
-            consumer.assign([confluent_kafka.TopicPartition(topic, 0, 30)])
-            (message,) = consumer.consume(1, TIMEOUT_S)
-            at = confluent_kafka.TopicPartition(topic, 0, message.timestamp()[1])
-            (found,) = consumer.offsets_for_times([at], TIMEOUT_S)
-            consumer.assign([found])
-            values: list[bytes] = []
-            deadline = time.monotonic() + TIMEOUT_S
-            while len(values) < 120 - found.offset and time.monotonic() < deadline:
-                for one in consumer.consume(120, 1.0):
-                    assert one.error() is None
-                    value = one.value()
-                    assert isinstance(value, bytes)
-                    values.append(value)
-            return int(found.offset), values
-        finally:
-            consumer.close()
-
-    offset, values = await asyncio.to_thread(read)
-    assert 0 <= offset <= 30
-    assert values == [value for _, _, _, value in sorted(made)[offset:]]
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_pattern_finds_topics_that_are_remote_and_those_that_come_later(
     tiers: TwoTiers, topic: str, protocol: str
@@ -174,58 +139,6 @@ async def test_a_pattern_finds_topics_that_are_remote_and_those_that_come_later(
     await until_read(made, member)
     await asyncio.to_thread(member.leave)
     assert sorted(member.records) == sorted(made), "nothing twice"
-
-
-async def test_records_that_are_purged_before_they_are_copied_raise_no_alarm(
-    tiers: TwoTiers, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Streams purges a repartition topic so: it often sends DeleteRecords up to its committed offset."""
-    create_topic(tiers.kafka.bootstrap_servers, topic)
-    caplog.set_level(logging.ERROR)
-    gate, reached = asyncio.Event(), asyncio.Event()
-    copy = tiers.storage.copy_log_segment_data
-
-    async def gated(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        reached.set()
-        await gate.wait()
-        return await copy(metadata, data)
-
-    monkeypatch.setattr(tiers.storage, "copy_log_segment_data", gated)
-
-    values: list[bytes] = []
-    for n in range(1, 5):
-        more = random_values(60)
-        values += more
-        await asyncio.to_thread(produce, tiers.bootstrap, topic, more)
-        if n == 1:
-            async with asyncio.timeout(TIMEOUT_S):
-                await reached.wait()
-        assert await asyncio.to_thread(delete_records, tiers.bootstrap, topic, 60 * n - 10) == 60 * n - 10
-    gate.set()
-    more = random_values(120)
-    values += more
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, more)
-    local_start = await tiers.settled(topic)
-    assert local_start > 240
-    for _ in range(3):
-        await asyncio.to_thread(produce, tiers.bootstrap, topic, more)
-        await tiers.settled(topic)
-    assert not [record for record in caplog.records if "removed before they were copied" in record.getMessage()]
-
-    def read(offset: int) -> bytes:
-        consumer = kafka_python.KafkaConsumer(bootstrap_servers=tiers.bootstrap, auto_offset_reset="none")
-        partition = kafka_python.TopicPartition(topic, 0)
-        consumer.assign([partition])
-        try:
-            assert consumer.beginning_offsets([partition])[partition] == 230
-            consumer.seek(partition, offset)
-            return bytes(next(consumer).value)
-        finally:
-            consumer.close()
-
-    assert await asyncio.to_thread(read, 230) == values[230]
-    with pytest.raises(OffsetOutOfRangeError):
-        await asyncio.to_thread(read, 229)
 
 
 async def test_offsets_are_committed_in_transactions_that_read_the_remote_tier(tiers: TwoTiers, topic: str) -> None:

@@ -9,20 +9,16 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
-from confluent_kafka.admin._config import ConfigSource
-from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
-from confluent_kafka.cimpl import KafkaError, NewPartitions, NewTopic
+from confluent_kafka.cimpl import KafkaError, NewPartitions
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from tests.support.clients.kafka_tools import KafkaTools
 from tests.support.rigs.strict_consumer import consumer_at, local_log_start, read, until_trimmed
-from tests.support.rigs.topic_config_client import alter, code_of, described, replace
+from tests.support.rigs.topic_config_client import alter, code_of, described
 from tests.support.rigs.waiting import until
-from tests.support.servers.kafka import SHORT_LIVED, KafkaCluster
+from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer
 from tests.support.servers.producing import create_topic, delete_topic, produce, random_values
-from tests.support.servers.secure_kafka import add_rights
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.tasks.deletion.failed_deletions import FAILED_DELETIONS_TOPIC
 
@@ -189,69 +185,6 @@ async def test_stock_tools_are_told_that_a_compacted_topic_cannot_be_tiered(
     assert topic_name not in AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=120).topics
 
 
-async def test_every_topic_of_a_request_has_its_own_answer(
-    kafka: KafkaCluster, proxy: TidegateProcess, topic_name: str
-) -> None:
-    good, bad, compacted = (f"{topic_name}-{name}" for name in ("good", "bad", "compacted"))
-    bootstrap = proxy.bootstrap_servers
-    for topic in (good, bad):
-        create_topic(bootstrap, topic, config={"retention.ms": "600000"})
-    create_topic(bootstrap, compacted, config={"cleanup.policy": "compact"})
-    settings: dict[str, dict[str, str | None]] = {
-        good: {"remote.storage.enable": "true", "local.retention.ms": "600000", "max.message.bytes": "5000"},
-        bad: {"remote.storage.enable": "true", "local.retention.ms": "600001", "max.message.bytes": "5000"},
-        compacted: {"remote.storage.enable": "true"},
-        f"{topic_name}-missing": {"local.retention.ms": "5"},
-    }
-    for validate_only in (True, False):
-        codes = await asyncio.to_thread(alter, bootstrap, settings, validate_only=validate_only)
-        assert codes == [0, KafkaError.INVALID_CONFIG, KafkaError.INVALID_CONFIG, KafkaError.UNKNOWN_TOPIC_OR_PART]
-        awaited = {} if validate_only else {"max.message.bytes": "5000"}
-        shown = await asyncio.to_thread(described, bootstrap, good, awaited)
-        assert shown["remote.storage.enable"].value == ("false" if validate_only else "true")
-    assert ConfigSource(shown["remote.storage.enable"].source) is ConfigSource.DYNAMIC_TOPIC_CONFIG
-    assert shown["local.retention.ms"].value == "600000"
-    assert ConfigSource(shown["local.retention.bytes"].source) is ConfigSource.DEFAULT_CONFIG
-    untouched = await asyncio.to_thread(described, bootstrap, bad)
-    assert untouched["remote.storage.enable"].value == "false"
-    assert untouched["max.message.bytes"].is_default
-
-
-async def test_changes_that_would_break_a_tiered_topic_are_refused(proxy: TidegateProcess, topic_name: str) -> None:
-    bootstrap = proxy.bootstrap_servers
-    config = {"remote.storage.enable": "true", "local.retention.ms": "500000", "retention.ms": "600000"}
-    create_topic(bootstrap, topic_name, config=config)
-    invalid = KafkaError.INVALID_CONFIG
-    for changes, expected in (
-        ({"cleanup.policy": "compact"}, invalid),
-        ({"retention.ms": "400000"}, invalid),
-        ({"retention.ms": "400000", "local.retention.ms": "300000"}, 0),
-        ({"remote.log.copy.disable": "true"}, invalid),
-        ({"remote.log.copy.disable": "true", "local.retention.ms": None}, 0),
-        ({"remote.storage.enable": None}, invalid),
-        ({"remote.storage.enable": "maybe"}, invalid),
-    ):
-        assert await asyncio.to_thread(alter, bootstrap, {topic_name: changes}) == [expected], changes
-    shown = await asyncio.to_thread(described, bootstrap, topic_name, {"retention.ms": "400000"})
-    assert shown["local.retention.ms"].value == "-2"
-    assert shown["remote.log.copy.disable"].value == "true"
-
-
-async def test_a_legacy_alter_replaces_all_settings(proxy: TidegateProcess, topic_name: str) -> None:
-    bootstrap = proxy.bootstrap_servers
-    create_topic(bootstrap, topic_name, config={"local.retention.ms": "5", "retention.ms": "600000"})
-
-    tiered = {"remote.storage.enable": "true", "max.message.bytes": "5000"}
-    assert await asyncio.to_thread(replace, bootstrap, topic_name, tiered) == 0
-    shown = await asyncio.to_thread(described, bootstrap, topic_name, {"max.message.bytes": "5000"})
-    assert shown["local.retention.ms"].value == "-2"
-    assert shown["retention.ms"].is_default
-    assert shown["remote.storage.enable"].value == "true"
-    not_tiered = {"max.message.bytes": "6000"}
-    assert await asyncio.to_thread(replace, bootstrap, topic_name, not_tiered) == KafkaError.INVALID_CONFIG
-    assert (await asyncio.to_thread(described, bootstrap, topic_name))["max.message.bytes"].value == "5000"
-
-
 @pytest.fixture
 def failed_deletions(kafka: KafkaCluster) -> Iterator[str]:
     create_topic(kafka.bootstrap_servers, FAILED_DELETIONS_TOPIC)
@@ -290,44 +223,3 @@ async def test_the_topics_of_the_remote_log_are_not_for_clients_to_change(
     # The broker learns of a deletion shortly after the controller.
     await asyncio.to_thread(until, lambda: topic_name not in names())
     assert {METADATA_TOPIC, failed_deletions} <= names()
-
-
-async def test_a_principal_that_may_not_alter_a_topic_changes_and_learns_nothing(tmp_path: Path) -> None:
-    """The broker checks the principal's rights, even if a request has only tier settings."""
-    settings = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "allow.everyone.if.no.acl.found": "true",
-    }
-    with KafkaCluster(settings=settings, java_options=SHORT_LIVED) as kafka, tidegate_over(kafka, tmp_path) as proxy:
-        create_topic(kafka.bootstrap_servers, "denied", config={"retention.ms": "600000"})
-        rights = [
-            AclBinding(
-                ResourceType.TOPIC, "denied", ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, permission
-            )
-            for operation, permission in (
-                (AclOperation.ALTER_CONFIGS, AclPermissionType.DENY),
-                (AclOperation.DESCRIBE_CONFIGS, AclPermissionType.ALLOW),
-                (AclOperation.DESCRIBE, AclPermissionType.ALLOW),
-            )
-        ]
-        add_rights(kafka, rights)
-        for changes in ({"remote.storage.enable": "true"}, {"local.retention.ms": "no number"}):
-            codes = await asyncio.to_thread(alter, proxy.bootstrap_servers, {"denied": changes})
-            assert codes == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
-        shown = await asyncio.to_thread(described, proxy.bootstrap_servers, "denied")
-        assert shown["remote.storage.enable"].value == "false"
-
-
-async def test_a_created_topic_is_shown_with_its_tier_settings(proxy: TidegateProcess, topic_name: str) -> None:
-    def create(*, validate_only: bool, retention_ms: str) -> int:
-        admin = AdminClient({"bootstrap.servers": proxy.bootstrap_servers})
-        config = {"remote.storage.enable": "true", "retention.ms": "600000", "local.retention.ms": retention_ms}
-        new = NewTopic(topic_name, num_partitions=1, replication_factor=1, config=config)
-        return code_of(admin.create_topics([new], validate_only=validate_only)[topic_name])
-
-    assert await asyncio.to_thread(create, validate_only=False, retention_ms="600001") == KafkaError.INVALID_CONFIG
-    assert await asyncio.to_thread(create, validate_only=True, retention_ms="600000") == 0
-    assert await asyncio.to_thread(create, validate_only=False, retention_ms="600000") == 0
-    assert await asyncio.to_thread(create, validate_only=False, retention_ms="7") == KafkaError.TOPIC_ALREADY_EXISTS
-    shown = await asyncio.to_thread(described, proxy.bootstrap_servers, topic_name)
-    assert shown["local.retention.ms"].value == "600000"

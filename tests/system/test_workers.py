@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -19,14 +17,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import ErrorCode
-from tests.support.proxy.one_worker import one_worker
-from tests.support.proxy.parsed_config import parse_config
 from tests.support.rigs.broker_fetches import answered, client_of, fetch, settled
 from tests.support.rigs.waiting import TIMEOUT_S
-from tests.support.servers.jars import ServerUnavailable
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.pausing import pause_process
-from tests.support.servers.ports import consecutive_free_ports
 from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
 from tests.support.servers.tidegate import TidegateProcess, is_running, tidegate_over
 from tiers.broker.client import BrokerClient
@@ -273,52 +267,3 @@ def test_children_end_with_a_killed_supervisor_and_a_new_one_starts(
     tidegate.start()
     wait_until_gone(list(children.values()))
     assert set(tidegate.children()) == NAMES
-
-
-def test_a_store_that_cannot_be_used_ends_the_start(kafka: KafkaCluster, tmp_path: Path) -> None:
-    storage = {"implementation": "tape"}
-    tidegate = tidegate_over(kafka, tmp_path, storage=storage, settings={"workers": 2})
-    with pytest.raises(ServerUnavailable, match="no remote storage manager is called 'tape'"):
-        tidegate.start()
-    shutil.rmtree(tidegate.folder)
-
-
-async def test_a_worker_without_a_state_relays_no_out_of_range(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
-    await asyncio.to_thread(produce, kafka.bootstrap_servers, topic, random_values(20))
-    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    (deleted,) = admin.delete_records([confluent_kafka.TopicPartition(topic, 0, 10)]).values()
-    await asyncio.to_thread(deleted.result, TIMEOUT_S)
-    (tmp_path / "tier").mkdir()
-    port = consecutive_free_ports(2)
-    config = parse_config(
-        f"""
-[upstream]
-bootstrap.servers = "{kafka.bootstrap_servers}"
-[listener]
-host = "127.0.0.1"
-advertised.host = "127.0.0.1"
-bootstrap.port = {port}
-base.port = {port}
-[state]
-path = "{tmp_path / "state"}"
-[storage]
-implementation = "local"
-path = "{tmp_path / "tier"}"
-"""
-    )
-    async with AsyncExitStack() as stack:
-        worker = one_worker(config, stack)
-        await worker.open(stack)
-        await worker.open_tier(stack)
-        worker.serve(stack)
-        await worker.topology.wait_until_ready()
-        assert worker.not_ready() == [
-            "the remote log metadata is stale: the remote-log process has not read it to its end recently"
-        ]
-        assert worker.not_serving() == []
-        client = await stack.enter_async_context(client_of(("127.0.0.1", port)))
-        partition = await topic_id_partition(client, topic)
-        assert (await fetch(client, partition, 0)).error == ErrorCode.REPLICA_NOT_AVAILABLE
-        local = await fetch(client, partition, 10)
-        assert (local.error, len(local.records) > 0) == (ErrorCode.NONE, True)
-        await worker.drain()

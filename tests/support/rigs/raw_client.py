@@ -39,11 +39,6 @@ class RawClient:
         await self.send(version, asks, **more)
         return await self.receive(version)
 
-    async def is_closed(self) -> bool:
-        """Waits until the peer closes the connection. False: the peer sent data first."""
-        async with asyncio.timeout(TIMEOUT_S):
-            return await self._reader.read(1) == b""
-
 
 @asynccontextmanager
 async def raw_client(address: str) -> AsyncIterator[RawClient]:
@@ -57,12 +52,11 @@ async def raw_client(address: str) -> AsyncIterator[RawClient]:
 
 
 class Forwarded:
-    """Records every Fetch as the client sent it, and as the proxy forwarded it."""
+    """Records every Fetch that the proxy changed: as the client sent it, and as the proxy forwarded it."""
 
     def __init__(self, handler: FetchHandler) -> None:
         self.changed: list[tuple[FetchRequest, FetchRequest | None]] = []
-        """The requests that the proxy changed before it forwarded them, or did not forward (None)."""
-        self.untouched: list[FetchRequest] = []
+        """None: the proxy did not forward the request."""
         self._on_request = handler.on_request
         handler.on_request = self._record  # type: ignore[method-assign]  # replaced by a recorder for one test
 
@@ -83,9 +77,7 @@ class Forwarded:
 
     def _add(self, sent: bytes, action: Answer | Forward) -> None:
         forwarded = bytes(action.frame) if isinstance(action, Forward) else None
-        if forwarded == sent:
-            self.untouched.append(_parse(sent))
-        else:
+        if forwarded != sent:
             self.changed.append((_parse(sent), None if forwarded is None else _parse(forwarded)))
 
 

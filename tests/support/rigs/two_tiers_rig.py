@@ -117,7 +117,6 @@ async def two_tiers(
     folder: Path,
     tiered: str,
     settings: FetchSettings | None = None,
-    topic_deletion_delay_ms: int = 300_000,
     metadata_max_age: str = "500ms",
 ) -> AsyncIterator[TwoTiers]:
     """Yields a proxy. `tiered` is a topic name or a shell pattern.
@@ -172,7 +171,7 @@ base.port = {port}
         proxy.handlers[ApiKey.DELETE_TOPICS] = DeleteTopicsHandler(guard, rlmm.log, rlmm)
         proxy.listen(stack)
         await proxy.topology.refresh()
-        manager = _manager(proxy.client, source, storage, rlmm, folder, tiered, topic_deletion_delay_ms)
+        manager = _manager(proxy.client, source, storage, rlmm, folder, tiered)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(manager.run())
             yield TwoTiers(kafka, f"127.0.0.1:{port}", proxy.client, source, storage, rlmm, reader, fetch)
@@ -189,7 +188,6 @@ def _manager(
     rlmm: InMemoryRemoteLogMetadataManager,
     folder: Path,
     tiered: str,
-    topic_deletion_delay_ms: int,
 ) -> RemoteLogManager:
     settings = RemoteLogManagerSettings(
         spool_dir=folder / "spool",
@@ -198,7 +196,6 @@ def _manager(
             task_interval_ms=50,
             task_retry_backoff_ms=10,
             visible_after_ms=100,
-            topic_deletion_delay_ms=topic_deletion_delay_ms,
         ),
     )
     metrics = RemoteLogManagerMetrics(CollectorRegistry())

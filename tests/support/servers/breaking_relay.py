@@ -36,7 +36,6 @@ class BreakingRelay:
         self._budget = {"up": -1, "down": -1}
         self._refuses = False
         self._holds = False
-        self._holds_all = False
         self._fault: Fault | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._silent: set[asyncio.StreamWriter] = set()
@@ -62,10 +61,6 @@ class BreakingRelay:
     def hold_after(self, direction: str, count: int) -> None:
         """Stops the connection that passes byte `count`: it stays open and passes nothing more. New ones work."""
         self._budget[direction], self._holds = count, True
-
-    def hold_all(self) -> None:
-        """Passes nothing more to the server, on any connection."""
-        self._holds_all = True
 
     def silence_open(self) -> None:
         """Passes nothing more on the open connections, and does not close them. New connections work."""
@@ -113,9 +108,6 @@ class BreakingRelay:
                 if client in self._silent:
                     await self._until_closed(reader)
                     break
-                if self._holds_all:
-                    await self._until_closed(reader)
-                    return
                 budget = self._budget[direction]
                 if 0 <= budget <= len(data):
                     writer.write(data[:budget])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import shutil
@@ -92,11 +91,6 @@ class BrowserPage:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         await self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    async def screenshot(self) -> bytes:
-        """Returns the window as PNG."""
-        answer = await self.send("Page.captureScreenshot", format="png")
-        return base64.b64decode(answer["data"])
 
 
 @asynccontextmanager

@@ -67,11 +67,8 @@ FULLY_COMPILED = ("-XX:TieredStopAtLevel=4",)
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 CONSOLE_PRODUCER = ("kafka" if KAFKA_VERSION.startswith("3.") else "org.apache.kafka") + ".tools.ConsoleProducer"
 TOPIC_COMMAND = "org.apache.kafka.tools.TopicCommand"
-CONFIG_COMMAND = "kafka.admin.ConfigCommand"
 CONSUMER_GROUP_COMMAND = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 DELETE_RECORDS_COMMAND = "org.apache.kafka.tools.DeleteRecordsCommand"
-CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ConsumerPerformance"
-PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
 
 
 def kafka_libs() -> Path:

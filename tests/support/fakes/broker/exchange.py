@@ -33,7 +33,6 @@ class FakeExchange:
         self.connection_id = connection_id
         self.node_id: int | None = 1
         self.address_of: AddressOf = lambda node_id: ("proxy", 19092 + node_id)
-        self.polls = 0
         self.may_forward = True
         self.counts_decoded = False
         self._cluster = cluster
@@ -46,7 +45,6 @@ class FakeExchange:
         return self._poll(bytes(frame)) if self.may_forward else None
 
     async def _poll(self, frame: bytes) -> memoryview:
-        self.polls += 1
         if self._answer is not None:
             return memoryview(self._answer(frame))
         header = parse_request_header(frame)

@@ -73,6 +73,13 @@ async def test_offsets_in_neither_tier_are_found(
     assert (found.unknown, found.trouble) == (tuple(unknown), None)
 
 
+async def test_a_deleted_topic_has_its_remote_bounds(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    gone = cast(Any, SimpleNamespace(topics_by_id={}))
+    found = await partition_bounds(cast(Any, InMemoryLog()), gone, bench.state, PARTITION)
+    assert (found.trouble, found.remote_end, found.holds) == ("the topic was deleted", 9, False)
+
+
 def test_misuse_and_a_silent_cluster_are_one_line(tidegate: Tidegate, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("bounds", "pause"):
         code, out, err = tidegate("tier", name, "a:0")
