@@ -1,4 +1,4 @@
-"""Merge, rebuild and retain against a real Kafka and a real proxy. Afterwards, a client reads the records."""
+"""A merge against a real Kafka and a real proxy, while a client reads the records."""
 
 from __future__ import annotations
 
@@ -11,32 +11,21 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they export it without saying so
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
-from kafka.protocol.admin import DescribeConfigsRequest
 
 from pipeline.config import PipelineConfig, load_pipeline_config
 from pipeline.maintenance.merge import merge, plan_merge
 from pipeline.maintenance.merge_plan import MergeLimits
-from pipeline.maintenance.retain import plan_retention, retain
 from tests.support.pipeline.inline_runner import InlineRunner
 from tests.support.rigs.strict_consumer import (
     RECORD,
     consumer_at,
-    local_log_start,
     log_bytes,
     read,
     until_trimmed,
 )
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.peer import Peer
-from tests.support.servers.producing import TIMEOUT_S, create_topic, produce
+from tests.support.servers.producing import create_topic, produce
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.access.open_tier import open_tier
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
@@ -61,9 +50,9 @@ class Tiered:
     records: list[RECORD]
     store: Path
 
-    def segments(self, config: PipelineConfig | None = None) -> list[RemoteLogSegmentMetadata]:
+    def segments(self) -> list[RemoteLogSegmentMetadata]:
         async def listed() -> list[RemoteLogSegmentMetadata]:
-            async with open_tier(config or self.config) as tier:
+            async with open_tier(self.config) as tier:
                 [partition] = [each for each in tier.state.partitions() if each.topic == self.topic]
                 return list(tier.state.list_remote_log_segments(partition))
 
@@ -149,40 +138,3 @@ def test_a_consumer_reads_every_record_while_segments_are_merged(tiered: Tiered)
     assert len(after) == len(before) - len(parts) + len(planned)
     assert all(tiered.files(each) == [] for each in done.purge.deleted)
     assert [each.end_offset + 1 for each in after[:-1]] == [each.start_offset for each in after[1:]]
-
-
-def retention_bytes(tiered: Tiered, node_id: int) -> str:
-    """The topic as that broker knows it. Any broker may be asked."""
-    resource = DescribeConfigsRequest.DescribeConfigsResource(
-        resource_type=ResourceType.TOPIC.value, resource_name=tiered.topic, configuration_keys=["retention.bytes"]
-    )
-    request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
-    with Peer(tiered.kafka.address(node_id)) as peer:
-        [result] = peer.ask(request, 4).results
-    [config] = result.configs
-    return str(config.value)
-
-
-def test_segments_beyond_retention_are_deleted(tiered: Tiered) -> None:
-    tiered.proxy.stop()
-    admin = AdminClient({"bootstrap.servers": tiered.kafka.bootstrap_servers})
-    before = tiered.segments()
-    all_but_the_first = sum(each.segment_size_bytes for each in before[1:])
-    entry = ConfigEntry("retention.bytes", str(all_but_the_first), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, tiered.topic, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(TIMEOUT_S)
-    until(lambda: {retention_bytes(tiered, node_id) for node_id in tiered.kafka.brokers} == {str(all_but_the_first)})
-    [planned] = asyncio.run(plan_retention(tiered.config, tiered.topic, deleted_topics=False)).partitions
-    assert tiered.segments() == before
-    [done] = asyncio.run(retain(tiered.config, InlineRunner(), tiered.topic, deleted_topics=False)).partitions
-    assert done.segments == planned.segments
-    assert done.purge is not None
-    assert (done.error, done.purge.failed, len(done.purge.deleted)) == (None, [], len(planned.segments))
-    assert done.segments == before[:1]
-    assert done.log_start_offset == done.segments[-1].end_offset + 1
-    assert tiered.segments() == before[len(done.segments) :]
-    assert all(tiered.files(each) == [] for each in done.segments)
-    assert local_log_start(tiered.kafka, tiered.topic) >= done.log_start_offset
-    again = asyncio.run(retain(tiered.config, InlineRunner(), tiered.topic, deleted_topics=False))
-    assert again.partitions == []

@@ -22,7 +22,6 @@ from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = pytest.mark.integration
 
-VERIFIABLE_PRODUCER = "org.apache.kafka.tools.VerifiableProducer"
 COUNT = 200
 IN_REMOTE = 20
 """The offset of the group, inside the remote tier."""
@@ -351,14 +350,6 @@ def test_a_topic_is_written_and_its_head_deleted(stage: Stage) -> None:
     stage.through_proxy(f"kafka-topics --delete --topic {topic}")
     # The broker learns of the deletion shortly after the controller.
     until(lambda: topic not in stage.through_proxy("kafka-topics --list").split())
-
-
-def test_a_producer_that_is_verified_sends_all(stage: Stage) -> None:
-    """The tool runs in its own process, since it ends its work only when its process ends."""
-    arguments = ("--bootstrap-server", stage.proxy.bootstrap_servers, "--topic", stage.plain, "--max-messages", "3")
-    sent = [json.loads(event) for event in stage.kafka.run_tool(VERIFIABLE_PRODUCER, *arguments).stdout.splitlines()]
-    assert [event["value"] for event in sent if event["name"] == "producer_send_success"] == ["0", "1", "2"]
-    assert [(event["sent"], event["acked"]) for event in sent if event["name"] == "tool_data"] == [(3, 3)]
 
 
 def test_versions_are_those_of_the_broker_but_for_what_is_hidden(stage: Stage) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -141,25 +138,6 @@ def take(consumer: confluent_kafka.Consumer, count: int) -> list[bytes]:
     return taken
 
 
-def test_acks_0_takes_no_turn(rig: Rig, topic_name: str) -> None:
-    create_topic(rig.bootstrap, topic_name, partitions=1, replicas=1)
-    sent = values("silent")
-    producer = kafka.KafkaProducer(bootstrap_servers=rig.bootstrap, acks=0)
-    for value in sent:
-        producer.send(topic_name, value)
-    producer.flush(TIMEOUT_S)
-    producer.close()
-    consumer = kafka.KafkaConsumer(
-        topic_name,
-        bootstrap_servers=rig.bootstrap,
-        auto_offset_reset="earliest",
-        consumer_timeout_ms=int(1000 * TIMEOUT_S),
-    )
-    assert [next(consumer).value for _ in range(RECORDS)] == sent
-    consumer.close()
-    assert rig.leaks() == []
-
-
 def test_the_java_client_produces_and_consumes(rig: Rig, topic_name: str) -> None:
     create_topic(rig.bootstrap, topic_name, partitions=3, replicas=3)
     lines = [f"line {n}" for n in range(RECORDS)]
@@ -265,29 +243,6 @@ def move_leaders(bootstrap: str, topic: str) -> None:
     admin.close()
 
 
-def test_check_prints_the_address_map(rig: Rig) -> None:
-    command = [sys.executable, "-m", "proxy", "check", "--config", str(rig.proxy.config)]
-    lines: list[str] = []
-
-    def all_are_in_time() -> bool:
-        """Whether `check` reported all brokers. It reports a stalled broker as late, or not at all."""
-        checked = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        lines[:] = checked.stdout.splitlines()
-        if re.search(r" in (time|\d+ ms)", checked.stdout) or len(lines) < 2 + BROKERS:
-            return False
-        assert (checked.returncode, checked.stderr) == (0, "")
-        return True
-
-    until(all_are_in_time)
-    assert lines[0] == f"cluster {rig.cluster.cluster_id}"
-    assert lines[-1].startswith("no problems")
-    of_brokers = [line for line in lines if line.startswith("broker ")]
-    for (node_id, broker), line in zip(sorted(rig.cluster.brokers.items()), of_brokers, strict=True):
-        advertised = f"{CLIENT_HOST}:{rig.proxy.address[1] + node_id}"
-        reached = f"broker {node_id}: {broker.host}:{broker.port}, reached"
-        assert line == f"{reached}; advertised to clients as {advertised}, which this check does not try"
-
-
 def test_a_waiting_consumer_is_answered_at_a_stop_and_uses_the_next_proxy(
     kafka_of_three: KafkaCluster, topic_name: str
 ) -> None:
@@ -317,15 +272,3 @@ def test_a_waiting_consumer_is_answered_at_a_stop_and_uses_the_next_proxy(
         produce(bootstrap, topic_name, sent[100:])
         assert take(consumer, RECORDS - 100) == sent[100:]
         consumer.close()
-
-
-def test_the_admin_port_counts_by_api_and_tier(rig: Rig, topic_name: str) -> None:
-    create_topic(rig.bootstrap, topic_name)
-    produce(rig.bootstrap, topic_name, [b"counted"])
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": rig.bootstrap, "group.id": topic_name})
-    consumer.assign([confluent_kafka.TopicPartition(topic_name, 0, 0)])
-    assert take(consumer, 1) == [b"counted"]
-    consumer.close()
-    assert rig.proxy.metric("tidegate_requests_total", api="Metadata") > 0
-    for api, tier in (("Produce", "none"), ("Fetch", "local")):
-        assert rig.proxy.metric("tidegate_request_latency_seconds_count", api=api, tier=tier) > 0

@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import ErrorCode
-from tests.support.rigs.broker_fetches import answered, client_of, fetch, settled
 from tests.support.rigs.waiting import TIMEOUT_S
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.pausing import pause_process
@@ -25,6 +25,7 @@ from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.tidegate import TidegateProcess, is_running, tidegate_over
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
+from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration
@@ -51,6 +52,48 @@ def tidegate(kafka: KafkaCluster, topic: str, tmp_path: Path) -> Iterator[Tidega
     }
     with tidegate_over(kafka, tmp_path, tiered=[topic], segment_bytes=200_000, settings=settings) as running:
         yield running
+
+
+@asynccontextmanager
+async def client_of(address: tuple[str, int]) -> AsyncIterator[BrokerClient]:
+    client = BrokerClient([address], client_id="test")
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def settled(kafka: KafkaCluster, topic: str) -> int:
+    """Waits until the broker has trimmed the topic to less than a third. Returns the local log start."""
+    async with client_of(kafka.address()) as client, asyncio.timeout(TIMEOUT_S):
+        partition = await topic_id_partition(client, topic)
+        source = BrokerLogSource(client)
+        while True:
+            bounds = await source.bounds(partition, 60_000)
+            if bounds.log_start_offset > bounds.high_watermark * 2 // 3:
+                return bounds.log_start_offset
+            await asyncio.sleep(0.2)
+
+
+async def fetch(client: BrokerClient, partition: TopicIdPartition, offset: int = 0) -> FetchedPartition:
+    (fetched,) = await fetch_raw(
+        client,
+        1,
+        [FetchPosition(partition.topic_id, partition.partition, offset)],
+        max_bytes=1 << 20,
+        max_wait_ms=100,
+    )
+    return fetched
+
+
+async def answered(client: BrokerClient, partition: TopicIdPartition, offset: int) -> FetchedPartition:
+    """Fetches, and retries as every client does."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            fetched = await fetch(client, partition, offset)
+            if fetched.error != ErrorCode.REPLICA_NOT_AVAILABLE:
+                return fetched
+            await asyncio.sleep(0.1)
 
 
 async def fetch_until(
@@ -238,24 +281,6 @@ def test_sigterm_ends_everything_in_good_order(tidegate: TidegateProcess) -> Non
     os.kill(tidegate.pid, signal.SIGTERM)
     assert tidegate.wait() == 0
     assert all_gone(list(children.values()))
-
-
-async def test_sigterm_answers_waiting_requests(tidegate: TidegateProcess, topic: str) -> None:
-    """A long poll ends at once with an answer without partitions."""
-    async with client_of(tidegate.address) as client:
-        partition = await topic_id_partition(client, topic)
-        async with asyncio.TaskGroup() as group:
-            position = FetchPosition(partition.topic_id, 0, 0)
-            waiting = group.create_task(
-                fetch_raw(client, 1, [position], max_bytes=1000, max_wait_ms=TIMEOUT_MS, timeout_ms=2 * TIMEOUT_MS)
-            )
-            async with asyncio.timeout(TIMEOUT_S):
-                while not any(samples(tidegate, "tidegate_requests_total", api="Fetch").values()):
-                    assert not waiting.done()
-                    await asyncio.sleep(0.05)
-            os.kill(tidegate.pid, signal.SIGTERM)
-        assert waiting.result() == []
-    assert await asyncio.to_thread(tidegate.wait) == 0
 
 
 def test_children_end_with_a_killed_supervisor_and_a_new_one_starts(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
 from proxy.config import LimitsConfig
 from proxy.wire.context import Address
 from proxy.wire.server import BrokerEndpoint
-from tests.support.fakes.broker.blackhole import blackhole
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, request, response
 from tests.support.fakes.hanging_names import HANGING, hanging_names
@@ -19,6 +19,19 @@ from tests.support.proxy.proxy_harness import PATIENT, Proxy, proxy_before
 LONG_MS = 600_000
 """Longer than any test waits."""
 ASKED = request(OPAQUE, 4, 1)
+
+
+@contextlib.contextmanager
+def blackhole() -> Iterator[tuple[str, int]]:
+    """Yields an address that answers no SYN: that of a listener whose backlog is full.
+
+    A connect to it neither succeeds nor fails."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address: tuple[str, int] = listener.getsockname()
+        with socket.create_connection(address):
+            yield address
 
 
 @contextlib.asynccontextmanager
