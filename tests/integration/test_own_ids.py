@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,14 @@ from confluent_kafka.admin import AdminClient
 from protocol.api_keys import DECODED_APIS, ApiKey
 from protocol.apis.coordinated_ids import GROUP_APIS, TRANSACTION_APIS
 from protocol.errors import ErrorCode
-from protocol.frame import frame_length
-from protocol.header import build_request_header, response_body_position
+from protocol.header import response_body_position
 from protocol.message_schema import message_name
 from protocol.primitives import write_string
 from protocol.schema import compile_message
-from tests.support.fakes.frame_decoder import FrameDecoder
 from tests.support.fakes.message_encoder import message_names, smallest
 from tests.support.rigs.waiting import TIMEOUT_S, until
 from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.peer import Peer
 from tests.support.servers.producing import create_topic, transactional_producer
 from tests.support.servers.tidegate import tidegate_over
 
@@ -64,23 +62,15 @@ def body(key: ApiKey, version: int, transactional_id: str, group_id: str, topic:
 def codes(bootstrap: str, key: ApiKey, version: int, request: bytes) -> list[int]:
     """Sends a request, and returns the error codes of the answer, in wire order."""
     host, _, port = bootstrap.rpartition(":")
-    frame = build_request_header(key, version, 7, "test") + request
-    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
-        connection.sendall(frame_length(frame) + frame)
-        decoder = FrameDecoder()
-        while True:
-            data = connection.recv(1 << 16)
-            assert data, f"the connection was closed at {key.name} v{version}"
-            for payload in decoder.feed(data):
-                spans = compile_message(key, version, "Response").walk(
-                    payload, response_body_position(key, version, payload)
-                )
-                assert spans[-1].end == len(payload)
-                return [
-                    int.from_bytes(payload[span.start : span.end], signed=True)
-                    for span in spans
-                    if span.kind == "value" and str(span.path[-1]).endswith("ErrorCode")
-                ]
+    with Peer((host, int(port))) as peer:
+        payload = peer.ask_bytes(key, version, request)
+    spans = compile_message(key, version, "Response").walk(payload, response_body_position(key, version, payload))
+    assert spans[-1].end == len(payload)
+    return [
+        int.from_bytes(payload[span.start : span.end], signed=True)
+        for span in spans
+        if span.kind == "value" and str(span.path[-1]).endswith("ErrorCode")
+    ]
 
 
 def code_of(call: Callable[[], object]) -> int:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.marks import full
 from tests.support.simulation.__main__ import outcomes
 from tests.support.simulation.coverage import GROUPS, LEAST_PAIRS, Coverage
-from tests.support.simulation.faults import DOUBTS, KINDS, LONG_CUTS, RELOADS, UNMOUNTS, Fault, Kinds, few_kinds, plan
+from tests.support.simulation.faults import DOUBTS, KINDS, LONG_CUTS, RELOADS, UNMOUNTS, Fault, Kinds, plan
 from tests.support.simulation.planted import PLANTED, planted
 from tests.support.simulation.planted_search import search
 from tests.support.simulation.shrinking import report, shortened
@@ -106,13 +106,6 @@ def test_no_doubt_violates_a_rule(seed: int) -> None:
     assert outcome.violation is None, report(outcome)
 
 
-def test_few_kinds_are_random_kinds_that_a_seed_repeats() -> None:
-    chosen = [few_kinds(seed) for seed in range(300)]
-    assert {len(kinds) for kinds in chosen} == set(range(3, 8))
-    assert {name for kinds in chosen for name in kinds} == {*RELOADS, *UNMOUNTS, *DOUBTS}
-    assert chosen == [few_kinds(seed) for seed in range(300)]
-
-
 @pytest.mark.parametrize(
     ("name", "first"),
     [
@@ -138,11 +131,6 @@ def test_a_planted_bug_is_found(name: str, first: int) -> None:
 def test_every_bug_can_be_planted(name: str) -> None:
     with planted(name):
         pass
-
-
-def test_the_three_losses_are_planted() -> None:
-    assert len(PLANTED) >= 20
-    assert {"hole-moves-log-start", "lost-metadata", "foreign-log-start"} <= set(PLANTED)
 
 
 def test_a_failing_plan_is_shortened() -> None:

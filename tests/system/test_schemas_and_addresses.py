@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import time
 import zipfile
@@ -12,24 +11,23 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from protocol.addresses import Address, rewrite_addresses
+from protocol.addresses import rewrite_addresses
 from protocol.api_keys import DECODED_APIS, FLEXIBLE_FROM, HIDDEN_APIS, NEVER_FLEXIBLE, ApiKey
 from protocol.apis.api_versions import intersect_api_versions, unsupported_version_response
-from protocol.frame import frame_length
-from protocol.header import build_request_header, response_body_position
+from protocol.header import response_body_position
 from protocol.message_schema import FieldSchema, load_schema, message_name, parse_schema
 from protocol.primitives import write_string
 from protocol.schema import compile_message
 from tests.conftest import BROKER_HOST
-from tests.support.fakes.frame_decoder import FrameDecoder
 from tests.support.fakes.message_encoder import Value, encode, message_names
 from tests.support.servers.kafka import KafkaCluster, kafka_libs
+from tests.support.servers.peer import Peer
 from tests.support.servers.ports import PORTS
 from tests.support.servers.producing import create_topic
 
 pytestmark = pytest.mark.integration
 
-CORRELATION_ID = 42
+CORRELATION_ID = 7
 BROKERS = 3
 MISMATCHED_ENDPOINT_TYPE = 114
 FIRST_PORT = PORTS.stop
@@ -39,25 +37,11 @@ UNKNOWN_TOPIC_OR_PARTITION = b"\x00\x03"
 NOT_LEADER_OR_FOLLOWER = b"\x00\x06"
 
 
-class Peer:
-    """A connection to a broker. Answers are whole response payloads."""
-
-    def __init__(self, address: Address) -> None:
-        self._socket = socket.create_connection(address, timeout=300)
-        self._decoder = FrameDecoder()
-
-    def ask(self, api_key: int, version: int, body: bytes) -> bytes:
-        payload = build_request_header(api_key, version, CORRELATION_ID, "test") + body
-        self._socket.sendall(frame_length(payload) + payload)
-        while True:
-            data = self._socket.recv(1 << 16)
-            assert data, f"the broker closed the connection at {ApiKey(api_key).name} v{version}"
-            for response in self._decoder.feed(data):
-                assert int.from_bytes(response[:4], "big", signed=True) == CORRELATION_ID
-                return response
+class SchemaPeer(Peer):
+    """A connection to a broker. Requests are values of our schemas, and answers are whole payloads."""
 
     def ask_message(self, api_key: int, version: int, value: Value) -> bytes:
-        return self.ask(api_key, version, bytes(encode(message_name(api_key, "Request"), version, value).data))
+        return self.ask_bytes(api_key, version, bytes(encode(message_name(api_key, "Request"), version, value).data))
 
     def ask_for_brokers(self, api_key: int, version: int, value: Value) -> bytes:
         """Returns the first answer that names all brokers. A broker that was paused is missing for a while."""
@@ -65,15 +49,11 @@ class Peer:
             time.sleep(0.1)
         return answer
 
-    def close(self) -> None:
-        self._socket.close()
-
 
 @pytest.fixture
-def peer(kafka_of_three: KafkaCluster) -> Iterator[Peer]:
-    peer = Peer(kafka_of_three.address(1))
-    yield peer
-    peer.close()
+def peer(kafka_of_three: KafkaCluster) -> Iterator[SchemaPeer]:
+    with SchemaPeer(kafka_of_three.address(1)) as peer:
+        yield peer
 
 
 def fields(api_key: int, version: int, payload: bytes) -> dict[tuple[str | int, ...], bytes]:
@@ -145,8 +125,8 @@ def test_the_schemas_are_those_in_kafkas_own_jar() -> None:
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_api_versions(peer: Peer, version: int) -> None:
-    offered = versions_in(peer.ask(ApiKey.API_VERSIONS, 0, b""))
+def test_api_versions(peer: SchemaPeer, version: int) -> None:
+    offered = versions_in(peer.ask_bytes(ApiKey.API_VERSIONS, 0, b""))
     request: Value = {"ClientSoftwareName": "test", "ClientSoftwareVersion": "1"}
     answer = peer.ask_message(ApiKey.API_VERSIONS, version, request)
     cut = intersect_api_versions(answer, version)
@@ -169,13 +149,13 @@ def test_api_versions(peer: Peer, version: int) -> None:
     }
 
 
-def test_an_api_versions_version_that_the_broker_does_not_know(peer: Peer) -> None:
-    answer = peer.ask(ApiKey.API_VERSIONS, 127, b"what only that version can read")
+def test_an_api_versions_version_that_the_broker_does_not_know(peer: SchemaPeer) -> None:
+    answer = peer.ask_bytes(ApiKey.API_VERSIONS, 127, b"what only that version can read")
     assert intersect_api_versions(answer, 127) == unsupported_version_response(CORRELATION_ID)
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_metadata(kafka_of_three: KafkaCluster, peer: Peer, topic_name: str, version: int) -> None:
+def test_metadata(kafka_of_three: KafkaCluster, peer: SchemaPeer, topic_name: str, version: int) -> None:
     create_topic(kafka_of_three.bootstrap_servers, topic_name)
     topic: Value = {"TopicId": UUID(int=0), "Name": topic_name}
     request: Value = {
@@ -188,7 +168,7 @@ def test_metadata(kafka_of_three: KafkaCluster, peer: Peer, topic_name: str, ver
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_find_coordinator(peer: Peer, topic_name: str, version: int) -> None:
+def test_find_coordinator(peer: SchemaPeer, topic_name: str, version: int) -> None:
     request: Value = {"Key": topic_name, "KeyType": 0, "CoordinatorKeys": [topic_name, topic_name + "2"]}
     while True:
         answer = peer.ask_message(ApiKey.FIND_COORDINATOR, version, request)
@@ -205,7 +185,7 @@ def test_find_coordinator(peer: Peer, topic_name: str, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_describe_cluster(peer: Peer, version: int) -> None:
+def test_describe_cluster(peer: SchemaPeer, version: int) -> None:
     request: Value = {
         "IncludeClusterAuthorizedOperations": True,
         "EndpointType": 1,
@@ -215,14 +195,14 @@ def test_describe_cluster(peer: Peer, version: int) -> None:
     assert_rewritten(ApiKey.DESCRIBE_CLUSTER, version, answer, BROKERS)
 
 
-def test_a_broker_names_no_controllers(peer: Peer) -> None:
+def test_a_broker_names_no_controllers(peer: SchemaPeer) -> None:
     request: Value = {"IncludeClusterAuthorizedOperations": False, "EndpointType": 2, "IncludeFencedBrokers": False}
     answer = fields(ApiKey.DESCRIBE_CLUSTER, 2, peer.ask_message(ApiKey.DESCRIBE_CLUSTER, 2, request))
     assert int.from_bytes(answer["ErrorCode",]) == MISMATCHED_ENDPOINT_TYPE
     assert not any("Host" in path for path in answer)
 
 
-def leader_and_topic_id(peer: Peer, topic: str) -> tuple[int, UUID]:
+def leader_and_topic_id(peer: SchemaPeer, topic: str) -> tuple[int, UUID]:
     """Waits until the broker knows a new topic. Returns its leader and its id."""
     request: Value = {
         "Topics": [{"TopicId": UUID(int=0), "Name": topic}],
@@ -236,14 +216,13 @@ def leader_and_topic_id(peer: Peer, topic: str) -> tuple[int, UUID]:
 
 
 @pytest.fixture
-def follower(kafka_of_three: KafkaCluster, peer: Peer, topic_name: str) -> Iterator[tuple[Peer, UUID]]:
+def follower(kafka_of_three: KafkaCluster, peer: SchemaPeer, topic_name: str) -> Iterator[tuple[SchemaPeer, UUID]]:
     """Yields a connection to a broker that does not lead the topic's only partition, and the topic's id."""
     create_topic(kafka_of_three.bootstrap_servers, topic_name)
     leader, topic_id = leader_and_topic_id(peer, topic_name)
-    other = Peer(kafka_of_three.address(leader % 3 + 1))
-    leader_and_topic_id(other, topic_name)
-    yield other, topic_id
-    other.close()
+    with SchemaPeer(kafka_of_three.address(leader % 3 + 1)) as other:
+        leader_and_topic_id(other, topic_name)
+        yield other, topic_id
 
 
 EMPTY_BATCH = bytes.fromhex(
@@ -254,7 +233,7 @@ EMPTY_BATCH = bytes.fromhex(
 
 @pytest.mark.parametrize("version", range(10, 14))
 def test_produce_to_a_broker_that_does_not_lead_names_the_one_that_does(
-    follower: tuple[Peer, UUID], topic_name: str, version: int
+    follower: tuple[SchemaPeer, UUID], topic_name: str, version: int
 ) -> None:
     peer, topic_id = follower
     request: Value = {
@@ -276,7 +255,7 @@ def test_produce_to_a_broker_that_does_not_lead_names_the_one_that_does(
 
 @pytest.mark.parametrize("version", range(16, 19))
 def test_fetch_from_a_broker_that_does_not_lead_names_the_one_that_does(
-    follower: tuple[Peer, UUID], version: int
+    follower: tuple[SchemaPeer, UUID], version: int
 ) -> None:
     peer, topic_id = follower
     partition: Value = {
@@ -304,7 +283,7 @@ def test_fetch_from_a_broker_that_does_not_lead_names_the_one_that_does(
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_share_fetch_and_acknowledge_at_a_broker_that_does_not_lead(
-    follower: tuple[Peer, UUID], topic_name: str, version: int
+    follower: tuple[SchemaPeer, UUID], topic_name: str, version: int
 ) -> None:
     peer, topic_id = follower
     member_id = str(uuid4())
@@ -318,13 +297,13 @@ def test_share_fetch_and_acknowledge_at_a_broker_that_does_not_lead(
     nothing_acknowledged = b"\x01\x00\x00"
     nothing_forgotten = b"\x01\x00"
     body = session(0) + limits + modes + partition + nothing_acknowledged + nothing_forgotten
-    answer = peer.ask(ApiKey.SHARE_FETCH, version, body)
+    answer = peer.ask_bytes(ApiKey.SHARE_FETCH, version, body)
     assert NOT_LEADER_OR_FOLLOWER in fields(ApiKey.SHARE_FETCH, version, answer).values()
     assert_rewritten(ApiKey.SHARE_FETCH, version, answer, 1)
 
     renew = b"\x00" if version >= 2 else b""
     first_record_accepted = b"\x02" + struct.pack(">qq", 0, 0) + b"\x02\x01\x00\x00\x00\x00"
-    answer = peer.ask(ApiKey.SHARE_ACKNOWLEDGE, version, session(1) + renew + partition + first_record_accepted)
+    answer = peer.ask_bytes(ApiKey.SHARE_ACKNOWLEDGE, version, session(1) + renew + partition + first_record_accepted)
     # A member that never acquired a record there gets an unknown partition, and no address.
     assert UNKNOWN_TOPIC_OR_PARTITION in fields(ApiKey.SHARE_ACKNOWLEDGE, version, answer).values()
     assert rewrite_addresses(ApiKey.SHARE_ACKNOWLEDGE, version, answer, lambda node_id: ("n", 1)) is answer

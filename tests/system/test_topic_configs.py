@@ -49,13 +49,6 @@ def proxy(kafka: KafkaCluster, tmp_path: Path) -> Iterator[TidegateProcess]:
         yield proxy
 
 
-@pytest.fixture(scope="module")
-def tools() -> Iterator[KafkaTools]:
-    made = KafkaTools()
-    yield made
-    made.stop()
-
-
 def tool(tools: KafkaTools, script: str, bootstrap: str, *args: str) -> tuple[int, str]:
     done = tools.run(script, bootstrap, *args)
     return done.exit_code, done.output + done.errors

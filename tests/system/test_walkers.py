@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
-from confluent_kafka import Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from protocol.api_keys import ApiKey
@@ -20,12 +18,14 @@ from protocol.apis.fetch.response import FetchResponse, out_of_range, parse_fetc
 from protocol.apis.fetch.scan import plain_topics
 from protocol.apis.fetch.stream import PartitionHead, PartitionPatch, StreamingFetchPatcher
 from protocol.apis.list_offsets import ListOffsetsResponsePartition, parse_list_offsets_response
-from protocol.header import build_request_header, response_body_position
+from protocol.header import response_body_position
 from protocol.primitives import write_array_length, write_string
 from protocol.records.record_batch import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD, verify_batches
 from protocol.records.record_reader import first_record_at_or_after, read_records
 from protocol.steps import finished
+from tests.support.rigs.record_deletion import delete_records
 from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.peer import Peer, topic_id_of
 from tests.support.servers.producing import TopicWith, create_topic, produce, produce_transaction
 
 pytestmark = pytest.mark.integration
@@ -36,36 +36,16 @@ Wanted = dict[int, int]
 """The fetch offsets by partition."""
 
 
-class Peer:
-    """A connection that sends request payloads and returns response payloads."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._socket = socket.create_connection(address, timeout=TIMEOUT_S)
-
-    def ask(self, api_key: int, version: int, body: bytes) -> tuple[bytes, int]:
-        payload = build_request_header(api_key, version, 7, "walkers") + body
-        self._socket.sendall(struct.pack(">i", len(payload)) + payload)
-        (length,) = struct.unpack(">i", self._receive(4))
-        response = self._receive(length)
-        return response, response_body_position(api_key, version, response)
-
-    def _receive(self, length: int) -> bytes:
-        out = bytearray()
-        while len(out) < length:
-            data = self._socket.recv(length - len(out))
-            assert data, "the broker hung up"
-            out += data
-        return bytes(out)
-
-    def close(self) -> None:
-        self._socket.close()
-
-
 @pytest.fixture
 def peer(kafka: KafkaCluster) -> Iterator[Peer]:
-    peer = Peer(kafka.address())
-    yield peer
-    peer.close()
+    with Peer(kafka.address()) as peer:
+        yield peer
+
+
+def asked(peer: Peer, api_key: int, version: int, body: bytes) -> tuple[bytes, int]:
+    """Returns the payload of the answer, and where its body begins."""
+    response = peer.ask_bytes(api_key, version, body)
+    return response, response_body_position(api_key, version, response)
 
 
 def fetch_body(version: int, topic: str, topic_id: UUID, wanted: Wanted, isolation_level: int = 0) -> bytes:
@@ -87,23 +67,10 @@ def fetch(
     peer: Peer, version: int, topic: str, topic_id: UUID, wanted: Wanted, isolation_level: int = 0
 ) -> tuple[FetchResponse, ParsedFetchRequest]:
     body = fetch_body(version, topic, topic_id, wanted, isolation_level)
-    payload, position = peer.ask(ApiKey.FETCH, version, body)
+    payload, position = asked(peer, ApiKey.FETCH, version, body)
     response = parse_fetch_response(payload, position, version)
     assert b"".join(rebuild_response(response)) == payload
     return response, parse_fetch_request(body, 0, version)
-
-
-def trim(bootstrap: str, topic: str, offset: int, partition: int = 0) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    wanted = TopicPartition(topic, partition, offset)
-    admin.delete_records([wanted])[wanted].result(TIMEOUT_S)
-
-
-def topic_id_of(kafka: KafkaCluster, topic: str) -> UUID:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    described = admin.describe_topics(TopicCollection([topic]))[topic].result(TIMEOUT_S)
-    most, least = described.topic_id.get_most_significant_bits(), described.topic_id.get_least_significant_bits()
-    return UUID(bytes=struct.pack(">qq", most, least))
 
 
 class ServedLater:
@@ -123,8 +90,8 @@ def test_fetch_at_every_version(kafka: KafkaCluster, peer: Peer, topic_name: str
     produce_transaction(
         kafka.bootstrap_servers, topic_name, values[:5], transactional_id=topic_name, commit=False, partition=1
     )
-    trim(kafka.bootstrap_servers, topic_name, 30)
-    topic_id = topic_id_of(kafka, topic_name)
+    assert delete_records(kafka.bootstrap_servers, topic_name, 30) == 30
+    topic_id = topic_id_of(kafka.bootstrap_servers, topic_name)
     for version in range(4, 19):
         topic = topic_id if version >= 13 else topic_name
 
@@ -160,7 +127,7 @@ def test_fetch_at_every_version(kafka: KafkaCluster, peer: Peer, topic_name: str
 
         reduced = finished(request.with_only({1}))
         patch_fetch_request(reduced, 0, version, max_wait_ms=1, max_bytes=1, session_id=0, session_epoch=-1)
-        payload, position = peer.ask(ApiKey.FETCH, version, bytes(reduced))
+        payload, position = asked(peer, ApiKey.FETCH, version, bytes(reduced))
         (only,) = parse_fetch_response(payload, position, version).partitions
         assert (only.partition, only.error_code, only.high_watermark) == (1, 0, 66)
         assert len(verify_batches(parse_fetch_response(payload, position, version).records(only))) == 1
@@ -168,7 +135,7 @@ def test_fetch_at_every_version(kafka: KafkaCluster, peer: Peer, topic_name: str
 
 def test_records_and_look_ups_of_every_codec(kafka: KafkaCluster, peer: Peer, topic_name: str) -> None:
     create_topic(kafka.bootstrap_servers, topic_name, partitions=len(CODECS), config={"retention.ms": "-1"})
-    topic_id = topic_id_of(kafka, topic_name)
+    topic_id = topic_id_of(kafka.bootstrap_servers, topic_name)
     timestamps = [1_600_000_000_000 + 10 * (i if i % 7 else i + 3) for i in range(40)]
     headers: list[tuple[str, str | bytes | None]] = [("h", b"1"), ("n", None)]
     for partition, codec in enumerate(CODECS):
@@ -217,12 +184,12 @@ def test_list_offsets_at_every_version(kafka: KafkaCluster, peer: Peer, topic_na
 
 
 def list_offsets(peer: Peer, version: int, topic: str, partition: int, timestamp: int) -> ListOffsetsResponsePartition:
-    asked = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+    entry = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
         version=version, partition_index=partition, timestamp=timestamp
     )
-    topics = [ListOffsetsRequest.ListOffsetsTopic(version=version, name=topic, partitions=[asked])]
+    topics = [ListOffsetsRequest.ListOffsetsTopic(version=version, name=topic, partitions=[entry])]
     body = ListOffsetsRequest(version=version, replica_id=-1, isolation_level=0, topics=topics).encode()
-    payload, position = peer.ask(ApiKey.LIST_OFFSETS, version, bytes(body))
+    payload, position = asked(peer, ApiKey.LIST_OFFSETS, version, bytes(body))
     (answer,) = parse_list_offsets_response(payload, position, version).partitions
     return answer
 
@@ -234,6 +201,6 @@ def test_delete_records(kafka: KafkaCluster, peer: Peer, topic_name: str, topic_
     tags = b"\x00" if compact else b""
     body = write_array_length(1, compact) + write_string(topic_name, compact) + write_array_length(1, compact)
     body += struct.pack(">iq", 0, 12) + tags + tags + struct.pack(">i", 10_000) + tags
-    payload, position = peer.ask(ApiKey.DELETE_RECORDS, version, body)
+    payload, position = asked(peer, ApiKey.DELETE_RECORDS, version, body)
     (answer,) = parse_delete_records_response(payload, position, version).partitions
     assert (answer.topic, answer.partition, answer.low_watermark, answer.error_code) == (topic_name, 0, 12, 0)

@@ -20,7 +20,8 @@ from kafka.protocol.consumer import (
 
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
-from protocol.header import response_body_position
+from protocol.frame import frame_length
+from protocol.header import build_request_header, response_body_position
 
 TIMEOUT_S = 300.0
 
@@ -52,7 +53,15 @@ class Peer:
         """Sends a request, and returns the payload of the answer with its header."""
         request.API_VERSION = version
         request.with_header(correlation_id=7, client_id="peer")
-        self._socket.sendall(request.encode(header=True, framed=True))
+        return self._answer(request.encode(header=True, framed=True))
+
+    def ask_bytes(self, api_key: int, version: int, body: bytes) -> bytes:
+        """Sends a request with this body, and returns the payload of the answer with its header."""
+        payload = build_request_header(api_key, version, 7, "peer") + body
+        return self._answer(frame_length(payload) + payload)
+
+    def _answer(self, frame: bytes) -> bytes:
+        self._socket.sendall(frame)
         (length,) = struct.unpack(">i", self._receive(4))
         return self._receive(length)
 
