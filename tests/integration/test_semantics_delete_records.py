@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.support.rigs.differential_answers import settled
 from tests.support.rigs.strict_consumer import until_trimmed
 from tests.support.rigs.two_tiers_rig import TwoTiers
 from tests.support.rigs.waiting import until
-from tests.support.servers.kafka import DELETE_RECORDS_COMMAND, KafkaCluster
+from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
 from tests.support.servers.producing import create_topic, filled_topic, produce, random_values
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
@@ -143,22 +142,6 @@ async def test_deletions_of_several_partitions_in_one_request(tiers: TwoTiers, t
 
     unknown = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     assert sorted(await asyncio.to_thread(ask)) == [(0, 0, 33), (1, 0, 2), (2, unknown, -1)]
-
-
-@pytest.mark.full
-async def test_the_stock_tool_deletes_over_the_seam(tiers: TwoTiers, topic: str, tmp_path: Path) -> None:
-    values = random_values(COUNT)
-    await tiers.filled(topic, values)
-    for offset, start in ((41, 41), (HIGH_WATERMARK, COUNT)):
-        file = tmp_path / "deletion.json"
-        file.write_text(json.dumps({"partitions": [{"topic": topic, "partition": 0, "offset": offset}], "version": 1}))
-        done = await asyncio.to_thread(
-            tiers.kafka.run_tool,
-            DELETE_RECORDS_COMMAND,
-            *("--bootstrap-server", tiers.bootstrap, "--offset-json-file", str(file)),
-        )
-        assert f"low_watermark: {start}" in done.stdout
-        await asyncio.to_thread(check_begins_at, tiers.address, topic, start, values)
 
 
 @pytest.mark.full

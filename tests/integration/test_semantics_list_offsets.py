@@ -171,34 +171,6 @@ async def test_an_open_transaction_bounds_committed_look_ups(kafka: KafkaCluster
     assert after == before
 
 
-@pytest.mark.full
-async def test_a_remote_failure_is_retried_and_never_a_later_offset(tiers: TwoTiers, topic: str) -> None:
-    create_topic(tiers.kafka.bootstrap_servers, topic, config=KEEP)
-    await asyncio.to_thread(produce_with_timestamps, tiers.kafka.bootstrap_servers, topic, 0, "none")
-    assert await tiers.settled(topic) > 20
-    remote_ms = BEGINNING_MS + 300
-
-    asked = [(0, remote_ms), (1, remote_ms)]
-
-    def ask_in_vain() -> list[Answer]:
-        with Peer(tiers.address) as peer:
-            return peer.list_offsets(11, topic, asked, timeout_ms=500)
-
-    def ask() -> list[Answer]:
-        with Peer(tiers.address) as peer:
-            return listed(peer, 11, topic, asked)
-
-    tiers.storage.is_down = True
-    answers = await asyncio.to_thread(ask_in_vain)
-    assert [answer[:4] for answer in sorted(answers)] == [
-        (0, ErrorCode.REPLICA_NOT_AVAILABLE, -1, -1),
-        (1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1),
-    ]
-    tiers.storage.is_down = False
-    answers = await asyncio.to_thread(ask)
-    assert sorted(answers)[0] == (0, 0, timestamp_of(20), 20, 0)
-
-
 async def test_partitions_of_both_kinds_and_duplicates_in_one_request(tiers: TwoTiers, topic: str) -> None:
     """One partition is trimmed, one is local, one is empty. One is named twice, which the broker refuses."""
     create_topic(tiers.kafka.bootstrap_servers, topic, partitions=4, config=KEEP)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.clients.kafka_tools import KafkaTools
 from tests.support.clients.share_member import ShareMember, start_at_earliest
 from tests.support.rigs.two_tiers_rig import TwoTiers
-from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.producing import produce, random_values
 
 pytestmark = pytest.mark.integration
 
@@ -87,33 +87,3 @@ async def test_a_share_group_sees_the_local_tier_and_trims_wait_for_it(
     taken = await asyncio.to_thread(member.take, 1)
     assert taken[0].offset == settled, "the broker must move the group to its local log start"
     await asyncio.to_thread(member.leave)
-
-
-async def test_every_way_to_acknowledge(tiers: TwoTiers, member: ShareMember, topic: str) -> None:
-    await asyncio.to_thread(start_at_earliest, tiers.bootstrap, topic)
-    await asyncio.to_thread(create_topic, tiers.kafka.bootstrap_servers, topic)
-    values = random_values(10)
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
-
-    def acknowledged() -> None:
-        member.join(tiers.bootstrap, topic, topic)
-        first = member.acquire()
-        assert [(one.value, one.delivery_count) for one in first] == [(value, 1) for value in values]
-        member.acknowledge("RELEASE")
-        again = member.acquire()
-        assert [(one.value, one.delivery_count) for one in again] == [(value, 2) for value in values]
-        member.acknowledge("REJECT")
-        produce(tiers.bootstrap, topic, values[:1])
-        assert [one.offset for one in member.acquire()] == [10], "a rejected record must not come again"
-        member.leave()
-
-        member.join(tiers.bootstrap, topic, topic, "implicit")
-        assert [(one.offset, one.delivery_count) for one in member.acquire()] == [(10, 2)], "released by leaving"
-        produce(tiers.bootstrap, topic, values[1:2])
-        assert [(one.offset, one.delivery_count) for one in member.acquire()] == [(11, 1)]
-        member.leave()
-        member.join(tiers.bootstrap, topic, topic)
-        assert [(one.offset, one.delivery_count) for one in member.acquire()] == [(11, 2)], "the poll accepts 10"
-        member.leave()
-
-    await asyncio.to_thread(acknowledged)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from confluent_kafka.cimpl import KafkaError
 
-from tests.support.rigs.topic_config_client import alter, described, replace
+from tests.support.rigs.topic_config_client import alter, described
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic
 from tests.support.servers.tidegate import tidegate_over
@@ -108,14 +108,3 @@ async def test_a_change_at_one_proxy_binds_the_other_at_once(proxies: tuple[str,
         if RETENTION_MS in changes and code == 0:
             # The broker shows its own setting shortly after the controller has accepted it.
             await until_shown(proxies, topic_name, {RETENTION_MS: "6000"})
-
-
-async def test_a_replacement_takes_back_what_the_other_proxy_was_told(
-    proxies: tuple[str, str], topic_name: str
-) -> None:
-    one, other = proxies
-    create_topic(one, topic_name)
-    assert await asyncio.to_thread(alter, one, {topic_name: {LOCAL_MS: "5", LOCAL_BYTES: "6"}}) == [0]
-
-    assert await asyncio.to_thread(replace, other, topic_name, {ENABLE: "true", LOCAL_MS: "7"}) == 0
-    await until_shown(proxies, topic_name, {ENABLE: "true", LOCAL_MS: "7", LOCAL_BYTES: "-2"})

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
 from tests.support.clients.java_process import JavaProcess
 
-Mode = Literal["implicit", "explicit"]
-Acknowledgement = Literal["ACCEPT", "RELEASE", "REJECT"]
-
 
 class AcquiredRecord(NamedTuple):
     partition: int
     offset: int
-    delivery_count: int
     value: bytes
 
 
@@ -34,22 +30,15 @@ class ShareMember:
     ) -> None:
         self._process.stop()
 
-    def join(self, bootstrap: str, group: str, topic: str, mode: Mode = "explicit") -> None:
-        self._process.ask(f"join {bootstrap} {group} {topic} {mode}")
-
-    def acquire(self) -> list[AcquiredRecord]:
-        """Waits for records, and returns them. In implicit mode, accepts the records that were acquired before."""
-        return [_record(*line.split()) for line in self._process.ask("acquire").splitlines()]
-
-    def acknowledge(self, how: Acknowledgement) -> None:
-        self._process.ask(f"acknowledge {how}")
+    def join(self, bootstrap: str, group: str, topic: str) -> None:
+        self._process.ask(f"join {bootstrap} {group} {topic}")
 
     def take(self, count: int) -> list[AcquiredRecord]:
         """Acquires and accepts at least `count` records."""
         taken: list[AcquiredRecord] = []
         while len(taken) < count:
-            taken += self.acquire()
-            self.acknowledge("ACCEPT")
+            taken += [_record(*line.split()) for line in self._process.ask("acquire").splitlines()]
+            self._process.ask("accept")
         return taken
 
     def leave(self) -> None:
@@ -64,5 +53,5 @@ def start_at_earliest(bootstrap: str, group: str) -> None:
     admin.close()
 
 
-def _record(partition: bytes, offset: bytes, delivery_count: bytes, value: bytes) -> AcquiredRecord:
-    return AcquiredRecord(int(partition), int(offset), int(delivery_count), bytes.fromhex(value.decode()))
+def _record(partition: bytes, offset: bytes, value: bytes) -> AcquiredRecord:
+    return AcquiredRecord(int(partition), int(offset), bytes.fromhex(value.decode()))

@@ -68,7 +68,6 @@ CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 CONSOLE_PRODUCER = ("kafka" if KAFKA_VERSION.startswith("3.") else "org.apache.kafka") + ".tools.ConsoleProducer"
 TOPIC_COMMAND = "org.apache.kafka.tools.TopicCommand"
 CONSUMER_GROUP_COMMAND = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-DELETE_RECORDS_COMMAND = "org.apache.kafka.tools.DeleteRecordsCommand"
 
 
 def kafka_libs() -> Path:

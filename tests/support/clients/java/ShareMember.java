@@ -39,26 +39,26 @@ public final class ShareMember {
 
     private static void run(String[] args) {
         switch (args[0]) {
-            case "join" -> join(args[1], args[2], args[3], args[4]);
+            case "join" -> join(args[1], args[2], args[3]);
             case "acquire" -> acquire();
-            case "acknowledge" -> acknowledge(AcknowledgeType.valueOf(args[1]));
+            case "accept" -> accept();
             case "leave" -> consumer.close();
             default -> throw new IllegalArgumentException(args[0]);
         }
     }
 
-    private static void join(String bootstrap, String group, String topic, String mode) {
+    private static void join(String bootstrap, String group, String topic) {
         var settings = new Properties();
         settings.put("bootstrap.servers", bootstrap);
         settings.put("group.id", group);
-        settings.put("share.acknowledgement.mode", mode);
+        settings.put("share.acknowledgement.mode", "explicit");
         settings.put("metadata.max.age.ms", "1000");
         consumer = new KafkaShareConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
         consumer.subscribe(List.of(topic));
         acquired.clear();
     }
 
-    /** Polls for some records. In implicit mode, this accepts the records of the call before. */
+    /** Polls for some records. */
     private static void acquire() {
         acquired.clear();
         for (long began = System.nanoTime(); acquired.isEmpty(); ) {
@@ -67,12 +67,12 @@ public final class ShareMember {
         }
         for (var one : acquired) {
             var value = HexFormat.of().formatHex(one.value());
-            OUT.println(one.partition() + " " + one.offset() + " " + one.deliveryCount().orElse((short) 0) + " " + value);
+            OUT.println(one.partition() + " " + one.offset() + " " + value);
         }
     }
 
-    private static void acknowledge(AcknowledgeType type) {
-        acquired.forEach(one -> consumer.acknowledge(one, type));
+    private static void accept() {
+        acquired.forEach(one -> consumer.acknowledge(one, AcknowledgeType.ACCEPT));
         acquired.clear();
         consumer.commitSync().forEach((partition, error) -> error.ifPresent(one -> {
             throw new KafkaException(partition + " was not acknowledged", one);
