@@ -22,7 +22,6 @@ from proxy.metrics import CLOSE_CAUSES, REJECT_REASONS, ProxyMetrics, register_b
 from proxy.process.admin.process_alarms import ProcessAlarms
 from proxy.process.admin.process_state import register_state
 from proxy.process.checks.loop_latency import LoopLatency
-from proxy.process.checks.store_probe import StoreProbe
 from proxy.wire.admission import Limit
 from tests.support.fakes.fetch_bench import P0, bench_of
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
@@ -32,7 +31,6 @@ from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metric_spec import FROM_THE_START, MetricSpec, specs_of
 from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.storage.circuit_breaker import CircuitBreakers
-from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.metrics import RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
@@ -103,7 +101,6 @@ async def scraped(tmp_path: Path) -> list[tuple[str, str, list[Sample]]]:
     """The families of a process that has done nothing: name, type and samples."""
     registry = CollectorRegistry()
     async with bench_of(tmp_path) as bench:
-        storage = LocalRemoteStorageManager({"path": str(tmp_path), "cluster.id": "cluster"})
         register_build_info(registry)
         registry.register(ProxyMetrics())
         register_state(registry, lambda: ProcessState.SERVING)
@@ -114,7 +111,6 @@ async def scraped(tmp_path: Path) -> list[tuple[str, str, list[Sample]]]:
         registry.register(RemoteLogReaderMetrics(bench.reader))
         registry.register(WriteCircuitMetrics(CircuitBreakers(lambda: 0)))
         RemoteStorageMetrics(registry, "local")
-        StoreProbe(storage, registry, lambda: 0)
         registry.register(RemoteLogMetadataMetrics(InMemoryRemoteLogMetadataManager(lambda: 0, lambda: 0).log.status))
         metrics = RemoteLogManagerMetrics(registry)
         metrics.add(P0)

@@ -215,10 +215,9 @@ class S3Target:
         return f"{self._url}/{name}"
 
     def require_atomic_creation(self) -> None:
-        (features,) = worker().run(self._storage.probe())
-        if not features.has_atomic_creation:
+        if fault := worker().run(self._storage.race_fault()):
             raise TargetError(
-                f"{self._url}: this server lets several writers create one object ({features.evidence}), so an export"
+                f"{self._url}: this server lets several writers create one object ({fault}), so an export"
                 " cannot write each record exactly once: update the server to one that honours If-None-Match, or"
                 " export to a folder or to HDFS"
             )

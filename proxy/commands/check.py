@@ -66,7 +66,6 @@ class Report:
     brokers: list[BrokerCheck] = field(default_factory=list)
     store: str | None = None
     """The storage implementation, if the store answered."""
-    store_findings: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     tiered: str = ""
     """Which topics are tiered, and by which rule. Empty: that cannot be read."""
@@ -97,8 +96,6 @@ class Report:
         yield from (broker.line() for broker in self.brokers)
         if self.store is not None:
             yield f"store {self.store}: written, read and deleted"
-            for finding in self.store_findings:
-                yield f"store {self.store}: {finding}"
         if self.ports is not None:
             yield f"ports: {self.ports}"
         if self.tiered:
@@ -268,10 +265,10 @@ async def _check_store(config: TidegateConfig, report: Report) -> bool:
     if config.storage is None:
         return False
     found = await check_store(config.storage, report.cluster_id or "unknown", TIMEOUT_MS * 3)
-    problems = [f"[storage] {problem}" for problem in found.problems]
+    problems = [f"[storage] {problem}" for problem in found]
     report.problems += [each for each in problems if each not in report.problems]  # a mistake in the settings is there
     if not problems:
-        report.store, report.store_findings = config.storage.implementation, found.findings
+        report.store = config.storage.implementation
     return not problems
 
 

@@ -16,7 +16,6 @@ import proxy.metrics
 import proxy.process.admin.process_alarms
 import proxy.process.admin.process_state
 import proxy.process.checks.loop_latency
-import proxy.process.checks.store_probe
 import proxy.process.processes
 import proxy.process.remote_reader
 import tiers.fitness
@@ -45,7 +44,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[ModuleType, ...]], ...]] = (
     (
         "Store",
         "Every process that uses the store has these.",
-        (tiers.storage.metrics, proxy.process.checks.store_probe),
+        (tiers.storage.metrics,),
     ),
     ("Metadata", "The process that copies has these.", (tiers.metadata.topic.metrics,)),
     (

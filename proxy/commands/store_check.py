@@ -13,7 +13,6 @@ import asyncio
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
@@ -28,7 +27,6 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.sockets import connected_socket
-from tiers.storage.remote_storage_manager import StoreFeatures
 from tiers.storage.retries import with_retries
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -47,31 +45,23 @@ class StoreAddress(NamedTuple):
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreCheck:
-    """What the check found. The `findings` say what the store guarantees. They are not problems."""
-
-    problems: list[str] = field(default_factory=list)
-    findings: list[str] = field(default_factory=list)
-
-
-async def check_store(config: StorageConfig, cluster_id: str, timeout_ms: int) -> StoreCheck:
-    """Writes, reads and deletes an object in every location, and lets writers race for one."""
+async def check_store(config: StorageConfig, cluster_id: str, timeout_ms: int) -> list[str]:
+    """Writes, reads and deletes an object in every location. Returns the problems."""
     try:
         store = create_storage(config, cluster_id)
     except ValueError as error:
-        return StoreCheck([f"{config.implementation}: {error}"])
+        return [f"{config.implementation}: {error}"]
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             await store.open()
             await store.check()
-            return StoreCheck(findings=[line for each in await store.probe() for line in _lines(each)])
+            return []
     except TimeoutError:
-        return StoreCheck(await _unreachable(config) or [f"{config.implementation}: the store did not answer in time"])
+        return await _unreachable(config) or [f"{config.implementation}: the store did not answer in time"]
     except RemoteLogError as error:
         # An answer with an error is a reason by itself. Only a failed connection needs a second look.
         found = await _unreachable(config) if isinstance(error, RemoteStorageError) and error.retriable else []
-        return StoreCheck(found or [f"{config.implementation}: {_CHECK_OBJECT.sub('', str(error))}"])
+        return found or [f"{config.implementation}: {_CHECK_OBJECT.sub('', str(error))}"]
     finally:
         await store.close()
 
@@ -101,13 +91,6 @@ def _newest_segment(metadata: RemoteLogMetadataState, partition: TopicIdPartitio
     segments = metadata.list_remote_log_segments(partition)
     finished = (each for each in segments if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
     return max(finished, key=lambda each: each.event_timestamp_ms, default=None)
-
-
-def _lines(features: StoreFeatures) -> Iterator[str]:
-    where = f"location {features.location!r}: " if features.location else ""
-    yield f"{where}{features.evidence}"
-    if not features.has_atomic_creation:
-        yield f"{where}warning: two writers can overwrite each other's object: tiering is safe, exports are refused"
 
 
 async def _unreachable(config: StorageConfig) -> list[str]:

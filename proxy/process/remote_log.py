@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
 from proxy.process.admin.process_view import RunningTasks
-from proxy.process.checks.store_probe import StoreProbe
 from proxy.process.live_settings import LiveSettings
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient, monotonic_ms
@@ -170,8 +169,6 @@ async def run_remote_log_manager(
         manager.settings_changed()
 
     live.follow(stack, apply)
-    probing = tasks.create_task(StoreProbe(storage, registry, monotonic_ms).run())
-    stack.callback(probing.cancel)
     return RunningTasks(manager, topics)
 
 

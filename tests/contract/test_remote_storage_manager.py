@@ -37,7 +37,6 @@ PATIENCE_MS = "300000"
 STORES = ["local", "s3", "gcs", "azure", "hdfs"]
 LONG_LISTING = {"local": 1005, "s3": 1005, "hdfs": 45}
 """More than a page of what the store answers; pyarrow pages by itself."""
-PROVED = {"s3", "local", "hdfs"}
 """The stores that create atomically."""
 
 
@@ -232,15 +231,6 @@ async def test_a_listing_of_more_than_a_page(store: str, storage: RemoteStorageM
         for number in range(count):
             group.create_task(storage.put_object(f"many/{number:04d}", b""))
     assert await keys(storage, "many/") == [f"many/{number:04d}" for number in range(count)]
-
-
-async def test_the_probe_tells_what_a_store_proves_of_concurrent_writers(
-    store: str, storage: RemoteStorageManager
-) -> None:
-    (features,) = await storage.probe()
-    assert features.has_atomic_creation == (store in PROVED), features.evidence
-    assert features.evidence
-    assert await keys(storage) == []
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +35,6 @@ from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
-    StoreFeatures,
     check_range,
 )
 from tiers.storage.settings import read_duration_ms, read_number
@@ -147,12 +146,6 @@ class FileSystemRemoteStorageManager:
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
         await self.calls.run("delete_attempt", str(metadata.segment_id.id), *self._paths(metadata))
         return True
-
-    async def probe(self) -> Sequence[StoreFeatures]:
-        """Returns a constant: the libraries offer no other condition than a move that replaces nothing."""
-        if self.calls.files.moves_once:
-            return [StoreFeatures(True, "when several processes create one file, one of them succeeds")]
-        return [StoreFeatures(False, "the library of this store has no conditional writes")]
 
     async def put_object(self, key: str, data: bytes) -> None:
         await self.calls.run("put", _checked(key), data)

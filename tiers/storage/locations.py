@@ -45,7 +45,6 @@ from tiers.storage.remote_storage_manager import (
     ReadsIntoMemory,
     RemoteStorageManager,
     StoredObject,
-    StoreFeatures,
     UnfinishedUpload,
     UnfinishedUploads,
     check_by_an_object,
@@ -304,16 +303,6 @@ class LocatedRemoteStorageManager:
     def place_of(self, metadata: RemoteLogSegmentMetadata) -> RemoteStorageManager:
         """Returns the store that is recorded for the segment."""
         return self._place_of(metadata)[0].storage
-
-    @_measured()
-    async def probe(self) -> Sequence[StoreFeatures]:
-        """Probes every store, also after one failed. Raises the first error."""
-
-        async def probe(place: _Place) -> list[StoreFeatures]:
-            async with place.opened() as storage:
-                return [replace(each, location=place.name) for each in await storage.probe()]
-
-        return [features for found in await self._at_all(probe) for features in found]
 
     def _named_place(self, key: str) -> _Place:
         """Returns the location of a small object: that of a marker is in its key, and all others are at home."""

@@ -21,7 +21,7 @@ _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 
 
 OPERATIONS = (
-    "open", "check", "copy_log_segment_data", "fetch_log_segment", "fetch_indexes", "delete_log_segment_data", "probe",
+    "open", "check", "copy_log_segment_data", "fetch_log_segment", "fetch_indexes", "delete_log_segment_data",
     "put_object", "get_object", "delete_object", "list_objects",
 )  # fmt: skip
 """The values of the label `operation`: the methods of a storage manager."""

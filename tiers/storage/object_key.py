@@ -10,7 +10,7 @@
 * Offsets have 20 digits, so a listing of a partition is in offset order.
 * The keys of facts are in the order of the positions that they name, behind the keys of the segments.
 * Keys are relative to the prefix in the settings of the store.
-* A probe of the store writes `.check-<uuid>` and `.race-<uuid>`, and deletes them again.
+* A probe of the store writes `.check-<uuid>`, an export writes `.race-<uuid>`, and both delete them again.
 """
 
 from __future__ import annotations

@@ -46,18 +46,6 @@ class StoredObject:
     modified_ms: int | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFeatures:
-    """What a probe proved about concurrent writers of one key.
-
-    `has_atomic_creation`: of several writers that create one key, exactly one succeeds. `evidence` says in words what
-    the probe found. `location` names the store, if there are several."""
-
-    has_atomic_creation: bool
-    evidence: str
-    location: str = ""
-
-
 def check_range(start_position: int, end_position: int | None) -> None:
     """Raises `ValueError` when the start is negative or the inclusive end lies before the start."""
     if start_position < 0 or (end_position is not None and end_position < start_position):
@@ -97,12 +85,6 @@ class RemoteStorageManager(SegmentReads, Protocol):
         """Removes both objects, `.indexes` first, and the multipart uploads of this uuid.
 
         Returns True when nothing is left, also when there was nothing; False when the store did not confirm it."""
-
-    async def probe(self) -> Sequence[StoreFeatures]:
-        """Lets writers race for one key, and returns what each location of the store guarantees.
-
-        Raises the store's errors when the race has no result. What an earlier probe proved still counts then.
-        """
 
     async def put_object(self, key: str, data: bytes) -> None:
         """Writes or replaces a small object (the marker of the tier, facts)."""

@@ -11,7 +11,7 @@ the tape the indexes begin. A real storage manager would also do its file I/O in
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
@@ -19,7 +19,6 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
-    StoreFeatures,
     check_range,
 )
 from tiers.storage.settings import read_settings
@@ -57,9 +56,6 @@ class TapeRemoteStorageManager:
         """Deletes the tape. Does not need custom metadata, because an unfinished copy has none."""
         self._tape(metadata).unlink(missing_ok=True)
         return True
-
-    async def probe(self) -> Sequence[StoreFeatures]:
-        return [StoreFeatures(False, "a tape has no conditions")]
 
     async def put_object(self, key: str, data: bytes) -> None:
         """Replaces the object."""

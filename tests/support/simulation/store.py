@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
-    StoreFeatures,
     check_range,
 )
 
@@ -239,9 +238,6 @@ class SimStorage:
 
     async def _delete(self, key: str) -> None:
         await self._store.call(self._name, lambda: self._store.delete(key, self._name))
-
-    async def probe(self) -> Sequence[StoreFeatures]:
-        return await self._store.call(self._name, lambda: [StoreFeatures(True, "simulated")])
 
     async def put_object(self, key: str, data: bytes) -> None:
         put = partial(self._store.put, key, data, self._name)

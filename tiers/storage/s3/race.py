@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.remote_storage_manager import StoreFeatures
 from tiers.storage.s3.errors import ConflictError, PreconditionFailedError
 from tiers.storage.s3.upload import Part, S3Uploader, StagedUpload
 
@@ -30,15 +29,16 @@ class StoreRace:
         self._read = read
         self._prefix = prefix
 
-    async def run(self) -> StoreFeatures:
-        """Raises the store's errors, and `RetriableRemoteStorageError` if a race had no result."""
-        is_proved, evidence = await self._rounds("If-None-Match by PUT", self._creations)
-        if is_proved:
-            is_proved, more = await self._rounds("If-None-Match by multipart upload", self._completions)
-            evidence = f"{evidence}; {more}"
-        return StoreFeatures(is_proved, evidence)
+    async def fault(self) -> str:
+        """Returns what was wrong; empty if exactly one writer won each race.
 
-    async def _rounds(self, name: str, race: Callable[[str], Awaitable[str]]) -> tuple[bool, str]:
+        Raises the store's errors, and `RetriableRemoteStorageError` if a race had no result."""
+        for name, race in (("PUT", self._creations), ("multipart upload", self._completions)):
+            if fault := await self._fault_of_rounds(race):
+                return f"If-None-Match by {name}: {fault}"
+        return ""
+
+    async def _fault_of_rounds(self, race: Callable[[str], Awaitable[str]]) -> str:
         for _ in range(ROUNDS):
             key = f"{self._prefix}.race-{uuid.uuid4()}"
             try:
@@ -47,8 +47,8 @@ class StoreRace:
                 with contextlib.suppress(RemoteStorageError):
                     await self._up.call("delete_object", Key=key)
             if fault:
-                return False, f"{name}: {fault}"
-        return True, f"{name}: one of {WRITERS} concurrent writers won, in each of {ROUNDS} races"
+                return fault
+        return ""
 
     async def _creations(self, key: str) -> str:
         return await self._race(key, [self._up.put(key, _body(n), IfNoneMatch="*") for n in range(WRITERS)])

@@ -12,7 +12,7 @@ from tests.support.fakes.copies import Copied, opened, segment_to_copy
 from tests.support.servers.racing_s3 import RacingS3
 from tiers.errors import RemoteStorageError
 from tiers.storage.object_key import indexes_key, log_key
-from tiers.storage.remote_storage_manager import StoreFeatures, check_by_an_object
+from tiers.storage.remote_storage_manager import check_by_an_object
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
 PART_BYTES = 5 << 20
@@ -48,9 +48,9 @@ async def test_a_copy_needs_no_header_of_aws(refuses: dict[str, int], segment: C
             }
         with pytest.raises(RemoteStorageError, match="a uuid was used twice"):
             await storage.copy_log_segment_data(metadata, replace(data, indexes=b"others"))
-        (found,) = await storage.probe()
-        assert found.has_atomic_creation == ("If-None-Match" not in refuses)
-        assert ("the store refuses the condition" in found.evidence) == ("If-None-Match" in refuses)
+        fault = await storage.race_fault()
+        assert bool(fault) == ("If-None-Match" in refuses)
+        assert ("the store refuses the condition" in fault) == ("If-None-Match" in refuses)
 
 
 @pytest.mark.parametrize("refuses", [{}, {"If-None-Match": 501}], ids=["as AWS", "without conditions"])
@@ -61,22 +61,19 @@ async def test_a_bucket_with_object_lock_gets_the_checksum_of_each_body(
     async with server, opened(store_of(server)) as storage:
         await check_by_an_object(storage)
         await storage.copy_log_segment_data(*segment)
-        (found,) = await storage.probe()
-        assert found.has_atomic_creation == (not refuses)
+        assert bool(await storage.race_fault()) == bool(refuses)
 
 
-async def features_of(server: RacingS3) -> StoreFeatures:
+async def fault_of(server: RacingS3) -> str:
     async with server, opened(store_of(server)) as storage:
-        (found,) = await storage.probe()
+        fault = await storage.race_fault()
         assert (server.objects, server.uploads) == ({}, {})
         assert server.expecting == 0  # a body does not wait for the server's word
-        return found
+        return fault
 
 
 async def test_a_server_that_checks_and_writes_in_one_step_is_proved() -> None:
-    found = await features_of(RacingS3(races=()))
-    assert found.has_atomic_creation
-    assert found.evidence.count("one of 12 concurrent writers won, in each of 3 races") == 2
+    assert await fault_of(RacingS3(races=())) == ""
 
 
 @pytest.mark.parametrize(
@@ -87,6 +84,4 @@ async def test_a_server_that_checks_and_writes_in_one_step_is_proved() -> None:
     ],
 )
 async def test_a_server_that_lets_several_create_one_object_is_found_out(races: str, said: str) -> None:
-    found = await features_of(RacingS3(races=(races,)))
-    assert not found.has_atomic_creation
-    assert re.search(said, found.evidence)
+    assert re.search(said, await fault_of(RacingS3(races=(races,))))
