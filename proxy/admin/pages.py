@@ -9,7 +9,7 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy.admin.api import DOCUMENT, number, partition_number, topic_query
+from proxy.admin.api import ENDPOINTS, number, partition_number, topic_query
 from proxy.admin.html import Renderer
 from proxy.admin.source import FactSource, FactsUnavailableError
 
@@ -81,7 +81,8 @@ def page_routes(source: FactSource, version: str) -> list[tuple[str, Handler]]:
 
     async def nothing(request: web.Request) -> web.Response:
         if f"{request.path}/".startswith("/api/"):
-            return web.json_response({"error": f"there is no such page: {DOCUMENT} lists all"}, status=404)
+            known = [each.path for each in ENDPOINTS]
+            return web.json_response({"error": "there is no such page", "pages": known}, status=404)
         text = renderer.message("Not found", "There is no such page.")
         return web.Response(status=404, text=text, content_type="text/html", headers=HEADERS)
 

@@ -20,7 +20,7 @@ from typing import Protocol
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from proxy.admin.api import CHILD_ENDPOINTS, RELOAD, Route, adapter, api_routes, routes_of
+from proxy.admin.api import CHILD_ENDPOINTS, ENDPOINTS, RELOAD, Route, adapter, routes_of
 from proxy.admin.pages import page_routes
 from proxy.admin.source import FactSource, OwnFacts
 from proxy.process.admin.access import OPEN_TO_ALL, AdminAccess
@@ -103,7 +103,7 @@ async def admin_pages(
     """Serves the page and the API of a proxy until the context exits, and yields the bound address.
 
     `reload` reads the settings again when a client asks. Raises `OSError` if the address cannot be bound."""
-    routes = [*api_routes(facts, version), *page_routes(facts, version)]
+    routes = [*routes_of(ENDPOINTS, facts), *page_routes(facts, version)]
     async with _served(at, pages, routes, access, reload) as bound:
         yield bound
 
