@@ -1,7 +1,6 @@
 """`tidegate check`: contacts every broker and the store, and reports the advertised addresses and all problems.
 
-It also reads the metadata topic, to find topics that are not tiered, retentions that are not in force, and records that
-may be lost uncopied."""
+It also reads the metadata topic, to find topics that are not tiered, and retentions that are not in force."""
 
 from __future__ import annotations
 

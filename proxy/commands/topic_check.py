@@ -1,18 +1,13 @@
-"""The part of `tidegate check` about topics: rules, topics that are not tiered, retentions, and records at risk."""
+"""The part of `tidegate check` about topics: rules, topics that are not tiered, and retentions."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from protocol.errors import ErrorCode, ProtocolError
-from protocol.records.record_batch import iterate_batches
 from proxy.commands.rule_check import is_never_trimmed, rule_lines, useless_local_retentions
 from proxy.commands.store_check import absent_segments
 from proxy.config import TidegateConfig
@@ -20,25 +15,14 @@ from proxy.process.member_settings import other_settings
 from tiers.access.open_tier import RemoteTierError, metadata_to_now
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
-from tiers.broker.fetch import READ_UNCOMMITTED, FetchPosition, fetch_raw
 from tiers.config.topic_policy import TopicPolicy, exclusion, resume_command, tiering_of
-from tiers.errors import BrokerError, RemoteLogError
-from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.remote_log import RemoteLog
+from tiers.errors import RemoteLogError
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.topic.group.group_members import group_members
-from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LocalLogBounds
-from tiers.tasks.copy.uncopied import estimated_bytes, timestamp_of
 from tiers.tasks.metrics import RemoteLogManagerMetrics
-from tiers.tasks.partition_watch import used_share
 from tiers.tasks.tiered_topics import TieredTopics
 
 TIMEOUT_MS = 10_000
-_PARTITIONS_AT_ONCE = 16
-_OLD_TRANSACTION_MS = 900_000
-"""The age of an open transaction that hangs, as for the alarm `stuck-lso`."""
-_HALF = 0.5
 
 
 @dataclass(slots=True)
@@ -94,7 +78,6 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient, *, has_st
                 if is_never_trimmed(policy)
             ]
             if log is not None:
-                found.problems += await _risks(client, log.state, policies)
                 members = await group_members(client, config.remote_log.metadata_topic, TIMEOUT_MS)
                 others = other_settings(config.shared_digests(), members, "this file: all proxies need the same")
                 rules += [f"warning: {line}" for line in others]
@@ -129,94 +112,3 @@ def conflicts(policies: Collection[TopicPolicy]) -> list[str]:
         for policy in policies
         if policy.total_conflict
     ]
-
-
-async def _risks(
-    client: BrokerClient, metadata: RemoteLogMetadataState, policies: Collection[TopicPolicy]
-) -> list[str]:
-    source, slots = BrokerLogSource(client), asyncio.Semaphore(_PARTITIONS_AT_ONCE)
-
-    async def of(policy: TopicPolicy, partition: TopicIdPartition) -> list[str]:
-        async with slots:
-            try:
-                bounds = await source.bounds(partition, TIMEOUT_MS)
-                offset, first = RemoteLog(metadata, partition).first_uncopied(bounds), None
-                if offset < bounds.high_watermark:
-                    size_bytes = estimated_bytes(metadata, partition, bounds.high_watermark - offset)
-                    if size_bytes is None:
-                        size_bytes = await source.size_bytes(partition, TIMEOUT_MS)
-                    first = FirstUncopied(offset, await _timestamp_ms(client, partition, offset), size_bytes or 0)
-                is_open = bounds.last_stable_offset < bounds.high_watermark
-                held_ms = await _timestamp_ms(client, partition, bounds.last_stable_offset) if is_open else None
-            except BrokerError as error:
-                return [f"{_name(partition)}: its records that are not copied cannot be read: {error}"]
-        return risks_of(policy, partition, bounds, first, held_ms, time.time_ns() // 1_000_000)
-
-    async with asyncio.TaskGroup() as tasks:
-        looking = [tasks.create_task(of(policy, each)) for policy in policies for each in policy.partitions()]
-    return [problem for look in looking for problem in look.result()]
-
-
-class FirstUncopied(NamedTuple):
-    """The first record that is not copied. `size_bytes` is an estimate of the size of it and of those behind it."""
-
-    offset: int
-    timestamp_ms: int | None
-    size_bytes: int
-
-
-def risks_of(
-    policy: TopicPolicy,
-    partition: TopicIdPartition,
-    bounds: LocalLogBounds,
-    first: FirstUncopied | None,
-    held_ms: int | None,
-    now_ms: int,
-) -> list[str]:
-    """Returns the problems of one partition.
-
-    `held_ms` is the timestamp of the batch at the LSO, if the LSO lies below the high watermark."""
-    problems = []
-    if held_ms is not None and now_ms - held_ms >= _OLD_TRANSACTION_MS:
-        problems.append(
-            f"{_name(partition)}: the record at the last stable offset {bounds.last_stable_offset} is"
-            f" {_minutes(now_ms - held_ms)} old: a transaction hangs, and no record after it is copied"
-        )
-    broker = policy.broker_retention
-    if broker is None or first is None or not policy.recorded_total.is_set:
-        return problems
-    age_ms = 0 if first.timestamp_ms is None else now_ms - first.timestamp_ms
-    share = used_share(broker, age_ms, first.size_bytes)
-    if share >= _HALF:
-        problems.append(
-            f"{_name(partition)}: the records from offset {first.offset} on are not copied, and have used"
-            f" {int(min(share, 1.0) * 100)} % of the broker's retention ({broker}): after that, the broker removes"
-            " them: raise the retention on the topic"
-        )
-    return problems
-
-
-async def _timestamp_ms(client: BrokerClient, partition: TopicIdPartition, offset: int) -> int | None:
-    """Returns the timestamp of the batch at `offset`, which may belong to an open transaction. Raises `BrokerError`."""
-    leader = await client.leader_of(partition, TIMEOUT_MS)
-    position = FetchPosition(partition.topic_id, partition.partition, offset, leader.leader_epoch, max_bytes=1)
-    fetched = await fetch_raw(
-        client, leader.node_id, [position], max_bytes=1, isolation_level=READ_UNCOMMITTED, timeout_ms=TIMEOUT_MS
-    )
-    for each in fetched:
-        if each.error != ErrorCode.NONE:
-            raise BrokerError(f"the leader refused offset {offset}", each.error, retriable=True)
-        try:
-            batch = next(iterate_batches(each.records), None)
-        except ProtocolError as error:
-            raise BrokerError(f"the batch at offset {offset} cannot be read: {error}") from error
-        return None if batch is None else timestamp_of(batch)
-    return None
-
-
-def _name(partition: TopicIdPartition) -> str:
-    return f"{partition.topic}-{partition.partition}"
-
-
-def _minutes(ms: int) -> str:
-    return f"{ms // 60_000} minutes"

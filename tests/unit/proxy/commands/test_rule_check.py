@@ -1,4 +1,4 @@
-"""`tidegate check` on topics: what each rule decides, which retention has no effect, which records are at risk."""
+"""`tidegate check` on topics: what each rule decides, and which retention has no effect."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from kafka.protocol.admin import DescribeConfigsResponse
 
 from protocol.api_keys import ApiKey
 from proxy.commands.rule_check import is_never_trimmed, rule_lines, useless_local_retentions
-from proxy.commands.topic_check import FirstUncopied, conflicts, risks_of, topic_findings
+from proxy.commands.topic_check import conflicts, topic_findings
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.proxy.parsed_config import parse_config
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.topic_policy import TopicConfig, TopicPolicy, policy_of
 from tiers.config.total_retention import NO_TOTAL, TotalRetention
-from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LocalLogBounds
 
-PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
 DAY_MS = 86_400_000
 BROKER = {"cleanup.policy": "delete", "retention.ms": str(7 * DAY_MS), "retention.bytes": "1000"}
 NO_TOPIC = "warning: matches no topic: correct the rule, create the topic, or give the proxy DESCRIBE on it"
@@ -33,7 +30,7 @@ def said_of(*rules: TopicConfig, topics: tuple[str, ...]) -> list[str]:
 
 def policy(recorded: TotalRetention = NO_TOTAL, **settings: Any) -> TopicPolicy:
     rule = TopicConfig(pattern="orders", **settings)
-    made = policy_of("orders", PARTITION.topic_id, 1, rule, BROKER, recorded.config())
+    made = policy_of("orders", UUID(int=7), 1, rule, BROKER, recorded.config())
     assert isinstance(made, TopicPolicy)
     return made
 
@@ -94,27 +91,6 @@ def test_a_topic_without_a_local_retention_is_never_trimmed() -> None:
 def test_a_check_names_a_total_that_is_not_in_force() -> None:
     [problem] = conflicts([policy(TotalRetention(minutes=90), total_retention_minutes=60), policy()])
     assert problem.startswith("orders: nothing expires: the file has remote.log.retention.minutes=60, and")
-
-
-def risks(recorded: TotalRetention, lso: int, first: FirstUncopied | None, held_ms: int | None = None) -> list[str]:
-    bounds = LocalLogBounds(0, lso, 100, 0)
-    return risks_of(policy(recorded), PARTITION, bounds, first, held_ms, 10 * DAY_MS)
-
-
-def test_a_check_names_records_that_the_broker_may_remove_uncopied() -> None:
-    total = TotalRetention(minutes=90 * 1_440)
-    old, new = FirstUncopied(10, 3 * DAY_MS, 90), FirstUncopied(10, 7 * DAY_MS, 90)
-    [problem] = risks(total, 100, old)
-    assert "the records from offset 10 on are not copied, and have used 100 % of the broker's retention" in problem
-    assert risks(total, 100, new) == []
-    assert risks(total, 100, None) == []
-    assert risks(NO_TOTAL, 100, old) == []
-
-
-def test_a_check_names_a_transaction_that_hangs() -> None:
-    [problem] = risks(NO_TOTAL, 50, None, 10 * DAY_MS - 900_000)
-    assert "orders-0: the record at the last stable offset 50 is 15 minutes old: a transaction hangs" in problem
-    assert risks(NO_TOTAL, 50, None, 10 * DAY_MS - 899_999) == []
 
 
 @pytest.mark.parametrize("manager", ["", 'remote.log.metadata.manager.class.name = "own"'])
