@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import closing
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -39,6 +38,7 @@ from proxy.process.reload import hold_reloads
 from proxy.process.start.settings_in_use import settings_in_use
 from proxy.process.start.settings_mistakes import settings_mistakes
 from proxy.process.start.unhandled_errors import unhandled_errors_logged
+from proxy.version import installed_version
 from tiers.commands.console import FAILED, ConfigFile, explained
 from tiers.commands.program import Program, exit_code
 from tiers.config.tier_config import ConfigError
@@ -138,10 +138,7 @@ app.command()(top)
 @app.command(name="version")
 def show_version() -> None:
     """Prints the version of Tidegate."""
-    try:
-        typer.echo(version("tidegate"))
-    except PackageNotFoundError:
-        typer.echo("unknown: the package is not installed")
+    typer.echo(installed_version())
 
 
 def main() -> None:

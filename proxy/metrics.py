@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import Final
 
@@ -17,6 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from protocol.api_keys import ApiKey
+from proxy.version import installed_version
 from tiers.metric_spec import CounterSpec, GaugeSpec, HistogramSpec
 
 LATENCY_BUCKETS_S: Final = (
@@ -85,11 +85,7 @@ class LatencyHistogram:
 
 
 def register_build_info(registry: CollectorRegistry) -> None:
-    try:
-        release = version("tidegate")
-    except PackageNotFoundError:  # the sources alone, without an installation
-        release = "unknown"
-    BUILD_INFO.metric(registry).labels(release, python_version()).set(1)
+    BUILD_INFO.metric(registry).labels(installed_version(), python_version()).set(1)
 
 
 class ProxyMetrics(Collector):

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_version() -> str:
-    """Returns "unknown" if the package is not installed."""
+    """Returns "unknown" if there are the sources alone, without an installation."""
     try:
         return version("tidegate")
     except PackageNotFoundError:

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
@@ -39,12 +38,11 @@ from proxy.process.admin.access import AdminAccess
 from proxy.process.admin.http import Health, Reasons, admin_http
 from proxy.process.admin.process_alarms import ProcessAlarm, Trouble, troubles_of
 from proxy.process.admin.process_state import STATE_LINE, register_state
-from proxy.process.admin.process_view import ProcessView
 from proxy.process.checks.loop_latency import LoopLatency
 from proxy.process.checks.open_files import fit_open_files
-from proxy.process.live_settings import LiveSettings
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, own_topics_of, remote_tier
+from proxy.process.role import Role
 from proxy.process.start.end_signals import set_by_end_signals
 from proxy.process.start.port_claims import PortClaims
 from proxy.wire.context import Router
@@ -53,7 +51,6 @@ from proxy.wire.exchange import Handler, PrefixHandler
 from proxy.wire.server import Entrance, ProxyServer, bind, monotonic_ms
 from proxy.wire.tls import listener_tls
 from tiers.broker.client import wall_clock_ms
-from tiers.config.upstream_config import broker_client
 from tiers.event_loop import EventLoop
 
 logger = logging.getLogger(__name__)
@@ -86,43 +83,7 @@ def entrance_of(listener: ListenerConfig, ports: PortClaims) -> Entrance:
     return Entrance(listener_tls(listener.tls), listener.proxy_protocol_trusted_networks, opens)
 
 
-class Role(Protocol):
-    """The work of one process. Each method opens its parts on a stack, and the stack closes them."""
-
-    view: ProcessView
-
-    @property
-    def state(self) -> ProcessState: ...
-
-    def not_serving(self) -> list[str]:
-        """Returns why the process can serve no client at all, one line each."""
-
-    def not_ready(self) -> list[str]:
-        """Returns these reasons, and the problems of a process that serves."""
-
-    def errors(self) -> Sequence[Incident]:
-        """Returns the last incidents of connections, the oldest first."""
-
-    async def open(self, stack: AsyncExitStack) -> None:
-        """Binds ports, and opens the parts that do not need the remote tier. Changes neither cluster nor store.
-
-        Raises `BrokerRefusedError`, and `OSError` if a port cannot be bound."""
-
-    async def open_tier(self, stack: AsyncExitStack) -> None:
-        """Opens the remote tier. Has no deadline, but the caller may cancel it.
-
-        Raises `RemoteTierError` and `BrokerRefusedError`."""
-
-    def serve(self, stack: AsyncExitStack) -> None:
-        """Starts to serve. Raises `OSError` if a port cannot be bound."""
-
-    def change(self, config: TidegateConfig) -> None:
-        """Applies settings that need no restart, also to parts that open later. All others are as before."""
-
-    async def drain(self) -> None: ...
-
-
-class Proxy:
+class Proxy(Role):
     """Serves clients as one of the workers. The remote tier installs its handlers before it accepts the first client.
 
     `worker` is the place of this process among the workers. `ports` opens the ports that they share."""
@@ -136,8 +97,7 @@ class Proxy:
     ) -> None:
         self.metrics = ProxyMetrics()
         registry.register(self.metrics)
-        self.view = ProcessView(registry, self.metrics)
-        self.client = broker_client(config.upstream)
+        super().__init__(config, registry, self.metrics)
         entrances = [entrance_of(each, ports) for each in config.listener]
         self.topology = Topology(
             self.client,
@@ -165,23 +125,19 @@ class Proxy:
         self.view.alarms.watch(ProcessAlarm.LISTENER_NOT_OPEN, lambda: self.topology.unserved)
         self.view.alarms.watch(ProcessAlarm.NO_BROKER_ANSWERS, self._silence)
         self.view.alarms.watch(ProcessAlarm.PROXY_REJECTED, lambda: _said(self.topology.refusal))
-        self._live = LiveSettings(config)
-        self._registry = registry
         self._worker = worker
         self._tier: RemoteTier | None = None
-        self._stops = False
 
     def _listen_through(self, entrance: Entrance) -> Listen:
         return lambda host, port, endpoint: self.server.listen(host, port, endpoint, entrance)
 
     @property
     def state(self) -> ProcessState:
-        if self._stops:
-            return ProcessState.DRAINING
-        if self.topology.refusal is not None:
-            return ProcessState.FAILED
-        is_begun = self.topology.is_ready and (self._tier is not None or not self._live.config.is_tiered)
-        return ProcessState.SERVING if is_begun else ProcessState.INITIALIZING
+        is_rejected = self.topology.refusal is not None and not self._stops
+        return ProcessState.FAILED if is_rejected else super().state
+
+    def _has_begun(self) -> bool:
+        return self.topology.is_ready and (self._tier is not None or not self._live.config.is_tiered)
 
     def not_serving(self) -> list[str]:
         if self._stops:
@@ -241,10 +197,10 @@ class Proxy:
 
     def change(self, config: TidegateConfig) -> None:
         self.server.change_limits(fit_open_files(config.limits))
-        self._live.change(config)
+        super().change(config)
 
     async def drain(self) -> None:
-        self._stops = True
+        await super().drain()
         await self.server.drain(node_ids=self.topology.node_ids)
 
 

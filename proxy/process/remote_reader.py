@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from proxy.admin.facts import ProcessState
 from proxy.config import TidegateConfig
-from proxy.process.admin.process_state import SERVES_NO_CLIENTS
-from proxy.process.admin.process_view import ProcessView
 from proxy.process.budgets import chunk_folder
-from proxy.process.checks.open_files import raise_open_files
 from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import local_indexes_of_reader
 from proxy.process.remote_log import metadata_folder, open_storage, wait_for_cluster_id
+from proxy.process.role import Role
 from proxy.process.tracing import open_tracer
-from proxy.wire.error_log import Incident
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import monotonic_ms
-from tiers.config.upstream_config import broker_client
 from tiers.metadata.metadata_log import FreshMetadata
 from tiers.metadata.shared_metadata import SharedMetadata
 from tiers.metric_spec import GaugeSpec
@@ -92,42 +87,28 @@ def open_shared_metadata(stack: AsyncExitStack, config: TidegateConfig) -> Share
     return shared
 
 
-class RemoteReaderProcess:
-    """Implements `Role`: reads the remote tier for the workers, which ask at `listener`."""
+class RemoteReaderProcess(Role):
+    """Reads the remote tier for the workers, which ask at `listener`."""
 
     def __init__(self, config: TidegateConfig, registry: CollectorRegistry, listener: socket.socket) -> None:
-        self._live = LiveSettings(config)
-        self._registry = registry
+        super().__init__(config, registry)
         self._listener = listener
-        self._client = broker_client(config.upstream)
-        self.view = ProcessView(registry)
         self._server: RemoteReadServer | None = None
-        self._stops = False
 
-    @property
-    def state(self) -> ProcessState:
-        if self._stops:
-            return ProcessState.DRAINING
-        return ProcessState.INITIALIZING if self._server is None else ProcessState.SERVING
-
-    def not_serving(self) -> list[str]:
-        return [SERVES_NO_CLIENTS]
+    def _has_begun(self) -> bool:
+        return self._server is not None
 
     def not_ready(self) -> list[str]:
         return ["the store is not open yet"] if self._server is None else []
 
-    def errors(self) -> Sequence[Incident]:
-        return ()
-
     async def open(self, stack: AsyncExitStack) -> None:
         os.nice(_NICE)
-        raise_open_files()
-        stack.push_async_callback(self._client.close)
+        await super().open(stack)
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
         config, registry = self._live.config, self._registry
         tracer = open_tracer(stack, config)
-        storage = await open_storage(stack, config, await wait_for_cluster_id(self._client), registry)
+        storage = await open_storage(stack, config, await wait_for_cluster_id(self.client), registry)
         metadata = open_shared_metadata(stack, config)
         buffers = SharedBuffers()
         storage.use_memory(buffers.memory_for)
@@ -140,15 +121,6 @@ class RemoteReaderProcess:
         self.view.opened_reader(reader)
         server = RemoteReadServer(self._listener, reader, buffers, metadata.state.reopen_if_replaced)
         self._server = await stack.enter_async_context(server)
-
-    def serve(self, stack: AsyncExitStack) -> None:
-        return
-
-    def change(self, config: TidegateConfig) -> None:
-        self._live.change(config)
-
-    async def drain(self) -> None:
-        self._stops = True
 
 
 def change_fetch_quotas(quotas: RemoteFetchQuotas, config: TidegateConfig) -> None:

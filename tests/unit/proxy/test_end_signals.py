@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry
 from proxy.admin.facts import ProcessState
 from proxy.config import TidegateConfig
 from proxy.process.admin.process_view import ProcessView
-from proxy.process.app import Role, run
+from proxy.process.app import run
+from proxy.process.role import Role
 from proxy.wire.error_log import Incident
 from tests.support.marks import full
 from tests.support.proxy.parsed_config import parse_config
