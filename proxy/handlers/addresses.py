@@ -6,13 +6,11 @@ the addresses in, and keeps every other byte.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-
 from protocol.addresses import AddressOf, rewrite_addresses
 from protocol.api_keys import ApiKey, check_version
 from protocol.steps import Steps
-from proxy.handlers.turns import patch_in_turns
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.turns import patched_by
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Respond
 
 ADDRESS_APIS = (
     ApiKey.METADATA,
@@ -22,30 +20,18 @@ ADDRESS_APIS = (
 )
 
 
-class AddressRewriter:
-    """The state of one request. Rewrites only the addresses in the response."""
+def with_addresses(api_key: int, api_version: int, address_of: AddressOf) -> Respond:
+    """Returns what rewrites only the addresses in a response."""
 
-    __slots__ = ("_address_of", "_api_key", "_api_version")
+    def rewritten(response: memoryview) -> Steps[Buffers]:
+        return ((yield from rewrite_addresses.steps(api_key, api_version, response, address_of)),)
 
-    def __init__(self, api_key: int, api_version: int, address_of: AddressOf) -> None:
-        self._api_key = api_key
-        self._api_version = api_version
-        self._address_of = address_of
-
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        return patch_in_turns(self._rewritten(response))
-
-    def _rewritten(self, response: memoryview) -> Steps[Buffers]:
-        rewritten = yield from rewrite_addresses.steps(self._api_key, self._api_version, response, self._address_of)
-        return (rewritten,)
-
-    def on_abandoned(self) -> None:
-        pass
+    return patched_by(rewritten)
 
 
 class AddressHandler:
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, Respond | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
-        rewriter = AddressRewriter(request.api_key, request.api_version, exchange.address_of)
-        return Forward(request.frame, hold_bytes=None), rewriter
+        respond = with_addresses(request.api_key, request.api_version, exchange.address_of)
+        return Forward(request.frame, hold_bytes=None), respond

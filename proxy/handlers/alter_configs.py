@@ -42,7 +42,7 @@ from proxy.handlers.base import Spawn
 from proxy.handlers.describe_configs import tier_entries
 from proxy.handlers.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
 from proxy.handlers.turns import in_slices, in_turns, slices_of
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond
 from tiers.config.topic_settings import TIER_DEFAULTS, InvalidTierConfigError, TierValue, tier_values
 from tiers.errors import RemoteLogError
 
@@ -69,10 +69,10 @@ class AlterConfigsHandler:
         self._configs = configs
         self._spawn = spawn
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
         check_version(exchange.request.api_key, exchange.request.api_version)
         state = _State(self._configs, self._spawn, exchange)
-        return Prepare(state.prepare), state
+        return Prepare(state.prepare), state.respond
 
 
 class _State:
@@ -102,7 +102,7 @@ class _State:
         payload = None if asked is None else await asked
         return await in_turns(_denials(request, payload))
 
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+    def respond(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
         creates = self._request.api_key == ApiKey.CREATE_TOPICS
         return self._complete(response) if self._plans or creates else (response,)
 
@@ -194,9 +194,6 @@ class _State:
             )
             return _NOT_RECORDED
         return None
-
-    def on_abandoned(self) -> None:
-        return
 
 
 def _parsed_request(frame: bytes) -> Steps[tuple[ConfigRequest, bool]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from protocol.api_keys import DECODED_APIS, ApiKey
 from protocol.apis.api_versions import intersect_api_versions, unsupported_version_response
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.wire.exchange import Answer, Exchange, Forward, Respond
 
 
 class ApiVersionsHandler:
@@ -16,21 +16,9 @@ class ApiVersionsHandler:
     If the request's version is above the proxy's own, the proxy answers as a broker does: with a version 0 response,
     error 35 and the proxy's range of ApiVersions."""
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, Respond | None]:
         request = exchange.request
         if request.api_version not in DECODED_APIS[ApiKey.API_VERSIONS]:
             return Answer((unsupported_version_response(request.correlation_id),)), None
-        return Forward(request.frame, hold_bytes=None), _Intersection(request.api_version)
-
-
-class _Intersection:
-    __slots__ = ("_api_version",)
-
-    def __init__(self, api_version: int) -> None:
-        self._api_version = api_version
-
-    def on_response(self, response: memoryview) -> Buffers:
-        return (intersect_api_versions(response, self._api_version),)
-
-    def on_abandoned(self) -> None:
-        pass
+        version = request.api_version
+        return Forward(request.frame, hold_bytes=None), lambda response: (intersect_api_versions(response, version),)

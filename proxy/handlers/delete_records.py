@@ -35,8 +35,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -61,7 +62,7 @@ from protocol.steps import Steps
 from proxy.error_map import NOT_KNOWN_NOW
 from proxy.handlers.base import ClusterTopology, HandlerTools
 from proxy.handlers.turns import in_slices, in_turns, slices_of
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond
 from tiers.errors import LogDivergedError, NotKnownNow, RemoteLogError
 from tiers.metadata.changes import MetadataChanges
 from tiers.metadata.log_history import epoch_before
@@ -115,11 +116,11 @@ class DeleteRecordsHandler:
         self._check_history = check_history
         self._own_topics = own_topics
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
         request = exchange.request
         check_version(ApiKey.DELETE_RECORDS, request.api_version)
-        state = _State(self, request.api_version, exchange.node_id)
-        return Prepare(lambda: self._prepare(state, exchange)), state
+        state = _State(request.api_version, exchange.node_id)
+        return Prepare(lambda: self._prepare(state, exchange)), partial(self.complete, state)
 
     def _read(self, frame: bytes, version: int) -> Steps[_Read]:
         """Decodes the request. Raises `ProtocolError`."""
@@ -416,7 +417,6 @@ def _patched(state: _State, response: DeleteRecordsResponse, found: Mapping[int,
 
 @dataclass(slots=True)
 class _State:
-    handler: DeleteRecordsHandler
     version: int
     node_id: int | None
     request: DeleteRecordsRequest = field(init=False)
@@ -425,9 +425,3 @@ class _State:
     """The error code for each partition whose records the proxy does not let the broker delete."""
     last_records: dict[tuple[str, int], _LastRecord] = field(default_factory=dict)
     """The last record to delete of each partition whose records the broker may delete."""
-
-    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self.handler.complete(self, response)
-
-    def on_abandoned(self) -> None:
-        return

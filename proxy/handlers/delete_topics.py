@@ -28,7 +28,7 @@ from protocol.primitives import EMPTY_TAGGED_SECTION, write_array_length, write_
 from protocol.steps import Steps
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.turns import Decision, decided_later, in_slices, in_turns
-from proxy.wire.exchange import BrokerGoneError, Exchange, HandlerState, Prepare, Request
+from proxy.wire.exchange import BrokerGoneError, Exchange, Prepare, Request, Respond
 from tiers.errors import RemoteLogError
 from tiers.metadata.changes import MetadataChanges
 from tiers.metadata.metadata_log import FreshMetadata
@@ -66,7 +66,7 @@ class DeleteTopicsHandler:
         self._changes = changes
         self._max_wait_ms = max_wait_ms
 
-    def on_request(self, exchange: Exchange) -> tuple[Prepare, HandlerState]:
+    def on_request(self, exchange: Exchange) -> tuple[Prepare, Respond]:
         check_version(ApiKey.DELETE_TOPICS, exchange.request.api_version)
         return decided_later(lambda: self._decide(exchange))
 

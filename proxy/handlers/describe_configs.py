@@ -10,7 +10,7 @@ that of a setting in a broker's file. The source of any other setting is the def
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.api_keys import ApiKey, check_version
@@ -32,7 +32,7 @@ from protocol.splice import Splice, splice
 from protocol.steps import Steps
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.handlers.turns import in_turns
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond
 from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS, PAUSE_KEYS
 from tiers.config.topic_settings import REMOTE_STORAGE_ENABLE, TIER_DEFAULTS, TierValue, is_boolean
 from tiers.config.total_retention import TOTAL_KEYS
@@ -47,11 +47,11 @@ class DescribeConfigsHandler:
     def __init__(self, configs: TopicTierConfigs) -> None:
         self._configs = configs
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
         request = exchange.request
         check_version(ApiKey.DESCRIBE_CONFIGS, request.api_version)
         state = _State(self._configs, request.api_version, exchange.node_id)
-        return Prepare(lambda: state.prepare(request.frame)), state
+        return Prepare(lambda: state.prepare(request.frame)), state.complete
 
 
 @dataclass(slots=True)
@@ -67,10 +67,7 @@ class _State:
         self.keys, self.with_synonyms = await in_turns(_asked(frame))
         return Forward(frame, hold_bytes=None)
 
-    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self._complete(response)
-
-    async def _complete(self, payload: memoryview) -> Buffers:
+    async def complete(self, payload: memoryview) -> Buffers:
         if not self.keys:
             return (payload,)
         response, answers = await in_turns(self._shown(payload))
@@ -109,9 +106,6 @@ class _State:
                     response, payload, answer, values[answer.name], shown, with_synonyms=self.with_synonyms
                 )
         return splices
-
-    def on_abandoned(self) -> None:
-        return
 
 
 def _asked(frame: bytes) -> Steps[tuple[Mapping[str, Collection[str] | None], bool]]:

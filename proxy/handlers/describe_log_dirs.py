@@ -10,13 +10,13 @@ The broker authorizes: if it refuses the request, its answer stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from functools import partial
 from typing import Protocol
 
 from protocol.api_keys import ApiKey, check_version
 from protocol.apis.log_dirs import PartitionSizes, asks_for_all, granted_log_dirs, with_log_dir
 from proxy.handlers.turns import in_turns
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Respond
 
 COUNT_TIMEOUT_MS = 5_000
 """How long an answer waits for the sizes. The client's later requests on the same connection wait, too."""
@@ -35,33 +35,18 @@ class DescribeLogDirsHandler:
         self._sizes = sizes
         self._path = path
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, Respond | None]:
         request, node_id = exchange.request, exchange.node_id
         check_version(ApiKey.DESCRIBE_LOG_DIRS, request.api_version)
         if node_id is None or not asks_for_all(request.frame):
             return Forward(request.frame), None
-        return Forward(request.frame, hold_bytes=None), _State(self._sizes, self._path, request.api_version, node_id)
+        return Forward(request.frame, hold_bytes=None), partial(self._complete, request.api_version, node_id)
 
-
-class _State:
-    def __init__(self, sizes: LeaderSizes, path: str, version: int, node_id: int) -> None:
-        self._sizes = sizes
-        self._path = path
-        self._version = version
-        self._node_id = node_id
-
-    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self._complete(response)
-
-    async def _complete(self, payload: memoryview) -> Buffers:
-        version, path = self._version, self._path
+    async def _complete(self, version: int, node_id: int, payload: memoryview) -> Buffers:
         dirs = await in_turns(granted_log_dirs.steps(payload, version))
         if dirs is None:
             return (payload,)
-        sizes = await self._sizes.led_by(self._node_id, COUNT_TIMEOUT_MS)
+        sizes = await self._sizes.led_by(node_id, COUNT_TIMEOUT_MS)
         if not sizes:
             return (payload,)
-        return (await in_turns(with_log_dir.steps(payload, version, dirs, path, sizes)),)
-
-    def on_abandoned(self) -> None:
-        return
+        return (await in_turns(with_log_dir.steps(payload, version, dirs, self._path, sizes)),)

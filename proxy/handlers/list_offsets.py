@@ -17,8 +17,8 @@ answer for a recreated one (docs/semantics.md 9.3).
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from uuid import UUID
 
 from protocol.api_keys import ApiKey, check_version
@@ -44,7 +44,7 @@ from protocol.steps import Steps
 from proxy.error_map import NOT_KNOWN_NOW
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.turns import Decision, decide_in_turns, in_slices, in_turns, slices_of
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond
 from tiers.config.topic_policy import is_internal
 from tiers.errors import NotKnownNow, RemoteLogError
 from tiers.model.ids import TopicIdPartition
@@ -64,7 +64,7 @@ class ListOffsetsHandler:
     def __init__(self, tools: HandlerTools) -> None:
         self._tools = tools
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
         version = exchange.request.api_version
         check_version(ApiKey.LIST_OFFSETS, version)
 
@@ -78,7 +78,7 @@ class ListOffsetsHandler:
             return Forward(frame), None
         if refused := (yield from self._refused_by_the_broker(parsed)):
             frame = bytes((yield from with_timestamp(frame, refused, EARLIEST_TIMESTAMP)))
-        return Forward(frame, hold_bytes=None), _State(self, exchange, parsed)
+        return Forward(frame, hold_bytes=None), partial(self.complete, exchange, parsed)
 
     def _refused_by_the_broker(self, request: ListOffsetsRequest) -> Steps[list[ListOffsetsPartition]]:
         """Returns the partitions of topics that may be tiered, at which the request asks for NEXT_LOCAL_TIMESTAMP.
@@ -333,16 +333,3 @@ class ListOffsetsHandler:
 
 def _of_record(found: TimestampOffset) -> ListOffsetsAnswer:
     return ListOffsetsAnswer(0, found.timestamp_ms, found.offset, found.leader_epoch)
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    handler: ListOffsetsHandler
-    exchange: Exchange
-    request: ListOffsetsRequest
-
-    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self.handler.complete(self.exchange, self.request, response)
-
-    def on_abandoned(self) -> None:
-        return

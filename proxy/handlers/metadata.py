@@ -8,8 +8,7 @@ permission. There the name is replaced, and the client gets the error of a missi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 
 from protocol.addresses import AddressOf, rewrite_addresses
 from protocol.api_keys import ApiKey, check_version
@@ -18,9 +17,9 @@ from protocol.errors import ErrorCode
 from protocol.header import parse_request_header
 from protocol.schema import compile_message
 from protocol.steps import Steps
-from proxy.handlers.addresses import AddressRewriter
-from proxy.handlers.turns import Decision, decide_in_turns, patch_in_turns
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare, Request
+from proxy.handlers.addresses import with_addresses
+from proxy.handlers.turns import Decision, decide_in_turns, patched_by
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Request, Respond
 
 _REFUSAL = Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "")
 _ALLOWS_CREATION_FROM = 4
@@ -34,24 +33,23 @@ class MetadataHandler:
         self._own_topics = frozenset(own_topics)
         self._own_names = [name.encode() for name in own_topics]
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
         request, address_of = exchange.request, exchange.address_of
         check_version(ApiKey.METADATA, request.api_version)
         if not any(name in request.frame for name in self._own_names):
-            rewriter = AddressRewriter(ApiKey.METADATA, request.api_version, address_of)
-            return Forward(request.frame, hold_bytes=None), rewriter
+            respond = with_addresses(ApiKey.METADATA, request.api_version, address_of)
+            return Forward(request.frame, hold_bytes=None), respond
         return decide_in_turns(self._guarded(request, address_of))
 
     def _guarded(self, request: Request, address_of: AddressOf) -> Steps[Decision]:
         version = request.api_version
-        rewriter = AddressRewriter(ApiKey.METADATA, version, address_of)
         if version >= _ALLOWS_CREATION_FROM:
             frame = request.frame
             if any(map(self._refusal_of, (yield from named_topics.steps(frame)))):
                 frame = yield from _without_creation(frame, version)
-            return Forward(frame, hold_bytes=None), rewriter
+            return Forward(frame, hold_bytes=None), with_addresses(ApiKey.METADATA, version, address_of)
         frame, replaced = yield from without_topics.steps(request.frame, ApiKey.METADATA, version, self._refusal_of)
-        return Forward(frame, hold_bytes=None), _Refusing(version, replaced, address_of)
+        return Forward(frame, hold_bytes=None), refusing(version, replaced, address_of)
 
     def _refusal_of(self, topic: NamedTopic) -> Refusal | None:
         return _REFUSAL if topic.name in self._own_topics else None
@@ -64,18 +62,11 @@ def _without_creation(frame: bytes, version: int) -> Steps[bytes]:
     return b"".join((frame[: allows.start], b"\x00", frame[allows.end :]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusing:
-    version: int
-    replaced: Mapping[str, Replaced]
-    address_of: AddressOf
+def refusing(version: int, replaced: Mapping[str, Replaced], address_of: AddressOf) -> Respond:
+    """Returns what adds the refusals of the replaced topics to a response."""
 
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        return patch_in_turns(self._refused(response))
+    def refused(response: memoryview) -> Steps[Buffers]:
+        patched = yield from with_refusals.steps(response, ApiKey.METADATA, version, replaced)
+        return ((yield from rewrite_addresses.steps(ApiKey.METADATA, version, patched, address_of)),)
 
-    def _refused(self, response: memoryview) -> Steps[Buffers]:
-        refused = yield from with_refusals.steps(response, ApiKey.METADATA, self.version, self.replaced)
-        return ((yield from rewrite_addresses.steps(ApiKey.METADATA, self.version, refused, self.address_of)),)
-
-    def on_abandoned(self) -> None:
-        return
+    return patched_by(refused)

@@ -10,16 +10,15 @@ transaction (`committed_records`). `own_ids_guard` keeps clients away from the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from uuid import UUID
 
 from protocol.api_keys import check_version
 from protocol.apis.named_topics import NamedTopic, Refusal, Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from protocol.steps import Steps
-from proxy.handlers.turns import decide_in_turns, patch_in_turns
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare, Request
+from proxy.handlers.turns import decide_in_turns, patched_by
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Request, Respond
 
 REFUSAL = Refusal(
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -41,14 +40,14 @@ class MetadataTopicGuard:
             name = self._topic_name(topic.topic_id)
         return REFUSAL if name in self._own_topics else None
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
         return decide_in_turns(self.guarded(request))
 
     def guarded(
         self, request: Request, refusal_of: Callable[[NamedTopic], Refusal | None] = lambda topic: None
-    ) -> Steps[tuple[Forward, HandlerState | None]]:
+    ) -> Steps[tuple[Forward, Respond | None]]:
         """Returns the request without our own topics, and without others that `refusal_of` refuses.
 
         Raises `ProtocolError`."""
@@ -60,20 +59,13 @@ class MetadataTopicGuard:
         )
         if not replaced:
             return Forward(frame), None
-        return Forward(frame, hold_bytes=None), _State(request.api_key, request.api_version, replaced)
+        return Forward(frame, hold_bytes=None), refusing(request.api_key, request.api_version, replaced)
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    api_key: int
-    version: int
-    replaced: Mapping[str, Replaced]
+def refusing(api_key: int, version: int, replaced: Mapping[str, Replaced]) -> Respond:
+    """Returns what adds the refusals of the replaced topics to a response."""
 
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        return patch_in_turns(self._refused(response))
+    def refused(response: memoryview) -> Steps[Buffers]:
+        return ((yield from with_refusals.steps(response, api_key, version, replaced)),)
 
-    def _refused(self, response: memoryview) -> Steps[Buffers]:
-        return ((yield from with_refusals.steps(response, self.api_key, self.version, self.replaced)),)
-
-    def on_abandoned(self) -> None:
-        return
+    return patched_by(refused)

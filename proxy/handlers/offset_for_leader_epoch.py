@@ -10,8 +10,8 @@ gap ends where the gap ends.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
 
 from protocol.api_keys import ApiKey, check_version
 from protocol.apis.offset_for_leader_epoch import (
@@ -28,7 +28,7 @@ from protocol.steps import Steps
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.leader_epochs import contains, end_offset_for
 from proxy.handlers.turns import Decision, decide_in_turns, in_slices, in_turns
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond
 from tiers.errors import RemoteLogError
 from tiers.reader.chunk_fetcher import Caller
 
@@ -42,7 +42,7 @@ class OffsetForLeaderEpochHandler:
     def __init__(self, tools: HandlerTools) -> None:
         self._tools = tools
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
         version = exchange.request.api_version
         check_version(ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
 
@@ -54,7 +54,7 @@ class OffsetForLeaderEpochHandler:
         parsed = yield from parse_offset_for_leader_epoch_request.steps(frame, body_position, version)
         if parsed.replica_id >= 0:
             return Forward(frame), None
-        return Forward(frame, hold_bytes=None), _State(self, exchange, parsed)
+        return Forward(frame, hold_bytes=None), partial(self.complete, exchange, parsed)
 
     async def complete(self, exchange: Exchange, request: OffsetForLeaderEpochRequest, payload: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.OFFSET_FOR_LEADER_EPOCH, request.version, payload)
@@ -119,16 +119,3 @@ def _asked_once(request: OffsetForLeaderEpochRequest) -> Steps[Mapping[tuple[str
         del asked[key]
         yield
     return asked
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    handler: OffsetForLeaderEpochHandler
-    exchange: Exchange
-    request: OffsetForLeaderEpochRequest
-
-    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self.handler.complete(self.exchange, self.request, response)
-
-    def on_abandoned(self) -> None:
-        return

@@ -13,7 +13,6 @@ epoch of that owner's current session. The brokers' ACLs protect the ids from cl
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from protocol.api_keys import ApiKey, check_version
@@ -29,7 +28,7 @@ from protocol.apis.coordinated_ids import (
 )
 from protocol.errors import ErrorCode
 from protocol.steps import Steps
-from proxy.handlers.turns import Decision, decide_in_turns, patch_in_turns
+from proxy.handlers.turns import Decision, decide_in_turns, patched_by
 from proxy.wire.exchange import (
     Answer,
     BegunRequest,
@@ -38,11 +37,11 @@ from proxy.wire.exchange import (
     Exchange,
     Forward,
     Handler,
-    HandlerState,
     HeldRequest,
     PrefixHandler,
     Prepare,
     Request,
+    Respond,
 )
 
 
@@ -65,15 +64,13 @@ class OwnIdsGuard:
     def __init__(self, own: OwnIds) -> None:
         self._own = own
 
-    def on_prefix(
-        self, begun: BegunRequest, prefix: memoryview
-    ) -> tuple[CutThrough, HandlerState | None] | HeldRequest:
+    def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, Respond | None] | HeldRequest:
         check_version(begun.api_key, begun.api_version)
         if self._own.refusal_of(peek_ids(prefix)) is None:
             return CutThrough(), None
         return HeldRequest(self)
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
         frame = exchange.request.frame
         code = self._own.refusal_of(peek_ids(frame))
         assert code is not None
@@ -89,7 +86,7 @@ class OwnGroupGuard:
     def __init__(self, own: OwnIds) -> None:
         self._own = own
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
         return decide_in_turns(self._guarded(request))
@@ -98,23 +95,17 @@ class OwnGroupGuard:
         if self._own.group_id not in (yield from deleted_groups.steps(request.frame)):
             return Forward(request.frame), None
         frame = yield from without_groups.steps(request.frame, frozenset((self._own.group_id,)))
-        return Forward(frame, hold_bytes=None), _Refusing(request.api_version, self._own.group_id)
+        return Forward(frame, hold_bytes=None), refusing(request.api_version, self._own.group_id)
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusing:
-    version: int
-    group_id: str
+def refusing(version: int, group_id: str) -> Respond:
+    """Returns what adds the refusal of the group to a response."""
 
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        return patch_in_turns(self._refused(response))
-
-    def _refused(self, response: memoryview) -> Steps[Buffers]:
+    def refused(response: memoryview) -> Steps[Buffers]:
         code = ErrorCode.GROUP_AUTHORIZATION_FAILED
-        return ((yield from with_refused_groups.steps(response, self.version, [self.group_id], code)),)
+        return ((yield from with_refused_groups.steps(response, version, [group_id], code)),)
 
-    def on_abandoned(self) -> None:
-        return
+    return patched_by(refused)
 
 
 def own_ids_guards(group_id: str) -> tuple[dict[int, Handler], dict[int, PrefixHandler]]:

@@ -9,19 +9,19 @@ from protocol.addresses import AddressOf, carries_addresses
 from protocol.api_keys import ApiKey, check_version
 from protocol.apis.produce import names_no_broker, peek_acks
 from protocol.errors import TruncatedError
-from proxy.handlers.addresses import AddressRewriter
-from proxy.wire.exchange import BegunRequest, CutThrough, HandlerState
+from proxy.handlers.addresses import with_addresses
+from proxy.wire.exchange import BegunRequest, CutThrough, Respond
 
 _NO_RESPONSE = CutThrough(no_response=True), None
 
 
 class ProduceHandler:
     def __init__(self) -> None:
-        self._decisions: dict[tuple[int, AddressOf], tuple[CutThrough, HandlerState | None]] = {}
+        self._decisions: dict[tuple[int, AddressOf], tuple[CutThrough, Respond | None]] = {}
         """By version and listener, for requests with a response. A request has no state of its own, so they share a
         decision."""
 
-    def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+    def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, Respond | None]:
         key = version, address_of = begun.api_version, begun.address_of
         decision = self._decisions.get(key)
         if decision is None:
@@ -33,8 +33,8 @@ class ProduceHandler:
         return _NO_RESPONSE if acks == 0 else decision
 
 
-def _decide(version: int, address_of: AddressOf) -> tuple[CutThrough, HandlerState | None]:
+def _decide(version: int, address_of: AddressOf) -> tuple[CutThrough, Respond | None]:
     if not carries_addresses(ApiKey.PRODUCE, version):
         return CutThrough(), None
-    rewriter = AddressRewriter(ApiKey.PRODUCE, version, address_of)
-    return CutThrough(hold_bytes=None, passes=lambda response: names_no_broker(response, version)), rewriter
+    action = CutThrough(hold_bytes=None, passes=lambda response: names_no_broker(response, version))
+    return action, with_addresses(ApiKey.PRODUCE, version, address_of)

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from protocol.steps import Steps, Walk
-from proxy.wire.exchange import Answer, Buffers, Forward, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Buffers, Forward, Prepare, Respond
 
 SLICE_STEPS: Final = 512
 SLICE_ITEMS: Final = 64
@@ -26,7 +26,7 @@ STEPS_OF_A_LOOK_UP: Final = (None,) * 8
 
 T = TypeVar("T")
 R = TypeVar("R")
-Decision = tuple[Answer | Forward, HandlerState | None]
+Decision = tuple[Answer | Forward, Respond | None]
 
 
 class _Turns:
@@ -78,6 +78,11 @@ def patch_in_turns(steps: Steps[Buffers]) -> Buffers | Coroutine[None, None, Buf
     return walk.result if walk.go_on(SLICE_STEPS) else go_on(walk)
 
 
+def patched_by(steps: Callable[[memoryview], Steps[Buffers]]) -> Respond:
+    """Returns what lets the steps of a response make the client's."""
+    return lambda response: patch_in_turns(steps(response))
+
+
 async def go_on(walk: Walk[T]) -> T:
     """Takes the rest of the steps, in slices. Returns their result."""
     try:
@@ -90,7 +95,7 @@ async def go_on(walk: Walk[T]) -> T:
         walk.close()
 
 
-def decide_in_turns(steps: Steps[Decision]) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+def decide_in_turns(steps: Steps[Decision]) -> tuple[Answer | Forward | Prepare, Respond | None]:
     """Returns what a handler decides about a request. If that takes more than a slice, it decides later."""
     walk = Walk(steps)
     if walk.go_on(SLICE_STEPS):
@@ -98,28 +103,19 @@ def decide_in_turns(steps: Steps[Decision]) -> tuple[Answer | Forward | Prepare,
     return decided_later(lambda: go_on(walk))
 
 
-def decided_later(decide: Callable[[], Coroutine[None, None, Decision]]) -> tuple[Prepare, HandlerState]:
-    """Returns the action and the state of a request about which `decide` will decide. Later requests wait meanwhile."""
-    later = _DecidedLater()
+def decided_later(decide: Callable[[], Coroutine[None, None, Decision]]) -> tuple[Prepare, Respond]:
+    """Returns what `decide` will decide about a request. Later requests wait meanwhile."""
+    decided: Respond | None = None
 
     async def prepare() -> Answer | Forward:
-        action, later.state = await decide()
+        nonlocal decided
+        action, decided = await decide()
         return action
 
-    return Prepare(prepare), later
+    def respond(response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+        return (response,) if decided is None else decided(response)
 
-
-class _DecidedLater:
-    """The state of a request that is decided about later. `state` is None if the response goes on as it is."""
-
-    state: HandlerState | None = None
-
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        return (response,) if self.state is None else self.state.on_response(response)
-
-    def on_abandoned(self) -> None:
-        if self.state is not None:
-            self.state.on_abandoned()
+    return Prepare(prepare), respond
 
 
 async def slices_of(items: Sequence[T], slice_items: int = SLICE_STEPS) -> AsyncIterator[Sequence[T]]:

@@ -301,10 +301,10 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_held(self, slot: Slot, response: memoryview) -> None:
         """Gives the head slot's complete response to its handler. No byte of it was emitted."""
-        assert slot.state is not None
+        assert slot.respond is not None
         self._reader.sasl.on_answer(slot.api_key)
         passes = slot.passes is not None and slot.passes(response)
-        result = (response,) if passes else slot.state.on_response(response)
+        result = (response,) if passes else slot.respond(response)
         if isinstance(result, Coroutine):
             slot.runs(self._context.spawn(self._finish(slot, result)), result)
             return

@@ -16,6 +16,11 @@ from protocol.primitives import Buffer
 
 Buffers = Sequence[Buffer]
 
+Respond = Callable[[memoryview], Buffers | Coroutine[None, None, Buffers]]
+"""Takes the payload of the broker's held response to one request, and returns the payload for the client.
+
+The connection runs a coroutine as a task, and cancels it on disconnect. The broker's payload is valid until it ends."""
+
 
 @dataclass(slots=True)
 class Request:
@@ -61,6 +66,10 @@ class Exchange(Protocol):
     """The tier that served the request, for latency metrics: "local", "remote" or "none" (no log was read)."""
     on_sent: Callable[[], None] | None
     """Called once, when the last byte of the answer has left or when it is certain that the answer never will."""
+    on_abandoned: Callable[[], None] | None
+    """Ends the work for the request, because the client or the broker disconnected, or the proxy drains.
+
+    Called at most once, and never after the request's `Respond` returned buffers."""
 
     @property
     def connection_id(self) -> int:
@@ -102,10 +111,10 @@ class Answer:
 class Forward:
     """The connection sends `frame`, the payload without the length prefix, to the broker.
 
-    `hold_bytes`: the connection collects a response up to this size and gives it to `on_response`. A larger response
+    `hold_bytes`: the connection collects a response up to this size and gives it to `Respond`. A larger response
     streams through the patcher that `patcher` makes, or unchanged if there is none. None: a response of any size is
     collected. `no_response`: the broker does not answer (Produce with acks=0). `passes` says of a collected response
-    that it leaves as it is; then there is no call of `on_response`.
+    that it leaves as it is; then there is no call of `Respond`.
     """
 
     frame: Buffer
@@ -134,10 +143,10 @@ class CutThrough:
 
 
 class Handler(Protocol):
-    """Handles one API whose requests are decoded. The state of a request belongs in `HandlerState`."""
+    """Handles one API whose requests are decoded. `Respond` has the state of a request."""
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
-        """Decides how the request is answered.
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
+        """Decides how the request is answered. Without a `Respond`, the broker's response goes on as it is.
 
         Raises `ProtocolError` if the bytes cannot be read; the connection then closes."""
 
@@ -166,24 +175,7 @@ class BegunRequest(Protocol):
 class PrefixHandler(Protocol):
     """Handles an API whose requests need not be held, because their first bytes are enough for a decision."""
 
-    def on_prefix(
-        self, begun: BegunRequest, prefix: memoryview
-    ) -> tuple[CutThrough, HandlerState | None] | HeldRequest:
+    def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, Respond | None] | HeldRequest:
         """`prefix` is the part of the payload that has arrived, from its start.
 
         Raises `TruncatedError` if it needs more bytes, and other `ProtocolError`s if the bytes cannot be read."""
-
-
-class HandlerState(Protocol):
-    """The state of one request in progress."""
-
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        """Takes the payload of the broker's held response, and returns the payload for the client.
-
-        The connection runs a coroutine as a task, and cancels it on disconnect. `response` is valid until it ends."""
-
-    def on_abandoned(self) -> None:
-        """Releases the resources of the request, because its answer was not sent and will not be built.
-
-        The client or the broker disconnected, or the proxy drains. Called at most once, and never after `on_response`
-        returned buffers."""

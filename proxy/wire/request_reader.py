@@ -347,7 +347,7 @@ class RequestReader:
             self._partial = bytearray(frame)
 
     def _decide(self, handler: Handler, slot: Slot) -> None:
-        action, slot.state = handler.on_request(slot)
+        action, slot.respond = handler.on_request(slot)
         if isinstance(action, Answer):
             slot.answer = action.payload
             slot.release()
@@ -363,7 +363,7 @@ class RequestReader:
         slot.passes = action.passes
         self._enqueue(slot, action.no_response)
         self._send(slot, action)
-        if slot.state is None:
+        if slot.respond is None:
             slot.release()  # the response needs no handler
 
     def _send(self, slot: Slot, action: Forward) -> None:
@@ -400,7 +400,7 @@ class RequestReader:
             _check_size(size, slot.api_key, MAX_PREFIX_BYTES, "the limit of requests that are held after their head")
             self._await_whole(slot, decision.handler)
             return False
-        action, slot.state = decision
+        action, slot.respond = decision
         slot.hold_bytes = action.hold_bytes
         slot.passes = action.passes
         self._enqueue(slot, action.no_response)

@@ -14,7 +14,7 @@ from typing import Protocol
 from protocol.addresses import AddressOf
 from protocol.api_keys import ApiKey
 from protocol.primitives import Buffer
-from proxy.wire.exchange import BrokerGoneError, Buffers, HandlerState, Request, ResponsePatcher
+from proxy.wire.exchange import BrokerGoneError, Buffers, Request, Respond, ResponsePatcher
 from proxy.wire.hold_budget import FLOOR_BYTES
 from proxy.wire.message_budget import DECODED_FACTOR, MessageBudget, MessageGrant
 
@@ -50,7 +50,8 @@ class Slot:
     hold_bytes: int | None = 0
     patcher: Callable[[], ResponsePatcher] | None = None
     passes: Callable[[memoryview], bool] | None = None
-    state: HandlerState | None = None
+    on_abandoned: Callable[[], None] | None = None
+    respond: Respond | None = None
     decoded_bytes = 0
     """The size of the request in decoded form. 0: it is not decoded, or its answer is complete."""
     grant: MessageGrant | None = None
@@ -95,7 +96,7 @@ class Slot:
         return self.answer is None and self.task is None
 
     def holds(self, size_bytes: int) -> bool:
-        """Whether the connection collects a response of this size for `on_response`."""
+        """Whether the connection collects a response of this size for `respond`."""
         return self.hold_bytes is None or size_bytes <= self.hold_bytes
 
     def runs(self, task: asyncio.Task[None], answer: Coroutine[None, None, Buffers]) -> None:
@@ -121,14 +122,13 @@ class Slot:
             self.future.cancel()
         if self.task is not None:
             self.task.cancel()
-        if self.state is not None:
-            state, self.state = self.state, None
-            state.on_abandoned()
+        if self.on_abandoned is not None:
+            self.on_abandoned()
         self.end()
 
     def release(self) -> None:
         """Frees the decoded form of the request, because its answer is complete or needs no handler."""
-        self.state = None
+        self.respond = self.on_abandoned = None
         self.decoded_bytes = 0
         if self.grant is not None:
             self.grant.release()

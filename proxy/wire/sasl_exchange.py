@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from protocol.api_keys import DECODED_APIS, ApiKey, is_flexible
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import Buffer, read_bytes_bounds, read_int16, read_string
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Respond
 
 AUTHENTICATION_APIS = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE))
 BEFORE_AUTHENTICATION = AUTHENTICATION_APIS | {ApiKey.API_VERSIONS}
@@ -62,34 +63,54 @@ class SaslExchange:
         self.raw_tokens_left = 0
         """How many more tokens without a header the client may send. If it is not 0, the next frame is one."""
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, Respond | None]:
         """Raises `ProtocolError` for a version that was not advertised, and if the end of the tokens is unknown."""
         request = exchange.request
         self.awaits_answer = True
         if self.raw_tokens_left:
             self.raw_tokens_left -= 1
-            return Forward(request.frame, hold_bytes=None), _RawToken(self)
+            return Forward(request.frame, hold_bytes=None), self._answer_to_raw_token
         if request.api_version not in DECODED_APIS[request.api_key]:
             raise ProtocolError(f"version {request.api_version} of API key {request.api_key}, which was not advertised")
         if request.api_key == ApiKey.SASL_AUTHENTICATE:
-            return Forward(request.frame, hold_bytes=None), _Token(self, request.api_version)
+            return Forward(request.frame, hold_bytes=None), partial(self._answer_to_token, request.api_version)
         mechanism, _ = read_string(request.frame, parse_request_header(request.frame).body_position, False)
         if request.api_version == 0 and mechanism not in _MECHANISMS:
             raise ProtocolError(
                 f"SaslHandshake version 0 for the mechanism {mechanism!r}: the proxy cannot tell where the tokens end; "
                 "the client must use SaslHandshake version 1"
             )
-        return Forward(request.frame, hold_bytes=None), _Handshake(self, request.api_version, mechanism or "")
+        respond = partial(self._answer_to_handshake, request.api_version, mechanism or "")
+        return Forward(request.frame, hold_bytes=None), respond
 
-    def on_handshake(self, error_code: int, version: int, mechanism: str) -> None:
+    def _answer_to_handshake(self, version: int, mechanism: str, response: memoryview) -> Buffers:
         """An authentication begins if the broker accepted it. Otherwise everything is as before."""
+        error_code, _ = read_int16(response, response_body_position(ApiKey.SASL_HANDSHAKE, version, response))
         self.awaits_answer = False
         if error_code == ErrorCode.NONE:
             self.is_authenticated = self.is_doubtful = False
             self._mechanism = mechanism
             self.raw_tokens_left = _MECHANISMS[mechanism].max_tokens if version == 0 else 0
+        return (response,)
 
-    def on_token(self, error_code: int, token: Buffer) -> None:
+    def _answer_to_token(self, version: int, response: memoryview) -> Buffers:
+        compact = is_flexible(ApiKey.SASL_AUTHENTICATE, version)
+        error_code, pos = read_int16(response, response_body_position(ApiKey.SASL_AUTHENTICATE, version, response))
+        _, pos = read_string(response, pos, compact)
+        start, end = read_bytes_bounds(response, pos, compact)
+        self._on_token(error_code, response[start : max(start, end)])
+        return (response,)
+
+    def _answer_to_raw_token(self, token: memoryview) -> Buffers:
+        """Raises `ProtocolError` if the client has sent its last token and the authentication has not ended."""
+        self._on_token(ErrorCode.NONE, token)
+        if self.is_authenticated:
+            self.raw_tokens_left = 0
+        elif not self.raw_tokens_left:
+            raise ProtocolError("a SASL token that does not end the authentication")
+        return (token,)
+
+    def _on_token(self, error_code: int, token: Buffer) -> None:
         """The broker has answered the client's token.
 
         ILLEGAL_SASL_STATE answers a request outside of an authentication, and changes nothing."""
@@ -106,55 +127,3 @@ class SaslExchange:
         if self.is_doubtful and api_key not in BEFORE_AUTHENTICATION:
             self.is_doubtful = False
             self.is_authenticated = True
-
-    def on_raw_token(self, token: Buffer) -> None:
-        """Raises `ProtocolError` if the client has sent its last token and the authentication has not ended."""
-        self.on_token(ErrorCode.NONE, token)
-        if self.is_authenticated:
-            self.raw_tokens_left = 0
-        elif not self.raw_tokens_left:
-            raise ProtocolError("a SASL token that does not end the authentication")
-
-
-@dataclass(frozen=True, slots=True)
-class _Handshake:
-    exchange: SaslExchange
-    version: int
-    mechanism: str
-
-    def on_response(self, response: memoryview) -> Buffers:
-        error_code, _ = read_int16(response, response_body_position(ApiKey.SASL_HANDSHAKE, self.version, response))
-        self.exchange.on_handshake(error_code, self.version, self.mechanism)
-        return (response,)
-
-    def on_abandoned(self) -> None:
-        return
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    exchange: SaslExchange
-    version: int
-
-    def on_response(self, response: memoryview) -> Buffers:
-        compact = is_flexible(ApiKey.SASL_AUTHENTICATE, self.version)
-        error_code, pos = read_int16(response, response_body_position(ApiKey.SASL_AUTHENTICATE, self.version, response))
-        _, pos = read_string(response, pos, compact)
-        start, end = read_bytes_bounds(response, pos, compact)
-        self.exchange.on_token(error_code, response[start : max(start, end)])
-        return (response,)
-
-    def on_abandoned(self) -> None:
-        return
-
-
-@dataclass(frozen=True, slots=True)
-class _RawToken:
-    exchange: SaslExchange
-
-    def on_response(self, response: memoryview) -> Buffers:
-        self.exchange.on_raw_token(response)
-        return (response,)
-
-    def on_abandoned(self) -> None:
-        return

@@ -26,7 +26,7 @@ from proxy.handlers.fetch.pass_through import PassThroughFetchHandler
 from proxy.handlers.own_ids_guard import own_ids_guards
 from proxy.handlers.produce import ProduceHandler
 from proxy.wire.context import Router
-from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import Buffers, Exchange, Forward, Prepare, Respond
 from proxy.wire.hold_budget import HoldBudget
 from tests.support.fakes.broker.wire import frame
 from tests.support.fakes.frame_decoder import FrameDecoder
@@ -50,7 +50,7 @@ class _State:
     delay_s: float
     asks: bool
 
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+    def respond(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
         return self._later(response) if self.delay_s else (bytes(response),)
 
     async def _later(self, response: memoryview) -> Buffers:
@@ -62,9 +62,6 @@ class _State:
                     await asked
         return (bytes(response),)
 
-    def on_abandoned(self) -> None:
-        return
-
 
 @dataclass(slots=True)
 class ScriptedApi:
@@ -75,17 +72,17 @@ class ScriptedApi:
     prepares: bool = False
     asks: bool = False
 
-    def on_request(self, exchange: Exchange) -> tuple[Forward | Prepare, HandlerState]:
+    def on_request(self, exchange: Exchange) -> tuple[Forward | Prepare, Respond]:
         exchange.on_sent = self.budget.grant(exchange.connection_id, 1000).release
         state = _State(exchange, 0.0 if self.prepares else self.delay_s, self.asks)
         if not self.prepares:
-            return Forward(exchange.request.frame, hold_bytes=None), state
+            return Forward(exchange.request.frame, hold_bytes=None), state.respond
 
         async def forward() -> Forward:
             await asyncio.sleep(self.delay_s)
             return Forward(exchange.request.frame, hold_bytes=None)
 
-        return Prepare(forward), state
+        return Prepare(forward), state.respond
 
 
 def router(budget: HoldBudget) -> Router:

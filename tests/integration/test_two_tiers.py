@@ -14,7 +14,7 @@ import pytest
 from protocol.apis.fetch.request import parse_fetch_request
 from protocol.header import parse_request_header
 from proxy.handlers.base import FetchSettings
-from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Exchange, Forward, Prepare, Respond
 from tests.support.rigs.strict_consumer import consumer_at, read
 from tests.support.rigs.two_tiers_rig import PATTERN, two_tiers
 from tests.support.servers.franz import binary, read_with_franz
@@ -71,7 +71,7 @@ async def test_a_half_trimmed_topic_beside_a_local_one_comes_exactly_once(
         await asyncio.to_thread(produce, tiers.bootstrap, local, values[local], records_per_batch=100)
         on_request = tiers.fetch.on_request
 
-        def recorded(exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+        def recorded(exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
             frame, version = exchange.request.frame, exchange.request.api_version
             epochs.append(parse_fetch_request(frame, parse_request_header(frame).body_position, version).session_epoch)
             return on_request(exchange)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol.api_keys import ApiKey, check_version
 from protocol.apis.fetch.encoding import encode_response
@@ -39,7 +40,7 @@ from proxy.handlers.fetch.merge import split_max_bytes
 from proxy.handlers.fetch.trace import begin_trace
 from proxy.handlers.fetch.verdict import FetchJudge
 from proxy.handlers.turns import SLICE_STEPS, STEPS_OF_A_LOOK_UP, Decision, decide_in_turns, go_on, in_turns
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond
 from proxy.wire.hold_budget import Grant, HoldBudget
 from tiers.model.ids import TopicIdPartition
 
@@ -68,7 +69,7 @@ class FetchHandler:
         self.purgatory = DelayedRemoteFetchPurgatory()
         self._completer = FetchCompleter(tools, self._judge, self._local, self._connections, self.purgatory)
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
         request = exchange.request
         frame, version = request.frame, request.api_version
         check_version(ApiKey.FETCH, version)
@@ -97,10 +98,9 @@ class FetchHandler:
         """Forwards a request that needs nothing special."""
         exchange.tier = "local"
         version = exchange.request.api_version
-        state = _PassingFetch(self, exchange, body_position)
 
         def patcher() -> StreamingFetchPatcher:
-            patches = StreamedPartitions(self._tools, self._local, state.connection)
+            patches = StreamedPartitions(self._tools, self._local, partial(self.connection, exchange.connection_id))
             return StreamingFetchPatcher(version, patches, hide_node_endpoints=True)
 
         def passes(response: memoryview) -> bool:
@@ -110,7 +110,8 @@ class FetchHandler:
             return topics is not None and not any(map(self._local.is_tiered, topics))
 
         hold_bytes = self._tools.settings.hold_bytes
-        return Forward(exchange.request.frame, hold_bytes, patcher, passes), state
+        respond = partial(self._relay_or_complete, exchange, body_position)
+        return Forward(exchange.request.frame, hold_bytes, patcher, passes), respond
 
     @property
     def remote_reads(self) -> RemoteReadCounts:
@@ -203,7 +204,16 @@ class FetchHandler:
             session_id=session_id,
             session_epoch=FINAL_SESSION_EPOCH,
         )
-        return Forward(bytes(frame), hold_bytes=None), _HeldState(self._completer, held)
+
+        def abandon() -> None:
+            for read in held.reads.values():
+                read.cancel()
+
+        exchange.on_abandoned = abandon
+        return Forward(bytes(frame), hold_bytes=None), partial(self._complete_held, held)
+
+    async def _complete_held(self, held: HeldFetch, response: memoryview) -> Buffers:
+        return await self._completer.complete(held, await in_turns(_parsed(held.request.version, response)))
 
     def _start_reads(
         self, held: HeldFetch, predicted: Iterable[int], kept: dict[PartitionKey, RemotePartitionRead]
@@ -251,7 +261,7 @@ class FetchHandler:
         exchange.on_sent = grant.release
         return grant
 
-    def relay_or_complete(
+    def _relay_or_complete(
         self, exchange: Exchange, body_position: int, response: memoryview
     ) -> Buffers | Coroutine[None, None, Buffers]:
         """Handles a held response to a request without predicted partitions."""
@@ -323,43 +333,3 @@ class _Foreseen:
     """The partitions of which a read of an earlier request goes on."""
     is_just_seen: bool = False
     """Whether a streamed response could not serve one of the partitions just now."""
-
-
-class _PassingFetch:
-    """The state of a request that was forwarded unchanged."""
-
-    __slots__ = ("_body_position", "_exchange", "_handler")
-
-    def __init__(self, handler: FetchHandler, exchange: Exchange, body_position: int) -> None:
-        self._handler = handler
-        self._exchange = exchange
-        self._body_position = body_position
-
-    def connection(self) -> FetchConnectionState:
-        return self._handler.connection(self._exchange.connection_id)
-
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        return self._handler.relay_or_complete(self._exchange, self._body_position, response)
-
-    def on_abandoned(self) -> None:
-        return
-
-
-@dataclass(slots=True)
-class _HeldState:
-    """The state of a request that may touch the remote tier.
-
-    Its remote reads are in progress, and memory is reserved for its answer."""
-
-    completer: FetchCompleter
-    held: HeldFetch
-
-    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self._complete(response)
-
-    async def _complete(self, response: memoryview) -> Buffers:
-        return await self.completer.complete(self.held, await in_turns(_parsed(self.held.request.version, response)))
-
-    def on_abandoned(self) -> None:
-        for read in self.held.reads.values():
-            read.cancel()

@@ -17,9 +17,9 @@ from protocol.apis.fetch.share_stream import StreamingShareFetchPatcher
 from protocol.apis.fetch.stream import PartitionHead, StreamingFetchPatcher
 from protocol.header import response_body_position
 from protocol.steps import Steps
-from proxy.handlers.addresses import AddressRewriter
+from proxy.handlers.addresses import with_addresses
 from proxy.handlers.turns import patch_in_turns
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Respond
 
 HOLD_BYTES = 64 * 1024
 
@@ -29,7 +29,7 @@ class PassThroughFetchHandler:
         self._responses: dict[tuple[int, AddressOf], _Responses] = {}
         """By version and listener, since a request has no state of its own."""
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, Respond | None]:
         request = exchange.request
         key = version, address_of = request.api_version, exchange.address_of
         exchange.tier = "local"
@@ -39,7 +39,7 @@ class PassThroughFetchHandler:
             responses = self._responses[key] = _Responses(version, address_of)
         if version < NODE_ENDPOINTS_FROM:
             return Forward(request.frame), None
-        return Forward(request.frame, HOLD_BYTES, responses.patcher, responses.pass_untouched), responses
+        return Forward(request.frame, HOLD_BYTES, responses.patcher, responses.pass_untouched), responses.respond
 
 
 class _Untouched:
@@ -64,7 +64,7 @@ class _Responses:
         body_position = response_body_position(ApiKey.FETCH, self._api_version, response)
         return plain_topics(response, body_position, self._api_version) is not None
 
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+    def respond(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
         return patch_in_turns(self._patched(response))
 
     def _patched(self, response: memoryview) -> Steps[Buffers]:
@@ -74,16 +74,13 @@ class _Responses:
             return (response,)
         return ((yield from rewrite_addresses.steps(ApiKey.FETCH, self._api_version, response, self._address_of)),)
 
-    def on_abandoned(self) -> None:
-        pass
-
 
 class ShareFetchHandler:
     """Handles ShareFetch, whose records the broker chooses and reads."""
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, Respond | None]:
         request = exchange.request
         check_version(ApiKey.SHARE_FETCH, request.api_version)
         exchange.tier = "local"
-        rewriter = AddressRewriter(ApiKey.SHARE_FETCH, request.api_version, exchange.address_of)
-        return Forward(request.frame, HOLD_BYTES, StreamingShareFetchPatcher), rewriter
+        respond = with_addresses(ApiKey.SHARE_FETCH, request.api_version, exchange.address_of)
+        return Forward(request.frame, HOLD_BYTES, StreamingShareFetchPatcher), respond

@@ -56,7 +56,7 @@ class Bench:
         """Sends one request through the handler and the broker, as a connection does."""
         exchange = self.last = FakeExchange(self.cluster, frame, connection_id)
         exchange.may_forward = may_forward
-        action, state = self.handler.on_request(exchange)
+        action, respond = self.handler.on_request(exchange)
         if isinstance(action, Prepare):
             action = await action.decide()
         version = exchange.request.api_version
@@ -72,8 +72,8 @@ class Bench:
             out = [bytes(b) for n in range(0, len(response), 1000) for b in patcher.feed(response[n : n + 1000], 1000)]
             assert sum(map(len, out)) == len(response)
             return parse(version, out)
-        assert state is not None
-        answer = state.on_response(response)
+        assert respond is not None
+        answer = respond(response)
         try:
             return parse(version, await answer if isinstance(answer, Coroutine) else answer)
         finally:

@@ -88,13 +88,13 @@ class Bench:
         exchange = FakeExchange(self.cluster, request_frame(version, asked, topic))
         topics = self.cluster.topics
         self.cluster.topics = {} if is_new else topics
-        action, state = self.handler.on_request(exchange)
+        action, respond = self.handler.on_request(exchange)
         self.cluster.topics = topics
         assert isinstance(action, Forward)
         self.forwarded = action.frame
         payload = response_payload(version, offset, timestamp, epoch, error_code, topic)
-        if state is not None:
-            answer = state.on_response(memoryview(payload))
+        if respond is not None:
+            answer = respond(memoryview(payload))
             assert asyncio.iscoroutine(answer)
             payload = b"".join(await answer)
         body_position = response_body_position(ApiKey.LIST_OFFSETS, version, payload)

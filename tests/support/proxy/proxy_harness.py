@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network
 from typing import Any
 
@@ -20,9 +21,9 @@ from proxy.wire.exchange import (
     Exchange,
     Forward,
     Handler,
-    HandlerState,
     PrefixHandler,
     Prepare,
+    Respond,
     ResponsePatcher,
 )
 from proxy.wire.server import BrokerEndpoint, Entrance, ProxyServer
@@ -122,14 +123,10 @@ def reply(exchange: Exchange, body: bytes) -> Buffers:
 
 @dataclass
 class ScriptedState:
-    """Answers a held response by `on_response`; notes that it was abandoned."""
+    """Notes that a request was abandoned."""
 
-    respond: Callable[[memoryview], Buffers | Coroutine[None, None, Buffers]]
     abandoned: asyncio.Event = field(default_factory=asyncio.Event)
     times_abandoned: int = 0
-
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        return self.respond(response)
 
     def on_abandoned(self) -> None:
         self.times_abandoned += 1
@@ -145,10 +142,10 @@ class ForwardingHandler:
     patcher: Callable[[], ResponsePatcher] | None = None
     states: list[ScriptedState] = field(default_factory=list)
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
-        state = ScriptedState(lambda response: self.answer(exchange, response))
-        self.states.append(state)
-        return Forward(exchange.request.frame, self.hold_bytes, self.patcher), state
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, Respond | None]:
+        self.states.append(state := ScriptedState())
+        exchange.on_abandoned = state.on_abandoned
+        return Forward(exchange.request.frame, self.hold_bytes, self.patcher), partial(self.answer, exchange)
 
 
 @dataclass
@@ -157,7 +154,7 @@ class AnsweringHandler:
 
     body: bytes
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, Respond | None]:
         return Answer(reply(exchange, self.body)), None
 
 
@@ -170,12 +167,12 @@ class PreparingHandler:
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     states: list[ScriptedState] = field(default_factory=list)
 
-    def on_request(self, exchange: Exchange) -> tuple[Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Prepare, Respond | None]:
         async def forward() -> Forward:
             self.asked.set()
             await self.gate.wait()
             return Forward(self.frame, hold_bytes=None)
 
-        state = ScriptedState(lambda response: (bytes(response),))
-        self.states.append(state)
-        return Prepare(forward), state
+        self.states.append(state := ScriptedState())
+        exchange.on_abandoned = state.on_abandoned
+        return Prepare(forward), lambda response: (bytes(response),)

@@ -95,17 +95,17 @@ class Bench:
 
         frame = build_request_header(api_key, version, 9, "test") + request.encode(version=version)
         exchange = FakeExchange(self.cluster, frame, answer=self.answer_first or ask_first)
-        action, state = handler.on_request(exchange)
+        action, respond = handler.on_request(exchange)
         if isinstance(action, Prepare):
             action = await action.decide()
         assert isinstance(action, Forward)
         seen = decoded(bytes(action.frame))
         payload = build_response_header(api_key, version, 9) + answer(seen).encode(version=version)
-        if state is None:
+        if respond is None:
             return seen, response_class.decode(
                 payload[response_body_position(api_key, version, payload) :], version=version
             )
-        result = state.on_response(memoryview(payload))
+        result = respond(memoryview(payload))
         out = b"".join(await result if asyncio.iscoroutine(result) else result)
         return seen, response_class.decode(out[response_body_position(api_key, version, out) :], version=version)
 

@@ -13,7 +13,7 @@ from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import INT32
 from proxy.handlers.fetch.handler import FetchHandler
-from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Exchange, Forward, Prepare, Respond
 from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame
 
 TIMEOUT_S = 300.0
@@ -60,12 +60,12 @@ class Forwarded:
         self._on_request = handler.on_request
         handler.on_request = self._record  # type: ignore[method-assign]  # replaced by a recorder for one test
 
-    def _record(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+    def _record(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, Respond | None]:
         sent = bytes(exchange.request.frame)
-        action, state = self._on_request(exchange)
+        action, respond = self._on_request(exchange)
         if not isinstance(action, Prepare):
             self._add(sent, action)
-            return action, state
+            return action, respond
         decide = action.decide
 
         async def recorded() -> Answer | Forward:
@@ -73,7 +73,7 @@ class Forwarded:
             self._add(sent, decided)
             return decided
 
-        return Prepare(recorded), state
+        return Prepare(recorded), respond
 
     def _add(self, sent: bytes, action: Answer | Forward) -> None:
         forwarded = bytes(action.frame) if isinstance(action, Forward) else None

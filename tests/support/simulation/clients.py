@@ -71,6 +71,7 @@ class SimExchange:
         self.request = Request(header.api_key, header.api_version, header.correlation_id, frame, monotonic_ms())
         self.tier = "none"
         self.on_sent: Any = None
+        self.on_abandoned: Any = None
         self.connection_id = connection
         self.node_id: int | None = broker.node_id
         self._network = network
@@ -345,15 +346,15 @@ class SimClient:
         exchange = SimExchange(self.network, process, broker, frame, self._connection)
 
         async def ask() -> bytes:
-            action, state = handler.on_request(exchange)
+            action, respond = handler.on_request(exchange)
             if isinstance(action, Answer):
                 return b"".join(bytes(one) for one in action.payload)
             forward = await action.decide() if isinstance(action, Prepare) else action
             if isinstance(forward, Answer):
                 return b"".join(bytes(one) for one in forward.payload)
             response = await exchange.forward(bytes(forward.frame))
-            assert state is not None
-            answer = state.on_response(response)
+            assert respond is not None
+            answer = respond(response)
             buffers = await answer if isinstance(answer, Coroutine) else answer
             if exchange.on_sent is not None:
                 exchange.on_sent()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from proxy.wire.exchange import BrokerGoneError, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import BrokerGoneError, Exchange, Forward, Prepare, Respond
 from proxy.wire.server import BrokerEndpoint
 from proxy.wire.upstream import UpstreamConnection
 from tests.support.fakes.broker.fake_broker import FakeBroker
@@ -14,7 +14,6 @@ from tests.support.fakes.broker.wire import connected, frame, request, response
 from tests.support.proxy import proxy_harness
 from tests.support.proxy.proxy_harness import (
     ForwardingHandler,
-    ScriptedState,
     forwarded,
     proxy_before,
     relayed,
@@ -115,11 +114,11 @@ async def test_a_handler_that_waits_for_a_broker_that_is_gone_ends(
         return bytes(await asked)
 
     class AskingFirst:
-        def on_request(self, exchange: Exchange) -> tuple[Prepare, HandlerState | None]:
+        def on_request(self, exchange: Exchange) -> tuple[Prepare, Respond | None]:
             async def forward() -> Forward:
                 return Forward(await ask(exchange))
 
-            return Prepare(forward), ScriptedState(lambda held: (bytes(held),))
+            return Prepare(forward), lambda held: (bytes(held),)
 
     async def ask_later(exchange: Exchange, held: memoryview) -> tuple[bytes, ...]:
         return (await ask(exchange),)

@@ -12,7 +12,7 @@ import pytest
 
 from protocol.errors import TruncatedError
 from proxy.config import LimitsConfig
-from proxy.wire.exchange import BegunRequest, Buffers, CutThrough, Exchange, HandlerState
+from proxy.wire.exchange import BegunRequest, Buffers, CutThrough, Exchange, Respond
 from proxy.wire.response_queue import Slot
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
@@ -131,7 +131,7 @@ async def test_a_handler_may_ask_the_broker_more_until_a_later_request_was_sent(
 class SilentProduce:
     """acks=0 when the byte after ten others says so: a prefix that may come in pieces."""
 
-    def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+    def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, Respond | None]:
         if len(prefix) < 24:
             raise TruncatedError("more")
         return CutThrough(no_response=prefix[23] == 0), None
@@ -189,7 +189,7 @@ async def test_the_bytes_of_a_slow_prefix_are_not_examined_one_by_one() -> None:
     examined: list[int] = []
 
     class LateProduce:
-        def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+        def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, Respond | None]:
             examined.append(len(prefix))
             if len(prefix) < 200:
                 raise TruncatedError("more")

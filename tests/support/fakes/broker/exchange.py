@@ -30,6 +30,7 @@ class FakeExchange:
         self.request = Request(header.api_key, header.api_version, header.correlation_id, frame, monotonic_ms())
         self.tier = "none"
         self.on_sent: Callable[[], None] | None = None
+        self.on_abandoned: Callable[[], None] | None = None
         self.connection_id = connection_id
         self.node_id: int | None = 1
         self.address_of: AddressOf = lambda node_id: ("proxy", 19092 + node_id)

@@ -32,7 +32,7 @@ from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.turns import SLICE_ITEMS
-from proxy.wire.exchange import Forward, HandlerState, Prepare
+from proxy.wire.exchange import Forward, Prepare, Respond
 from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.configured_topics import configured_topics
@@ -126,7 +126,7 @@ class Bench:
             assert one.offset < HIGH_WATERMARK
             return answered(-1, error_code or ErrorCode.OFFSET_OUT_OF_RANGE)
 
-        action, state = self.handler.on_request(FakeExchange(self.cluster, frame, answer=asked_first))
+        action, respond = self.handler.on_request(FakeExchange(self.cluster, frame, answer=asked_first))
         assert isinstance(action, Prepare)
         forwarded = await action.decide()
         assert isinstance(forwarded, Forward)
@@ -135,8 +135,8 @@ class Bench:
         assert (sent.topic, sent.partition) == (topic, partition)
         self.forwarded_offset = sent.offset
         self.meanwhile()
-        assert state is not None
-        answer = state.on_response(memoryview(answered(low_watermark, error_code)))
+        assert respond is not None
+        answer = respond(memoryview(answered(low_watermark, error_code)))
         assert asyncio.iscoroutine(answer)
         payload = b"".join(await answer)
         body_position = response_body_position(ApiKey.DELETE_RECORDS, version, payload)
@@ -397,8 +397,8 @@ async def test_a_client_that_goes_away_leaves_the_tiers_together(bench: Bench) -
     assert bench.tier.state.log_start_offset(P0) == 12
 
 
-async def large_deletion(bench: Bench, count: int) -> tuple[HandlerState, bytes]:
-    """Prepares a request for `count` partitions. Returns its state, and a response that deletes in all of them."""
+async def large_deletion(bench: Bench, count: int) -> tuple[Respond, bytes]:
+    """Prepares a request for `count` partitions. Returns what responds, and a response that deletes in all of them."""
     name = INT32.pack(1) + write_string("plain", compact=False) + INT32.pack(count)
     asked = b"".join(INT32.pack(partition) + INT64.pack(5) for partition in range(count))
     frame = build_request_header(ApiKey.DELETE_RECORDS, 0, 9, "test") + name + asked + INT32.pack(1000)
@@ -408,15 +408,15 @@ async def large_deletion(bench: Bench, count: int) -> tuple[HandlerState, bytes]
         return head + b"".join(INT32.pack(n) + INT64.pack(5) + INT16.pack(code) for n in range(count))
 
     exchange = FakeExchange(bench.cluster, frame, answer=lambda _: answered(ErrorCode.OFFSET_OUT_OF_RANGE))
-    action, state = bench.handler.on_request(exchange)
+    action, respond = bench.handler.on_request(exchange)
     assert isinstance(action, Prepare)
     await action.decide()
-    assert state is not None
-    return state, answered(ErrorCode.NONE)
+    assert respond is not None
+    return respond, answered(ErrorCode.NONE)
 
 
-async def codes_of(state: HandlerState, response: bytes) -> list[int]:
-    answer = state.on_response(memoryview(response))
+async def codes_of(respond: Respond, response: bytes) -> list[int]:
+    answer = respond(memoryview(response))
     assert asyncio.iscoroutine(answer)
     payload = b"".join(await answer)
     body_position = response_body_position(ApiKey.DELETE_RECORDS, 0, payload)
@@ -442,8 +442,8 @@ async def test_the_timeouts_of_many_partitions_do_not_add_up(
 
     for name in ("_refusal", "_answer"):
         monkeypatch.setattr(bench.handler, name, hang if name == step else relay)
-    state, deleted = await large_deletion(bench, 3 * SLICE_ITEMS)
-    codes = await codes_of(state, deleted)
+    respond, deleted = await large_deletion(bench, 3 * SLICE_ITEMS)
+    codes = await codes_of(respond, deleted)
     assert tried == SLICE_ITEMS
     assert codes == [ErrorCode.NONE] * SLICE_ITEMS + [ErrorCode.REQUEST_TIMED_OUT] * (2 * SLICE_ITEMS)
 
@@ -458,7 +458,7 @@ async def test_many_partitions_are_deleted_in_slices_of_one_task(bench: Bench, m
 
     bench.handler._tools = replace(bench.handler._tools, spawn=spawn)
     count = 3 * SLICE_ITEMS
-    state, deleted = await large_deletion(bench, count)
+    respond, deleted = await large_deletion(bench, count)
     async with counted_turns() as turns:
 
         async def counted(*arguments: Any) -> Any:
@@ -466,7 +466,7 @@ async def test_many_partitions_are_deleted_in_slices_of_one_task(bench: Bench, m
             return DeleteRecordsAnswer(error_code=ErrorCode.REQUEST_TIMED_OUT)
 
         monkeypatch.setattr(bench.handler, "_answer", counted)
-        assert await codes_of(state, deleted) == [ErrorCode.REQUEST_TIMED_OUT] * count
+        assert await codes_of(respond, deleted) == [ErrorCode.REQUEST_TIMED_OUT] * count
     assert len(spawned) == 1
     assert sum(turns.notes.values()) == count
     assert max(turns.notes.values()) <= SLICE_ITEMS

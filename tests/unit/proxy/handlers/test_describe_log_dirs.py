@@ -59,13 +59,13 @@ async def shown(
     frame = build_request_header(key, version, 9, "ui") + request.encode(version=version)
     exchange = FakeExchange(FakeCluster(), frame)
     exchange.node_id = node_id
-    action, state = DescribeLogDirsHandler(sizes, "remote://s3").on_request(exchange)
+    action, respond = DescribeLogDirsHandler(sizes, "remote://s3").on_request(exchange)
     assert isinstance(action, Forward)
     assert bytes(action.frame) == frame
     sent = build_response_header(key, version, 9) + bytes(response.encode(version=version))
-    if state is None:
+    if respond is None:
         return sent, sent, None
-    result = state.on_response(memoryview(sent))
+    result = respond(memoryview(sent))
     out = b"".join(await result if asyncio.iscoroutine(result) else result)
     body = out[response_body_position(key, version, out) :]
     return sent, out, DescribeLogDirsResponse.decode(body, version=version)

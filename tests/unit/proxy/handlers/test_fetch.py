@@ -86,12 +86,12 @@ async def test_the_log_start_of_local_answers_is_the_tiers(bench: Bench, version
 async def test_a_session_without_a_remote_partition_is_the_brokers_own(bench: Bench, version: int) -> None:
     frame = fetch_frame(version, [ask_local(version, 0)], session_epoch=0)
     exchange = FakeExchange(bench.cluster, frame)
-    action, state = bench.handler.on_request(exchange)
+    action, respond = bench.handler.on_request(exchange)
     assert isinstance(action, Forward)
     assert action.frame == frame
     broker_answer = bench.cluster.answer(frame)
-    assert state is not None
-    answer = state.on_response(memoryview(broker_answer))
+    assert respond is not None
+    answer = respond(memoryview(broker_answer))
     assert not isinstance(answer, Coroutine)
     assert b"".join(answer) == broker_answer
     assert not exchange.counts_decoded
@@ -123,11 +123,9 @@ async def test_an_unseen_offset_of_an_incremental_request_needs_a_full_one(bench
     """The broker's session implies a partition that this request does not name."""
     frame = fetch_frame(version, [], session_id=77, session_epoch=4)
     exchange = FakeExchange(bench.cluster, frame)
-    _, state = bench.handler.on_request(exchange)
-    assert state is not None
-    answer = state.on_response(
-        memoryview(bench.cluster.answer(fetch_frame(version, [ask(version, 3)], session_epoch=0)))
-    )
+    _, respond = bench.handler.on_request(exchange)
+    assert respond is not None
+    answer = respond(memoryview(bench.cluster.answer(fetch_frame(version, [ask(version, 3)], session_epoch=0))))
     assert isinstance(answer, Coroutine)
     response = parse(version, await answer)
     assert exchange.counts_decoded
@@ -144,12 +142,12 @@ async def test_a_predicted_read_begins_before_the_broker_answers(bench: Bench) -
     asked = bench.cluster.bounds_asked
     exchange = FakeExchange(bench.cluster, fetch_frame(13, [ask(13, 60, leader_epoch=5)]))
     bench.tier.storage.asked.clear()
-    action, state = bench.handler.on_request(exchange)
+    action, respond = bench.handler.on_request(exchange)
     assert isinstance(action, Forward)
     assert action.hold_bytes is None
     await bench.tier.storage.asked.wait()
-    assert state is not None
-    answer = state.on_response(memoryview(bench.cluster.answer(action.frame)))
+    assert respond is not None
+    answer = respond(memoryview(bench.cluster.answer(action.frame)))
     assert isinstance(answer, Coroutine)
     assert records(parse(13, await answer)).startswith(bench.batches[6])
     assert bench.cluster.bounds_asked == asked
@@ -283,12 +281,12 @@ async def test_bounds_from_before_a_trim_do_not_explain_a_refusal(bench: Bench, 
     log = bench.cluster.logs[P0]
     log.log_start_offset, trimmed = 60, log.log_start_offset
     exchange = FakeExchange(bench.cluster, fetch_frame(13, [ask(13, 60, last_fetched_epoch=last_fetched_epoch)]))
-    action, state = bench.handler.on_request(exchange)
+    action, respond = bench.handler.on_request(exchange)
     assert codes(await bench.fetch(13, ask(13, 50), connection_id=2)) == [0]
     log.log_start_offset = trimmed
     assert isinstance(action, Forward)
-    assert state is not None
-    answer = state.on_response(memoryview(bench.cluster.answer(action.frame)))
+    assert respond is not None
+    answer = respond(memoryview(bench.cluster.answer(action.frame)))
     assert isinstance(answer, Coroutine)
     response = parse(13, await answer)
     assert codes(response) == [0]
@@ -306,12 +304,12 @@ async def test_a_new_leader_that_begins_lower_does_not_explain_an_old_refusal(
     async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=wait_ms))) as bench:
         log = bench.cluster.logs[P0]
         frame = fetch_frame(13, [ask(13, 60, leader_epoch=5, last_fetched_epoch=5)], max_wait_ms=1)
-        action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+        action, respond = bench.handler.on_request(FakeExchange(bench.cluster, frame))
         assert isinstance(action, Forward)
-        assert state is not None
+        assert respond is not None
         refusal = bench.cluster.answer(action.frame)
         log.leader_epoch, log.log_start_offset = leader_epoch, 0
-        answer = state.on_response(memoryview(refusal))
+        answer = respond(memoryview(refusal))
         assert isinstance(answer, Coroutine)
         assert codes(parse(13, await answer)) == [code]
 
@@ -320,9 +318,9 @@ async def test_a_new_leader_that_begins_lower_does_not_explain_an_old_refusal(
 async def test_followers_get_what_the_broker_says(bench: Bench, version: int, replica_id: int) -> None:
     await bench.fetch(13, ask(13, 0))
     frame = fetch_frame(version, [ask(version, 0)], replica_id=replica_id)
-    action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+    action, respond = bench.handler.on_request(FakeExchange(bench.cluster, frame))
     assert isinstance(action, Forward)
-    assert (action.frame, action.hold_bytes, action.patcher, state) == (frame, 0, None, None)
+    assert (action.frame, action.hold_bytes, action.patcher, respond) == (frame, 0, None, None)
 
 
 async def test_metadata_that_is_not_open_costs_no_connection(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +15,6 @@ from protocol.errors import ErrorCode
 from proxy.cluster.local_log_bounds import Watermarks
 from proxy.config import LimitsConfig
 from proxy.handlers.base import FetchSettings
-from proxy.handlers.fetch.handler import _HeldState
 from proxy.wire.exchange import Forward
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
@@ -37,9 +37,9 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 async def answered(bench: Bench, version: int, asks: list[Ask], broker_sees: list[Ask]) -> FetchResponse:
     """For requests that a broker folds before it reads."""
-    _, state = bench.handler.on_request(FakeExchange(bench.cluster, fetch_frame(version, asks)))
-    assert state is not None
-    answer = state.on_response(memoryview(bench.cluster.answer(fetch_frame(version, broker_sees))))
+    _, respond = bench.handler.on_request(FakeExchange(bench.cluster, fetch_frame(version, asks)))
+    assert respond is not None
+    answer = respond(memoryview(bench.cluster.answer(fetch_frame(version, broker_sees))))
     assert isinstance(answer, Coroutine)
     return parse(version, await answer)
 
@@ -125,11 +125,11 @@ async def test_answers_that_a_client_does_not_read_stay_held(tmp_path: Path) -> 
         assert bench.handler.held_bytes == 0
         frame = fetch_frame(13, [ask(13, 0)])
         exchange = FakeExchange(bench.cluster, frame)
-        action, state = bench.handler.on_request(exchange)
+        action, respond = bench.handler.on_request(exchange)
         assert isinstance(action, Forward)
         assert bench.handler.held_bytes > 1 << 20
-        assert state is not None
-        answer = state.on_response(memoryview(bench.cluster.answer(action.frame)))
+        assert respond is not None
+        answer = respond(memoryview(bench.cluster.answer(action.frame)))
         assert isinstance(answer, Coroutine)
         payload = await answer
         assert bench.handler.held_bytes == sum(map(len, payload)) > 0
@@ -149,11 +149,12 @@ async def test_requests_ahead_of_their_turn_read_no_more_than_the_cap(tmp_path: 
         held_bytes = bench.handler.held_bytes
         assert 0 < held_bytes < 2 * LimitsConfig().max_held_remote_bytes // 32
         reads = []
-        for exchange, (action, state) in pipelined:
+        for exchange, (action, respond) in pipelined:
             assert isinstance(action, Forward)
-            assert isinstance(state, _HeldState)
-            reads.append(len(state.held.reads))
-            answer = await state.on_response(memoryview(bench.cluster.answer(action.frame)))
+            assert isinstance(respond, partial)
+            (held,) = respond.args
+            reads.append(len(held.reads))
+            answer = await respond(memoryview(bench.cluster.answer(action.frame)))
             assert records(parse(13, answer)).startswith(bench.batches[0])  # each is served when its turn comes
             assert exchange.on_sent is not None
             exchange.on_sent()

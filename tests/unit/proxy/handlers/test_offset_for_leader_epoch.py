@@ -26,7 +26,7 @@ from proxy.handlers import offset_for_leader_epoch, turns
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.leader_epochs import contains, end_offset_for
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
-from proxy.wire.exchange import Forward, HandlerState
+from proxy.wire.exchange import Forward, Respond
 from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.record_batches import batch_of
@@ -58,22 +58,22 @@ class Bench:
         self.cluster = cluster
         self.handler = OffsetForLeaderEpochHandler(tools)
 
-    def send(self, version: int, epoch: int, replica_id: int = -1) -> HandlerState | None:
+    def send(self, version: int, epoch: int, replica_id: int = -1) -> Respond | None:
         frame = build_request_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, 9, "test")
         frame += (INT32.pack(replica_id) if version >= 3 else b"") + head_of(version)
         frame += INT32.pack(0) + INT32.pack(-1) + INT32.pack(epoch) + tags_of(version)
-        action, state = self.handler.on_request(FakeExchange(self.cluster, frame))
+        action, respond = self.handler.on_request(FakeExchange(self.cluster, frame))
         assert isinstance(action, Forward)
         assert action.frame == frame
-        return state
+        return respond
 
     async def ask(self, version: int, epoch: int, broker: tuple[int, int], error_code: int = 0) -> tuple[int, int, int]:
         head, tags = head_of(version), tags_of(version)
-        state = self.send(version, epoch)
-        assert state is not None
+        respond = self.send(version, epoch)
+        assert respond is not None
         payload = build_response_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, 9) + INT32.pack(0) + head
         payload += INT16.pack(error_code) + INT32.pack(0) + INT32.pack(broker[0]) + INT64.pack(broker[1]) + tags
-        answer = state.on_response(memoryview(payload))
+        answer = respond(memoryview(payload))
         assert asyncio.iscoroutine(answer)
         payload = b"".join(await answer)
         body_position = response_body_position(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, payload)
@@ -212,8 +212,8 @@ async def test_a_partition_that_is_named_twice_is_left_to_the_broker(bench: Benc
     frame += b"".join(INT32.pack(0) + INT32.pack(-1) + INT32.pack(epoch) for epoch in (1, 3))
     payload = build_response_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 9) + INT32.pack(0) + head
     payload += b"".join(INT16.pack(0) + INT32.pack(0) + INT32.pack(epoch) + INT64.pack(30) for epoch in (1, 3))
-    _, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
-    assert state is not None
-    answer = state.on_response(memoryview(payload))
+    _, respond = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+    assert respond is not None
+    answer = respond(memoryview(payload))
     assert asyncio.iscoroutine(answer)
     assert b"".join(await answer) == payload

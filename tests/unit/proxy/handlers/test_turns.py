@@ -17,7 +17,7 @@ from proxy.handlers.turns import (
     patch_in_turns,
     slices_of,
 )
-from proxy.wire.exchange import Buffers, Forward, HandlerState, Prepare
+from proxy.wire.exchange import Buffers, Forward, Prepare, Respond
 from tests.support.proxy.turn_counter import TurnCounter, counted_turns
 
 
@@ -29,17 +29,13 @@ def counting(count: int, turns: TurnCounter | None = None) -> Steps[int]:
     return count
 
 
-class Doubling(HandlerState):
-    def on_response(self, response: memoryview) -> tuple[bytes, bytes]:
-        return bytes(response), bytes(response)
-
-    def on_abandoned(self) -> None:
-        return
+def doubled(response: memoryview) -> tuple[bytes, bytes]:
+    return bytes(response), bytes(response)
 
 
-def deciding(count: int, state: HandlerState | None) -> Steps[tuple[Forward, HandlerState | None]]:
+def deciding(count: int, respond: Respond | None) -> Steps[tuple[Forward, Respond | None]]:
     yield from counting(count)
-    return Forward(b"", hold_bytes=None), state
+    return Forward(b"", hold_bytes=None), respond
 
 
 def patching(count: int) -> Steps[Buffers]:
@@ -107,14 +103,13 @@ async def test_the_message_of_a_client_that_left_ends() -> None:
 
 
 async def test_only_a_large_request_is_decided_about_later() -> None:
-    state = Doubling()
-    assert decide_in_turns(deciding(SLICE_STEPS - 1, state)) == (Forward(b"", hold_bytes=None), state)
-    for asked, answered in ((state, (b"x", b"x")), (None, (b"x",))):
+    assert decide_in_turns(deciding(SLICE_STEPS - 1, doubled)) == (Forward(b"", hold_bytes=None), doubled)
+    for asked, answered in ((doubled, (b"x", b"x")), (None, (b"x",))):
         action, later = decide_in_turns(deciding(SLICE_STEPS, asked))
         assert isinstance(action, Prepare)
         assert await action.decide() == Forward(b"", hold_bytes=None)
         assert later is not None
-        assert later.on_response(memoryview(b"x")) == answered
+        assert later(memoryview(b"x")) == answered
 
 
 async def test_only_a_large_response_is_patched_later() -> None:

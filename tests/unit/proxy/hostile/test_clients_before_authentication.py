@@ -13,7 +13,7 @@ import pytest
 
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
-from proxy.wire.exchange import Answer, Exchange, Forward, Handler, HandlerState
+from proxy.wire.exchange import Answer, Exchange, Forward, Handler, Respond
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.sasl import authenticate, authenticate_answer, handshake, handshake_answer
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
@@ -26,17 +26,10 @@ class Decoding:
     def __init__(self) -> None:
         self.decoded = 0
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, Respond | None]:
         self.decoded += 1
 
-        class State:
-            def on_response(self, response: memoryview) -> tuple[bytes, ...]:
-                return tuple(map(bytes, reply(exchange, b"rewritten")))
-
-            def on_abandoned(self) -> None:
-                return
-
-        return Forward(exchange.request.frame, hold_bytes=None), State()
+        return Forward(exchange.request.frame, hold_bytes=None), lambda _: reply(exchange, b"rewritten")
 
 
 @contextlib.asynccontextmanager

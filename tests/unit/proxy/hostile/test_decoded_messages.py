@@ -14,7 +14,7 @@ from protocol.primitives import INT32
 from proxy.config import LimitsConfig
 from proxy.handlers.own_ids_guard import own_ids_guards
 from proxy.wire import server
-from proxy.wire.exchange import Answer, Buffers, Exchange, Handler, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Buffers, Exchange, Handler, Prepare, Respond
 from proxy.wire.flow_control import READ_BUFFER_BYTES
 from proxy.wire.hold_budget import FLOOR_BYTES
 from proxy.wire.message_budget import DECODED_FACTOR, MessageBudget
@@ -67,7 +67,7 @@ class CountingHandler:
     most: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def on_request(self, exchange: Exchange) -> tuple[Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Prepare, Respond | None]:
         self.decoded += 1
         self.most = max(self.most, self.decoded)
         if self.decoded == self.awaited:
@@ -191,7 +191,7 @@ async def test_a_fetch_counts_as_decoded_when_its_handler_decodes_it() -> None:
     counted: list[int] = []
 
     class Fetches:
-        def on_request(self, exchange: Exchange) -> tuple[Answer, HandlerState | None]:
+        def on_request(self, exchange: Exchange) -> tuple[Answer, Respond | None]:
             counted.append(requests.reserved_bytes)
             exchange.count_decoded()
             counted.append(requests.reserved_bytes)

@@ -44,11 +44,11 @@ async def test_many_partitions_are_answered_in_slices(bench: Bench, monkeypatch:
     async with counted_turns() as counter:
         for decoder in (parse_list_offsets_request, parse_list_offsets_response):
             monkeypatch.setattr(decoder, "steps", counter.noted(decoder.steps))
-        action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+        action, respond = bench.handler.on_request(FakeExchange(bench.cluster, frame))
         assert isinstance(action, Prepare)
         await action.decide()
-        assert state is not None
-        answer = state.on_response(memoryview(payload))
+        assert respond is not None
+        answer = respond(memoryview(payload))
         assert asyncio.iscoroutine(answer)
         body = b"".join(await answer)
         monkeypatch.undo()

@@ -29,7 +29,7 @@ from proxy.handlers import (
 from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.turns import SLICE_STEPS
-from proxy.wire.exchange import Answer, Handler, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Handler, Prepare, Respond
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, request
@@ -143,19 +143,19 @@ item, and what follows the items."""
 async def test_a_large_answer_is_patched_in_slices(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     patcher, api_key, version, before, item, end = LARGE_ANSWERS[api]
     replaced = {REFUSED: named_topics.Replaced(METADATA_TOPIC, None, metadata_topic_guard.REFUSAL)}
-    states: Mapping[int, HandlerState] = {
-        ApiKey.FIND_COORDINATOR: addresses.AddressRewriter(api_key, version, lambda _: ("proxy", 1)),
-        ApiKey.PRODUCE: addresses.AddressRewriter(api_key, version, lambda _: ("proxy", 1)),
-        ApiKey.CREATE_PARTITIONS: metadata_topic_guard._State(api_key, version, replaced),
-        ApiKey.DELETE_GROUPS: own_ids_guard._Refusing(version, "ours"),
-        ApiKey.METADATA: metadata._Refusing(version, replaced, lambda _: None),
+    responds: Mapping[int, Respond] = {
+        ApiKey.FIND_COORDINATOR: addresses.with_addresses(api_key, version, lambda _: ("proxy", 1)),
+        ApiKey.PRODUCE: addresses.with_addresses(api_key, version, lambda _: ("proxy", 1)),
+        ApiKey.CREATE_PARTITIONS: metadata_topic_guard.refusing(api_key, version, replaced),
+        ApiKey.DELETE_GROUPS: own_ids_guard.refusing(version, "ours"),
+        ApiKey.METADATA: metadata.refusing(version, replaced, lambda _: None),
     }
     count = LARGE_BYTES // len(item)
     compact = api_key in (ApiKey.FIND_COORDINATOR, ApiKey.PRODUCE)
     body = before + write_array_length(count, compact) + item * count + end
     async with counted_turns() as turns:
         monkeypatch.setattr(patcher, "steps", turns.noted(patcher.steps))
-        result = states[api_key].on_response(memoryview(build_response_header(api_key, version, 9) + body))
+        result = responds[api_key](memoryview(build_response_header(api_key, version, 9) + body))
         assert asyncio.iscoroutine(result)
         await result
     assert_sliced(turns, count)
@@ -195,7 +195,7 @@ async def test_the_settings_of_many_topics_are_shown_in_slices(monkeypatch: pyte
     bench.cluster.topics = {name: UUID(int=number + 1) for number, name in enumerate(names)}
     strings = [write_string(name, compact=False) for name in names]
     resources = b"".join(b"\x02" + name + INT32.pack(-1) for name in strings)
-    action, state = bench.describe.on_request(
+    action, respond = bench.describe.on_request(
         FakeExchange(bench.cluster, request(ApiKey.DESCRIBE_CONFIGS, 1, 9, INT32.pack(len(names)) + resources + b"\0"))
     )
     assert isinstance(action, Prepare)
@@ -203,10 +203,10 @@ async def test_the_settings_of_many_topics_are_shown_in_slices(monkeypatch: pyte
     entries = INT32.pack(settings) + (NAME + NAME + bytes(3) + INT32.pack(0)) * settings
     answers = b"".join(INT16.pack(0) + INT16.pack(-1) + b"\x02" + name + entries for name in strings)
     head = build_response_header(ApiKey.DESCRIBE_CONFIGS, 1, 9) + bytes(4)
-    assert state is not None
+    assert respond is not None
     async with counted_turns() as turns:
         monkeypatch.setattr(describe_configs, "tier_entries", turns.noted(describe_configs.tier_entries))
-        result = state.on_response(memoryview(head + INT32.pack(len(names)) + answers))
+        result = respond(memoryview(head + INT32.pack(len(names)) + answers))
         assert asyncio.iscoroutine(result)
         await result
     assert_sliced(turns, settings * len(names))
@@ -234,13 +234,13 @@ async def test_many_refused_topics_are_patched_in_slices(monkeypatch: pytest.Mon
     frame = request(ApiKey.ALTER_CONFIGS, 0, 9, INT32.pack(len(names)) + resources + b"\x00")
     answers = b"".join(INT16.pack(29) + INT16.pack(-1) + b"\x02" + write_string(name, compact=False) for name in names)
     response = build_response_header(ApiKey.ALTER_CONFIGS, 0, 9) + bytes(4) + INT32.pack(len(names)) + answers
-    action, state = bench.alter.on_request(FakeExchange(bench.cluster, frame, answer=lambda _: response))
+    action, respond = bench.alter.on_request(FakeExchange(bench.cluster, frame, answer=lambda _: response))
     assert isinstance(action, Prepare)
     await action.decide()
-    assert state is not None
+    assert respond is not None
     async with counted_turns() as turns:
         monkeypatch.setattr(splice, "steps", turns.noted(splice.steps))
-        patched = state.on_response(memoryview(response))
+        patched = respond(memoryview(response))
         assert asyncio.iscoroutine(patched)
         assert b"".join(await patched) == response
     assert_sliced(turns, MANY)

@@ -10,7 +10,7 @@ from struct import pack
 
 import pytest
 
-from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState
+from proxy.wire.exchange import Answer, Exchange, Forward, Respond
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
 from tests.support.proxy.proxy_harness import PATIENT, proxy_before
@@ -58,7 +58,7 @@ REFUSED = {
 class Failing:
     """Closes the connection, so that a log line names the client."""
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, Respond | None]:
         raise RuntimeError("a defect")
 
 
