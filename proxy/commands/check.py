@@ -1,12 +1,13 @@
 """`tidegate check`: contacts every broker and the store, and reports the advertised addresses and all problems.
 
-It also reads the metadata topic, to find topics that are not tiered, and retentions that are not in force."""
+It also binds the ports that `tidegate serve` will bind, and reads the metadata topic, to find out whether it is lost,
+which topics are not tiered, and which retentions are not in force."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,14 +15,13 @@ from pathlib import Path
 import typer
 from kafka.protocol.metadata import MetadataRequest
 
-from proxy.cluster.broker_listeners import shared_ports
+from proxy.cluster.broker_listeners import BOOTSTRAP_PORT, ListenerAddresses, shared_ports
 from proxy.cluster.permissions import has_certificate_alone, missing_permissions, principal_of
 from proxy.commands.certificate_check import certificate_findings
-from proxy.commands.metadata_check import metadata_topic_trouble
-from proxy.commands.port_check import advertised_problems, taken_ports
 from proxy.commands.store_check import check_store
 from proxy.commands.topic_check import topic_findings
-from proxy.config import TidegateConfig
+from proxy.config import TidegateConfig, is_loopback
+from proxy.listener_config import ListenerConfig
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import listener_addresses
 from proxy.process.checks.probes import state_folders, write_probe
@@ -29,14 +29,17 @@ from proxy.process.remote_log import METADATA_FOLDER
 from proxy.process.start.settings_in_use import is_in_use
 from proxy.process.start.settings_mistakes import settings_mistakes
 from proxy.wire.context import Address
+from proxy.wire.server import bind
+from tiers.access.open_tier import RemoteTierError, open_storage, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
 from tiers.commands.console import FINDINGS, MISUSED
 from tiers.config.topic_policy import NOTHING_TIERED
 from tiers.config.upstream_config import broker_client
-from tiers.errors import BrokerError
+from tiers.errors import BrokerError, RemoteLogError, RemoteStorageError
 from tiers.event_loop import EventLoop
-from tiers.metadata.state.writer import is_written
+from tiers.metadata.state.writer import is_written, saved_identity
+from tiers.metadata.topic.metadata_topic import find_metadata_topic
 
 TIMEOUT_MS = 10_000
 _OF_TIER = ("the proxy's rights", "the topics")
@@ -274,3 +277,64 @@ async def _check_store(config: TidegateConfig, report: Report) -> bool:
 def _text(address: Address) -> str:
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def taken_ports(config: TidegateConfig, node_ids: Collection[int]) -> Iterator[str]:
+    """Binds the ports that `tidegate serve` will bind, and yields those that it cannot bind, one line each."""
+    for listener in config.listener:
+        for what, port in _ports(listener_addresses(listener), node_ids):
+            yield from _trouble(what, listener.host, port, reuse_port=listener.reuse_port)
+    if config.admin.port:
+        yield from _trouble("[admin] port", config.admin.host, config.admin.port, reuse_port=False)
+
+
+def _ports(addresses: ListenerAddresses, node_ids: Collection[int]) -> Iterator[tuple[str, int]]:
+    yield BOOTSTRAP_PORT, addresses.bootstrap_port
+    if addresses.base_port is not None:
+        for node_id in sorted(node_ids):
+            if addresses.trouble_of(node_id) is None:
+                yield f"[listener] base.port: broker {node_id}", addresses.base_port + node_id
+
+
+def _trouble(what: str, host: str, port: int, *, reuse_port: bool) -> Iterator[str]:
+    try:
+        bind(host, port, reuse_port=reuse_port, listens=False).close()
+    except OSError as error:
+        yield f"{what}: {error.strerror or error}: free the port, or change the setting"
+
+
+def advertised_problems(listeners: Sequence[ListenerConfig]) -> Iterator[str]:
+    """Yields a line for each listener that sends the clients of other machines to themselves."""
+    for listener in listeners:
+        if "advertised_host" not in listener.model_fields_set and not is_loopback(listener.host):
+            yield (
+                f"[listener] {listener.name}: there is no advertised.host, so clients are told to connect to"
+                f" {listener.advertised_host}: set it to the name of this machine, or to localhost if all clients run"
+                " here"
+            )
+
+
+async def metadata_topic_trouble(
+    config: TidegateConfig, client: BrokerClient, cluster_id: str, timeout_ms: int, *, has_store: bool
+) -> str | None:
+    """Returns why the metadata topic is lost, or must not be used. None: it is in order, or `serve` may create it.
+
+    Compares the topic with the saved state in `state.path`, and with the store if the topic has no record and the store
+    answers (`has_store`). Creates nothing."""
+
+    async def refusal_to_create() -> str | None:
+        if not has_store:
+            return None  # the report has the store's problem
+        try:
+            async with open_storage(config, cluster_id) as storage:
+                return await segments_without_metadata(config, storage_cluster_id(config, cluster_id), storage)
+        except (RemoteTierError, RemoteStorageError) as error:
+            return f"topic {config.remote_log.metadata_topic} has no record, and the store cannot be listed: {error}"
+
+    try:
+        saved = await asyncio.to_thread(saved_identity, config.state.path / METADATA_FOLDER)
+        topic = config.remote_log.metadata_topic_settings
+        await find_metadata_topic(client, topic, timeout_ms, saved, refusal_to_create)
+    except RemoteLogError as error:
+        return str(error)
+    return None

@@ -10,8 +10,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from proxy.commands import check as check_module
-from proxy.commands.check import check
-from proxy.commands.port_check import advertised_problems
+from proxy.commands.check import advertised_problems, check
 from proxy.commands.topic_check import TopicFindings
 from proxy.config import TidegateConfig
 from proxy.process.start.settings_in_use import settings_in_use

@@ -11,8 +11,7 @@ from uuid import UUID
 import pytest
 
 from protocol.api_keys import ApiKey
-from proxy.commands.check import check
-from proxy.commands.metadata_check import metadata_topic_trouble
+from proxy.commands.check import check, metadata_topic_trouble
 from proxy.commands.store_check import absent_segments
 from proxy.config import TidegateConfig
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker

@@ -10,8 +10,7 @@ import pytest
 from kafka.protocol.admin import DescribeConfigsResponse
 
 from protocol.api_keys import ApiKey
-from proxy.commands.rule_check import is_never_trimmed, rule_lines, useless_local_retentions
-from proxy.commands.topic_check import conflicts, topic_findings
+from proxy.commands.topic_check import conflicts, is_never_trimmed, rule_lines, topic_findings, useless_local_retentions
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.proxy.parsed_config import parse_config
 from tiers.broker.client import BrokerClient
