@@ -26,7 +26,7 @@ from protocol.errors import ErrorCode
 from protocol.header import build_request_header, response_body_position
 from protocol.primitives import EMPTY_TAGGED_SECTION, write_array_length, write_string
 from protocol.steps import Steps
-from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
+from proxy.handlers.guards import MetadataTopicGuard
 from proxy.handlers.turns import Decision, decided_later, in_slices, in_turns
 from proxy.wire.exchange import BrokerGoneError, Exchange, Prepare, Request, Respond
 from tiers.errors import RemoteLogError

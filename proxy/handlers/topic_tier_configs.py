@@ -29,7 +29,7 @@ from protocol.apis.config_entries import (
 from protocol.errors import ErrorCode
 from proxy.cluster.broker_configs import BrokerValue
 from proxy.handlers.base import ClusterTopology, FetchSettings
-from proxy.handlers.metadata_topic_guard import REFUSAL
+from proxy.handlers.guards import REFUSAL
 from proxy.handlers.turns import in_slices, slices_of
 from tiers.config.topic_policy import PAUSE_KEYS, Rules, TopicConfig, is_internal
 from tiers.config.topic_settings import (

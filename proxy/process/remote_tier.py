@@ -29,11 +29,9 @@ from proxy.handlers.describe_configs import DescribeConfigsHandler
 from proxy.handlers.describe_log_dirs import DescribeLogDirsHandler
 from proxy.handlers.fetch.handler import FetchHandler
 from proxy.handlers.fetch.metrics import RemoteFetchMetrics
+from proxy.handlers.guards import MetadataHandler, MetadataTopicGuard, own_ids_guards
 from proxy.handlers.list_offsets import ListOffsetsHandler
-from proxy.handlers.metadata import MetadataHandler
-from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
-from proxy.handlers.own_ids_guard import own_ids_guards
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.live_settings import LiveSettings

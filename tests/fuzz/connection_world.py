@@ -23,7 +23,7 @@ from protocol.primitives import INT16, INT32
 from proxy.handlers.addresses import AddressHandler
 from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.fetch.pass_through import PassThroughFetchHandler
-from proxy.handlers.own_ids_guard import own_ids_guards
+from proxy.handlers.guards import own_ids_guards
 from proxy.handlers.produce import ProduceHandler
 from proxy.wire.context import Router
 from proxy.wire.exchange import Buffers, Exchange, Forward, Prepare, Respond

@@ -21,8 +21,8 @@ from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.fetch.handler import FetchHandler
+from proxy.handlers.guards import MetadataTopicGuard
 from proxy.handlers.list_offsets import ListOffsetsHandler
-from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.in_memory_rlmm import IN_MEMORY_TOPIC_ID, InMemoryRemoteLogMetadataManager

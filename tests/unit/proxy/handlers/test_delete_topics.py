@@ -14,7 +14,7 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
 from protocol.header import build_request_header, build_response_header, parse_request_header
 from proxy.handlers.delete_topics import DeleteTopicsHandler
-from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
+from proxy.handlers.guards import MetadataTopicGuard
 from proxy.wire.exchange import BrokerGoneError, Prepare
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.proxy.topic_configs_bench import METADATA_TOPIC, ORDERS, RULED, Bench

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
-from proxy.handlers.metadata import MetadataHandler
+from proxy.handlers.guards import MetadataHandler
 from tests.support.proxy.topic_configs_bench import METADATA_TOPIC, Bench
 
 FAILED_DELETIONS = "__delete_failed_remote_log_segments"

@@ -16,7 +16,7 @@ from kafka.protocol.admin import (
 )
 
 from proxy.handlers.alter_configs import UNKNOWN_KEY
-from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
+from proxy.handlers.guards import MetadataTopicGuard
 from tests.support.proxy.topic_configs_bench import (
     METADATA_TOPIC,
     OTHER,

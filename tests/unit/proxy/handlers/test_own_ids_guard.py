@@ -14,7 +14,7 @@ from protocol.header import build_request_header, build_response_header
 from protocol.message_schema import message_name
 from protocol.primitives import INT16, write_array_length, write_string
 from proxy.config import LimitsConfig
-from proxy.handlers.own_ids_guard import own_ids_guards
+from proxy.handlers.guards import own_ids_guards
 from tests.support.fakes.broker.wire import frame, response
 from tests.support.fakes.message_encoder import message_names, smallest
 from tests.support.proxy.virtual_network import Peer, VirtualNetwork

@@ -12,7 +12,7 @@ import pytest
 from protocol.api_keys import ApiKey
 from protocol.primitives import INT32
 from proxy.config import LimitsConfig
-from proxy.handlers.own_ids_guard import own_ids_guards
+from proxy.handlers.guards import own_ids_guards
 from proxy.wire import server
 from proxy.wire.exchange import Answer, Buffers, Exchange, Handler, Prepare, Respond
 from proxy.wire.flow_control import READ_BUFFER_BYTES

@@ -22,12 +22,10 @@ from proxy.handlers import (
     addresses,
     delete_topics,
     describe_configs,
-    metadata,
-    metadata_topic_guard,
-    own_ids_guard,
+    guards,
 )
 from proxy.handlers.delete_topics import DeleteTopicsHandler
-from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
+from proxy.handlers.guards import MetadataTopicGuard
 from proxy.handlers.turns import SLICE_STEPS
 from proxy.wire.exchange import Answer, Handler, Prepare, Respond
 from tests.support.fakes.broker.exchange import FakeExchange
@@ -142,13 +140,13 @@ item, and what follows the items."""
 @pytest.mark.parametrize("api", LARGE_ANSWERS)
 async def test_a_large_answer_is_patched_in_slices(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     patcher, api_key, version, before, item, end = LARGE_ANSWERS[api]
-    replaced = {REFUSED: named_topics.Replaced(METADATA_TOPIC, None, metadata_topic_guard.REFUSAL)}
+    replaced = {REFUSED: named_topics.Replaced(METADATA_TOPIC, None, guards.REFUSAL)}
     responds: Mapping[int, Respond] = {
         ApiKey.FIND_COORDINATOR: addresses.with_addresses(api_key, version, lambda _: ("proxy", 1)),
         ApiKey.PRODUCE: addresses.with_addresses(api_key, version, lambda _: ("proxy", 1)),
-        ApiKey.CREATE_PARTITIONS: metadata_topic_guard.refusing(api_key, version, replaced),
-        ApiKey.DELETE_GROUPS: own_ids_guard.refusing(version, "ours"),
-        ApiKey.METADATA: metadata.refusing(version, replaced, lambda _: None),
+        ApiKey.CREATE_PARTITIONS: guards.refusing(api_key, version, replaced),
+        ApiKey.DELETE_GROUPS: guards.refusing_group(version, "ours"),
+        ApiKey.METADATA: guards.refusing(api_key, version, replaced, lambda _: None),
     }
     count = LARGE_BYTES // len(item)
     compact = api_key in (ApiKey.FIND_COORDINATOR, ApiKey.PRODUCE)
@@ -216,7 +214,7 @@ async def test_a_large_request_with_the_owners_group_is_refused_in_slices(monkey
     item = b"\x02a\x01\x00"
     body = b"\x05ours" + bytes(4) + b"\x01\x00" + write_array_length(MANY, compact=True) + item * MANY + b"\x00"
     head = build_request_header(ApiKey.OFFSET_COMMIT, 8, 9, "client")
-    handler = own_ids_guard.OwnIdsGuard(own_ids_guard.OwnIds("ours"))
+    handler = guards.OwnIdsGuard(guards.OwnIds("ours"))
     bench = Bench(asyncio.get_running_loop().create_task)
     async with counted_turns() as turns:
         decoder = coordinated_ids.refusal
