@@ -15,7 +15,7 @@ from proxy.wire.connection_log import ConnectionLog
 from proxy.wire.error_log import ErrorLog
 from proxy.wire.exchange import Buffers, Handler, PrefixHandler
 from proxy.wire.flow_control import BufferPool
-from proxy.wire.message_budget import MessageBudget
+from proxy.wire.memory import MessageBudget
 from proxy.wire.socket_transport import PipePool
 from tiers.broker.tls import TlsContext
 

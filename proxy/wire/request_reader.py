@@ -20,8 +20,7 @@ from protocol.primitives import Buffer
 from proxy.wire.context import ConnectionContext
 from proxy.wire.error_log import FaultyFrame
 from proxy.wire.exchange import Answer, Forward, Handler, HeldRequest, PrefixHandler, Prepare, Request
-from proxy.wire.hold_budget import FLOOR_BYTES
-from proxy.wire.message_budget import DECODED_FACTOR, MessageGrant
+from proxy.wire.memory import DECODED_FACTOR, FLOOR_BYTES, MessageGrant
 from proxy.wire.response_queue import ResponseQueue, Slot, SlotOwner
 from proxy.wire.sasl_exchange import AUTHENTICATION_APIS, BEFORE_AUTHENTICATION, SaslExchange
 from proxy.wire.upstream import UpstreamConnection

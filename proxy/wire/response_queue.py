@@ -15,8 +15,7 @@ from protocol.addresses import AddressOf
 from protocol.api_keys import ApiKey
 from protocol.primitives import Buffer
 from proxy.wire.exchange import BrokerGoneError, Buffers, Request, Respond, ResponsePatcher
-from proxy.wire.hold_budget import FLOOR_BYTES
-from proxy.wire.message_budget import DECODED_FACTOR, MessageBudget, MessageGrant
+from proxy.wire.memory import DECODED_FACTOR, FLOOR_BYTES, MessageBudget, MessageGrant
 
 
 class SlotOwner(Protocol):

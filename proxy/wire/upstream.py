@@ -20,8 +20,7 @@ from proxy.wire.context import Address, ConnectionContext, Endpoint
 from proxy.wire.error_log import FaultyFrame, Sender
 from proxy.wire.exchange import Buffers, ResponsePatcher
 from proxy.wire.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
-from proxy.wire.hold_budget import FLOOR_BYTES
-from proxy.wire.message_budget import DECODED_FACTOR
+from proxy.wire.memory import DECODED_FACTOR, FLOOR_BYTES
 from proxy.wire.response_queue import ResponseQueue, Slot
 from proxy.wire.socket_transport import MIN_SPLICE_BYTES, SocketTransport
 from tiers.broker.tls import explain

@@ -20,7 +20,7 @@ from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES
 from proxy.config import LimitsConfig
 from proxy.wire.connection import ClientConnection
 from proxy.wire.flow_control import BufferPool
-from proxy.wire.hold_budget import HoldBudget
+from proxy.wire.memory import HoldBudget
 from proxy.wire.upstream import UpstreamConnection
 from tests.fuzz.connection_world import LARGE, MALFORMED, STRAY_ANSWER, Broker, Client, is_answered_by_the_proxy, router
 from tests.support.fakes.broker.wire import frame

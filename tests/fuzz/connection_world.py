@@ -27,7 +27,7 @@ from proxy.handlers.guards import own_ids_guards
 from proxy.handlers.produce import ProduceHandler
 from proxy.wire.context import Router
 from proxy.wire.exchange import Buffers, Exchange, Forward, Prepare, Respond
-from proxy.wire.hold_budget import HoldBudget
+from proxy.wire.memory import HoldBudget
 from tests.support.fakes.broker.wire import frame
 from tests.support.fakes.frame_decoder import FrameDecoder
 from tests.support.fakes.message_encoder import smallest

@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Protocol
 
 from proxy.handlers.base import Spawn
-from proxy.wire.hold_budget import Grant
+from proxy.wire.memory import Grant
 from tiers.errors import RemoteLogError
 from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
 

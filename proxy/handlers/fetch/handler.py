@@ -41,7 +41,7 @@ from proxy.handlers.fetch.trace import begin_trace
 from proxy.handlers.fetch.verdict import FetchJudge
 from proxy.handlers.turns import SLICE_STEPS, STEPS_OF_A_LOOK_UP, Decision, decide_in_turns, go_on, in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond
-from proxy.wire.hold_budget import Grant, HoldBudget
+from proxy.wire.memory import Grant, HoldBudget
 from tiers.model.ids import TopicIdPartition
 
 _READ_CAP_MS = 10_000

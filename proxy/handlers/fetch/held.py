@@ -19,7 +19,7 @@ from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.handlers.fetch.merge import Budget
 from proxy.handlers.fetch.trace import FetchTrace
 from proxy.wire.exchange import Exchange
-from proxy.wire.hold_budget import OVERSHOOT_BYTES, Grant
+from proxy.wire.memory import OVERSHOOT_BYTES, Grant
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteReadRequest
 

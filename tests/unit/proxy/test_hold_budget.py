@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import LimitsConfig
-from proxy.wire.hold_budget import FLOOR_BYTES, OVERSHOOT_BYTES, Grant, HoldBudget
+from proxy.wire.memory import FLOOR_BYTES, OVERSHOOT_BYTES, Grant, HoldBudget
 
 MIB = 1024 * 1024
 TOTAL_BYTES = LimitsConfig().max_held_remote_bytes

@@ -12,7 +12,7 @@ from protocol.errors import ErrorCode
 from proxy.handlers.base import FetchSettings
 from proxy.handlers.fetch import delayed
 from proxy.handlers.fetch.delayed import Completion
-from proxy.wire.hold_budget import OVERSHOOT_BYTES
+from proxy.wire.memory import OVERSHOOT_BYTES
 from tests.support.fakes.fetch_bench import (
     BATCH,
     LOCAL_0,

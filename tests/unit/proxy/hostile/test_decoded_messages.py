@@ -16,8 +16,7 @@ from proxy.handlers.guards import own_ids_guards
 from proxy.wire import server
 from proxy.wire.exchange import Answer, Buffers, Exchange, Handler, Prepare, Respond
 from proxy.wire.flow_control import READ_BUFFER_BYTES
-from proxy.wire.hold_budget import FLOOR_BYTES
-from proxy.wire.message_budget import DECODED_FACTOR, MessageBudget
+from proxy.wire.memory import DECODED_FACTOR, FLOOR_BYTES, MessageBudget
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
 from tests.support.proxy.proxy_harness import (
