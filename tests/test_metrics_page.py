@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 
 from proxy.admin.facts import ProcessState
 from proxy.commands.metrics_reference import LABELS, all_metrics, reference
-from proxy.handlers.fetch.metrics import RemoteFetchMetrics
+from proxy.handlers.fetch.handler import RemoteFetchMetrics
 from proxy.metrics import CLOSE_CAUSES, REJECT_REASONS, ProxyMetrics, register_build_info
 from proxy.process.admin.process_alarms import ProcessAlarms
 from proxy.process.admin.process_state import register_state

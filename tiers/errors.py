@@ -72,7 +72,7 @@ class RemoteLogMetadataNotReadyError(RemoteLogMetadataError):
 
 
 class NotKnownNow(RemoteLogError):
-    """What the log has is not known now, so it is no answer. `proxy/error_map.py` maps the error for each API."""
+    """What the log has is not known now, so it is no answer. `proxy/handlers/base.py` maps the error for each API."""
 
     retriable = True
 

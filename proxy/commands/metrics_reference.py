@@ -11,7 +11,7 @@ from math import prod
 from types import ModuleType
 from typing import Any, Final
 
-import proxy.handlers.fetch.metrics
+import proxy.handlers.fetch.handler
 import proxy.metrics
 import proxy.process.admin.process_alarms
 import proxy.process.admin.process_state
@@ -38,7 +38,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[ModuleType, ...]], ...]] = (
         "Remote reads",
         "The process that serves clients has `tidegate_remote_fetch_*`. The process that reads the store has "
         "`tidegate_remote_reader_*` and `tidegate_remote_client_*`.",
-        (proxy.handlers.fetch.metrics, tiers.reader.metrics, tiers.reader.read_accounts, proxy.process.remote_reader),
+        (proxy.handlers.fetch.handler, tiers.reader.metrics, tiers.reader.read_accounts, proxy.process.remote_reader),
     ),
     ("Copying, trimming and retention", "The process that copies has these.", (tiers.tasks.metrics,)),
     (

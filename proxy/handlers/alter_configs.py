@@ -38,11 +38,10 @@ from protocol.apis.config_entries import (
 from protocol.errors import ErrorCode
 from protocol.splice import Splice, splice
 from protocol.steps import Steps
-from proxy.handlers.base import Spawn
 from proxy.handlers.describe_configs import tier_entries
 from proxy.handlers.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
 from proxy.handlers.turns import in_slices, in_turns, slices_of
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond, Spawn
 from tiers.config.topic_settings import TIER_DEFAULTS, InvalidTierConfigError, TierValue, tier_values
 from tiers.errors import RemoteLogError
 

@@ -1,22 +1,24 @@
-"""The interfaces, settings and services that the handlers of both tiers share."""
+"""The interfaces, settings, services and error codes that the handlers of both tiers share."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 from uuid import UUID
 
+from protocol.api_keys import ApiKey
 from protocol.apis.topic_reference import TopicReference
+from protocol.errors import ErrorCode
 from protocol.header import parse_request_header
 from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.config import LimitsConfig
-from proxy.handlers.fetch.waiting import WaitingReads
-from proxy.wire.exchange import Request
+from proxy.handlers.fetch.delayed import WaitingReads
+from proxy.wire.exchange import Request, Spawn
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import is_internal
+from tiers.errors import RemoteLogError, RemoteReadTimeoutError, RetriableRemoteStorageError
 from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
@@ -28,9 +30,18 @@ KIB = 1024
 MIB = 1024 * KIB
 
 NOTHING_CONFIGURED = NothingConfigured()
+NOT_KNOWN_NOW: Final[Mapping[ApiKey, ErrorCode]] = {
+    ApiKey.FETCH: ErrorCode.REPLICA_NOT_AVAILABLE,
+    ApiKey.LIST_OFFSETS: ErrorCode.REPLICA_NOT_AVAILABLE,  # the local tier's later offset would be a wrong answer
+    ApiKey.DELETE_RECORDS: ErrorCode.REQUEST_TIMED_OUT,  # as a broker answers if a replica does not respond in time
+}
+"""The error code of each API for `NotKnownNow`, and for every other error of the remote log.
 
-Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
-"""Starts a task in the server's task group. The coroutine must not raise anything but `CancelledError`."""
+See docs/semantics.md 3.5, 5.2 and 9.1. An unavailable partition gets REPLICA_NOT_AVAILABLE, because every client
+retries that error silently. Sarama does too, but hands KAFKA_STORAGE_ERROR to the application. The error is never
+OFFSET_OUT_OF_RANGE, which makes consumers jump, nor a code that ends an application's poll loop."""
+
+UNAVAILABLE: Final = NOT_KNOWN_NOW[ApiKey.FETCH]
 
 
 class ClusterTopology(Protocol):
@@ -163,3 +174,13 @@ async def current_partition(tools: HandlerTools, topic: TopicReference, index: i
     if topic_id is None:
         topic_id = await topology.resolve_topic_id(topic, settings.topic_id_max_age_ms, settings.metadata_timeout_ms)
     return None if topic_id is None else TopicIdPartition(topic_id, index, topic)
+
+
+def fetch_error(error: RemoteLogError) -> ErrorCode:
+    """Returns the error code for a partition whose remote read failed.
+
+    If the store is slow or does not answer, the code is NONE: the client gets an empty partition and asks again. After
+    an error, kafkajs sends no heartbeats, and gives up soon. An outage would then cost every group a rebalance. The
+    function never returns OFFSET_OUT_OF_RANGE: the proxy only relays that error, after it has asked the leader."""
+    cause = error.cause if isinstance(error, RemoteReadTimeoutError) else error
+    return ErrorCode.NONE if cause is None or isinstance(cause, RetriableRemoteStorageError) else UNAVAILABLE

@@ -59,8 +59,7 @@ from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import Buffer
 from protocol.steps import Steps
-from proxy.error_map import NOT_KNOWN_NOW
-from proxy.handlers.base import ClusterTopology, HandlerTools
+from proxy.handlers.base import NOT_KNOWN_NOW, ClusterTopology, HandlerTools
 from proxy.handlers.turns import in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond
 from tiers.errors import LogDivergedError, NotKnownNow, RemoteLogError

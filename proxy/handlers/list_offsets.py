@@ -41,8 +41,7 @@ from protocol.apis.list_offsets import (
 from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.steps import Steps
-from proxy.error_map import NOT_KNOWN_NOW
-from proxy.handlers.base import HandlerTools, current_partition
+from proxy.handlers.base import NOT_KNOWN_NOW, HandlerTools, current_partition
 from proxy.handlers.turns import Decision, decide_in_turns, in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond
 from tiers.config.topic_policy import is_internal

@@ -22,13 +22,12 @@ from proxy.cluster.remote_sizes import RemoteSizes
 from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
 from proxy.handlers.alter_configs import AlterConfigsHandler
-from proxy.handlers.base import FetchSettings, HandlerTools, Spawn
+from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.describe_configs import DescribeConfigsHandler
 from proxy.handlers.describe_log_dirs import DescribeLogDirsHandler
-from proxy.handlers.fetch.handler import FetchHandler
-from proxy.handlers.fetch.metrics import RemoteFetchMetrics
+from proxy.handlers.fetch.handler import FetchHandler, RemoteFetchMetrics
 from proxy.handlers.guards import MetadataHandler, MetadataTopicGuard, own_ids_guards
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
@@ -38,7 +37,7 @@ from proxy.process.live_settings import LiveSettings
 from proxy.process.metadata_changes import RemoteMetadataChanges
 from proxy.process.remote_reader import open_shared_metadata
 from proxy.process.tracing import open_tracer
-from proxy.wire.exchange import Handler, PrefixHandler
+from proxy.wire.exchange import Handler, PrefixHandler, Spawn
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.changes import MetadataChanges

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -13,7 +13,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
 from proxy.wire.connection_log import ConnectionLog
 from proxy.wire.error_log import ErrorLog
-from proxy.wire.exchange import Buffers, Handler, PrefixHandler
+from proxy.wire.exchange import Buffers, Handler, PrefixHandler, Spawn
 from proxy.wire.flow_control import BufferPool
 from proxy.wire.memory import MessageBudget
 from proxy.wire.socket_transport import PipePool
@@ -85,8 +85,7 @@ class ConnectionContext:
     router: Router
     limits: LimitsConfig
     metrics: ProxyMetrics
-    spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
-    """Starts a task in the server's task group."""
+    spawn: Spawn
     clock_ms: Callable[[], int]
     admissions: Admissions
     log: ConnectionLog

@@ -7,6 +7,7 @@ must wait is a coroutine.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +21,9 @@ Respond = Callable[[memoryview], Buffers | Coroutine[None, None, Buffers]]
 """Takes the payload of the broker's held response to one request, and returns the payload for the client.
 
 The connection runs a coroutine as a task, and cancels it on disconnect. The broker's payload is valid until it ends."""
+
+Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
+"""Starts a task in the server's task group. The coroutine must not raise anything but `CancelledError`."""
 
 
 @dataclass(slots=True)

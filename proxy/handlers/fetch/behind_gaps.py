@@ -31,8 +31,7 @@ from protocol.primitives import INT64, Buffer
 from protocol.records.gap_batch import gap_batch
 from protocol.records.record_batch import iterate_batches
 from proxy.cluster.local_log_bounds import Watermarks
-from proxy.error_map import UNAVAILABLE
-from proxy.handlers.base import HandlerTools
+from proxy.handlers.base import UNAVAILABLE, HandlerTools
 from proxy.handlers.fetch.held import HeldFetch, PartitionKey, answer_by_ms
 from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome

@@ -24,8 +24,7 @@ from protocol.errors import ErrorCode, ProtocolError
 from protocol.header import response_body_position
 from protocol.primitives import INT64, Buffer
 from protocol.steps import Steps
-from proxy.error_map import UNAVAILABLE, fetch_error
-from proxy.handlers.base import HandlerTools
+from proxy.handlers.base import UNAVAILABLE, HandlerTools, fetch_error
 from proxy.handlers.fetch.behind_gaps import BehindGaps, is_within_gap
 from proxy.handlers.fetch.delayed import DelayedRemoteFetch, DelayedRemoteFetchPurgatory, RemotePartitionRead
 from proxy.handlers.fetch.held import FetchConnectionStates, HeldFetch, PartitionKey

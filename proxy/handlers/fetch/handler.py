@@ -11,9 +11,12 @@ See docs/design.md, "Fetch".
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from protocol.api_keys import ApiKey, check_version
 from protocol.apis.fetch.encoding import encode_response
@@ -33,7 +36,7 @@ from protocol.primitives import read_int32
 from protocol.steps import Steps, Walk
 from proxy.handlers.base import HandlerTools, client_id_of
 from proxy.handlers.fetch.completion import FetchCompleter, RemoteReadCounts
-from proxy.handlers.fetch.delayed import DelayedRemoteFetchPurgatory, RemotePartitionRead
+from proxy.handlers.fetch.delayed import Completion, DelayedRemoteFetchPurgatory, RemotePartitionRead
 from proxy.handlers.fetch.held import FetchConnectionState, FetchConnectionStates, HeldFetch, PartitionKey
 from proxy.handlers.fetch.local import LocalAnswers, StreamedPartitions
 from proxy.handlers.fetch.merge import split_max_bytes
@@ -42,6 +45,7 @@ from proxy.handlers.fetch.verdict import FetchJudge
 from proxy.handlers.turns import SLICE_STEPS, STEPS_OF_A_LOOK_UP, Decision, decide_in_turns, go_on, in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, Prepare, Respond
 from proxy.wire.memory import Grant, HoldBudget
+from tiers.metric_spec import CounterSpec, GaugeSpec
 from tiers.model.ids import TopicIdPartition
 
 _READ_CAP_MS = 10_000
@@ -55,6 +59,31 @@ _REPLICA_STATE_FROM = 15
 _REPLICA_STATE_BYTES = 13
 _REPLICA_STATE_HEAD = bytes((1, _REPLICA_STATE_BYTES))
 """The tag and size of the ReplicaState field. It is the last field of the frame, and only followers send it."""
+
+
+_PREFIX = "tidegate_remote_fetch"
+
+FETCH_REQUESTS = CounterSpec(
+    f"{_PREFIX}_requests", "Reads of the remote tier, one per partition of a Fetch.", kafka="RemoteFetchRequestsPerSec"
+)
+FETCH_BYTES = CounterSpec(
+    f"{_PREFIX}_bytes", "Bytes of remote records in answers to clients.", kafka="RemoteFetchBytesPerSec"
+)
+FETCH_ERRORS = CounterSpec(
+    f"{_PREFIX}_errors", "Reads of the remote tier that failed.", kafka="RemoteFetchErrorsPerSec"
+)
+PENDING = GaugeSpec(f"{_PREFIX}_pending", "Fetches that wait for the remote tier now.")
+COMPLETED = CounterSpec(
+    f"{_PREFIX}_completed",
+    "Fetches that have waited for the remote tier, by their end: satisfied, expired or cancelled.",
+    ("completion",),
+    kafka="DelayedRemoteFetchMetrics ExpiresPerSec (expired)",
+)
+HELD_BYTES = GaugeSpec(f"{_PREFIX}_held_bytes", "Bytes reserved for held answers.")
+IN_NEITHER_TIER = CounterSpec(
+    f"{_PREFIX}_in_neither_tier",
+    "Fetched offsets above the log start that are in no tier and in no recorded gap.",
+)
 
 
 class FetchHandler:
@@ -333,3 +362,21 @@ class _Foreseen:
     """The partitions of which a read of an earlier request goes on."""
     is_just_seen: bool = False
     """Whether a streamed response could not serve one of the partitions just now."""
+
+
+class RemoteFetchMetrics(Collector):
+    def __init__(self, handler: FetchHandler) -> None:
+        self._handler = handler
+
+    def collect(self) -> Iterator[Metric]:
+        purgatory, reads = self._handler.purgatory, self._handler.remote_reads
+        yield FETCH_REQUESTS.family(reads.requests)
+        yield FETCH_BYTES.family(reads.size_bytes)
+        yield FETCH_ERRORS.family(reads.errors)
+        yield PENDING.family(purgatory.pending_count)
+        completed = COMPLETED.family()
+        for completion in Completion:
+            completed.add_metric([completion.value], purgatory.completed[completion])
+        yield completed
+        yield HELD_BYTES.family(self._handler.held_bytes)
+        yield IN_NEITHER_TIER.family(self._handler.in_neither_tier_count)

@@ -19,8 +19,7 @@ from protocol.primitives import Buffer
 from protocol.splice import Splice
 from protocol.steps import Steps
 from proxy.cluster.local_log_bounds import Watermarks
-from proxy.error_map import UNAVAILABLE
-from proxy.handlers.base import HandlerTools, is_of_internal_topic, named_partition
+from proxy.handlers.base import UNAVAILABLE, HandlerTools, is_of_internal_topic, named_partition
 from proxy.handlers.fetch.held import FetchConnectionState
 from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition

@@ -19,7 +19,7 @@ from proxy.admin.source import OwnParts, raised
 from proxy.admin.tier_look import TierParts
 from proxy.admin.tier_view import TierView
 from proxy.cluster.broker_configs import BrokerConfigs
-from proxy.handlers.fetch.waiting import WaitingReads
+from proxy.handlers.fetch.delayed import WaitingReads
 from proxy.metrics import ProxyMetrics
 from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms, Trouble
 from proxy.process.admin.process_report import CountedParts, process_report

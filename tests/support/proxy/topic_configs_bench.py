@@ -17,10 +17,10 @@ from kafka.protocol.admin import (
 from protocol.header import build_request_header, build_response_header, parse_request_header, response_body_position
 from proxy.cluster.broker_configs import BrokerValue
 from proxy.handlers.alter_configs import UNKNOWN_KEY, AlterConfigsHandler
-from proxy.handlers.base import FetchSettings, Spawn
+from proxy.handlers.base import FetchSettings
 from proxy.handlers.describe_configs import DescribeConfigsHandler
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
-from proxy.wire.exchange import Forward, Prepare
+from proxy.wire.exchange import Forward, Prepare, Spawn
 from tests.support.fakes.broker.cluster import FakeCluster
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from proxy.handlers.fetch.metrics import RemoteFetchMetrics
+from proxy.handlers.fetch.handler import RemoteFetchMetrics
 from tests.support.fakes.fetch_bench import ask, bench_of
 from tiers.reader.metrics import RemoteLogReaderMetrics
 

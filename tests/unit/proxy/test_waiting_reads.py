@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
 
-from proxy.handlers.fetch.waiting import GONE_AFTER_MS, MAX_SHOWN, SHOWN_AFTER_MS, WaitingReads
+from proxy.handlers.fetch.delayed import GONE_AFTER_MS, MAX_SHOWN, SHOWN_AFTER_MS, WaitingReads
 from tiers.errors import OffsetGapError, RemoteLogError, RemoteReadTimeoutError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteReadRequest
