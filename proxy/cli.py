@@ -33,8 +33,8 @@ from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
 from proxy.process.child import run_child
 from proxy.process.fork_server import ForkServer
+from proxy.process.live_settings import hold_reloads
 from proxy.process.processes import serve_processes
-from proxy.process.reload import hold_reloads
 from proxy.process.start.settings_in_use import settings_in_use
 from proxy.process.start.settings_mistakes import settings_mistakes
 from proxy.process.start.unhandled_errors import unhandled_errors_logged

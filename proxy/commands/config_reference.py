@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from proxy.config import TidegateConfig
-from proxy.process.reload import is_live
+from proxy.process.live_settings import is_live
 from tiers.config.setting_keys import key_of, keys_of_field, own_fields
 from tiers.config.settings import DurationMs, SizeBytes
 from tiers.config.tier_config import STORAGE_MANAGER, STORAGE_PREFIX

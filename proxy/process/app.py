@@ -40,7 +40,7 @@ from proxy.process.admin.process_alarms import ProcessAlarm, Trouble, troubles_o
 from proxy.process.admin.process_state import STATE_LINE, register_state
 from proxy.process.checks.loop_latency import LoopLatency
 from proxy.process.checks.open_files import fit_open_files
-from proxy.process.reload import Reload, hold_reloads, take_reloads
+from proxy.process.live_settings import Reload, hold_reloads, take_reloads
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, own_topics_of, remote_tier
 from proxy.process.role import Role
 from proxy.process.start.end_signals import set_by_end_signals

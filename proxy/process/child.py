@@ -23,7 +23,7 @@ from proxy.config import TidegateConfig, load_config
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import ChildAdmin, MakeRole, Proxy, serve
 from proxy.process.budgets import reader_share_of, remote_log_share_of, share_of
-from proxy.process.reload import with_live_settings
+from proxy.process.live_settings import with_live_settings
 from proxy.process.remote_log_process import RemoteLogProcess
 from proxy.process.remote_reader import RemoteReaderProcess
 from proxy.process.remote_tier import WorkerPlace

@@ -42,7 +42,7 @@ from proxy.process.admin.recent_events import RecentEvents
 from proxy.process.budgets import remove_other_chunk_folders
 from proxy.process.child import Duty, Inherited, Task, end_timeout_ms
 from proxy.process.fork_server import ForkServer
-from proxy.process.reload import Reload, hold_reloads, take_reloads
+from proxy.process.live_settings import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.start.end_signals import is_asked_to_end, set_by_end_signals

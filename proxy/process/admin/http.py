@@ -25,7 +25,7 @@ from proxy.admin.pages import page_routes
 from proxy.admin.source import FactSource, OwnFacts
 from proxy.process.admin.access import OPEN_TO_ALL, AdminAccess
 from proxy.process.admin.connections import AdminConnections, is_own_fault
-from proxy.process.reload import Reloaded
+from proxy.process.live_settings import Reloaded
 from proxy.wire.context import Address
 from proxy.wire.server import bind, named_in_errors
 

@@ -21,7 +21,7 @@ from proxy.admin.api import RELOAD
 from proxy.config import AdminConfig, TidegateConfig
 from proxy.process.admin.access import CHECK_INTERVAL_MS, AdminTokenError, TokenFile, admin_access
 from proxy.process.admin.http import admin_pages
-from proxy.process.reload import Reload
+from proxy.process.live_settings import Reload
 from tests.support.proxy.page_facts import NoPages, ScriptedFacts
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.certificates import Authority

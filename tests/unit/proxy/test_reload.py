@@ -20,8 +20,7 @@ from proxy.logging_setup import set_level
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.app import run
 from proxy.process.child import Duty, Task, settings_again, share_of_duty
-from proxy.process.live_settings import LiveSettings
-from proxy.process.reload import Reload, Reloaded, changed_keys, hold_reloads, take_reloads
+from proxy.process.live_settings import LiveSettings, Reload, Reloaded, changed_keys, hold_reloads, take_reloads
 from proxy.process.remote_reader import change_fetch_quotas
 from proxy.process.role import Role
 from proxy.wire.admission import Admission, Admissions, Limit
