@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import Final, Literal
 
 from tiers.errors import Peer
+from tiers.explain.answers import Why
+from tiers.model.segment_metadata import LeaderEpochEntry
 
 SettingSource = Literal["topic", "file", "environment", "broker", "default"]
 BROKERS: Final = "the brokers"
@@ -215,12 +217,6 @@ class TopicPage:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochStart:
-    epoch: int
-    start_offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class SegmentFacts:
     """A remote segment. `end_offset` and `valid_end_offset` are inclusive."""
 
@@ -234,7 +230,7 @@ class SegmentFacts:
     """Whether the broker still has records of the segment."""
     max_timestamp_ms: int
     event_timestamp_ms: int
-    epochs: tuple[EpochStart, ...]
+    epochs: tuple[LeaderEpochEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,28 +252,14 @@ class GapFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedNumber:
-    """A number that decides, by the name of its setting or with its unit in the name."""
-
-    name: str
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
 class WhyFacts:
-    """Why a segment is still on the broker, not yet remote or not yet expired (`tiers/explain`).
+    """Why a segment is still on the broker, not yet remote or not yet expired.
 
-    `about` names the oldest offsets with this reason, and `more` counts the other segments with it. `at_ms` is the time
-    at which the blocker ends by itself; None: that cannot be told."""
+    `about` names the oldest offsets with this reason, and `more` counts the other segments with it."""
 
-    question: str
     about: str
     more: int
-    reason: str
-    sentence: str
-    rule: str
-    values: tuple[NamedNumber, ...]
-    at_ms: int | None
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)

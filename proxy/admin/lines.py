@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from proxy.admin.facts import (
-    EpochStart,
     PartitionLine,
     SegmentFacts,
     SegmentSpan,
@@ -228,7 +227,7 @@ def segment_facts(segment: StoredSegment, local_start: int | None) -> SegmentFac
         is_on_broker=None if local_start is None else segment.end_offset >= local_start,
         max_timestamp_ms=segment.max_timestamp_ms,
         event_timestamp_ms=segment.event_timestamp_ms,
-        epochs=tuple(EpochStart(each.epoch, each.start_offset) for each in metadata.segment_leader_epochs),
+        epochs=metadata.segment_leader_epochs,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from proxy.admin.facts import NamedNumber, WhyFacts
+from proxy.admin.facts import WhyFacts
 from tiers.explain.answers import PartitionAnswer, Question, Why
 
 MAX_PER_QUESTION: Final = 3
@@ -28,16 +28,4 @@ def _of_question(found: Sequence[tuple[str, Why]]) -> list[WhyFacts]:
     by_reason: dict[str, list[tuple[str, Why]]] = {}
     for about, why in found:
         by_reason.setdefault(why.reason, []).append((about, why))
-    return [
-        WhyFacts(
-            question=alike[0][1].question.value,
-            about=alike[0][0],
-            more=len(alike) - 1,
-            reason=reason,
-            sentence=alike[0][1].sentence,
-            rule=alike[0][1].rule,
-            values=tuple(NamedNumber(name, value) for name, value in alike[0][1].values.items()),
-            at_ms=alike[0][1].at_ms,
-        )
-        for reason, alike in list(by_reason.items())[:MAX_PER_QUESTION]
-    ]
+    return [WhyFacts(alike[0][0], len(alike) - 1, alike[0][1]) for alike in by_reason.values()][:MAX_PER_QUESTION]

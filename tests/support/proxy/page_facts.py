@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 from proxy.admin.facts import (
     BrokerFacts,
     ClusterFacts,
-    EpochStart,
     ErrorLine,
     ErrorsPage,
     EventLine,
     GapFacts,
     HistoryFacts,
-    NamedNumber,
     Outage,
     Overview,
     OwnerFacts,
@@ -44,6 +42,8 @@ from proxy.admin.facts import (
 from proxy.admin.lines import topic_line
 from proxy.admin.topic_list import TOPICS_PER_PAGE, matching, page_count, page_of, summed
 from tiers.errors import Peer
+from tiers.explain.answers import Question, Why
+from tiers.model.segment_metadata import LeaderEpochEntry
 
 NOW_MS = 1_790_000_000_000
 DAY_MS = 86_400_000
@@ -68,24 +68,24 @@ def whys_of(line: PartitionLine) -> tuple[WhyFacts, ...]:
     end, local_start = (line.remote_end or 0) + 1, line.local_start or 0
     rule = "docs/design.md, 'Log range'"
     return (
-        WhyFacts(
-            "still on the broker", f"offsets {local_start} to {local_start + 65_535}", 1, "local-retention",
+        WhyFacts(f"offsets {local_start} to {local_start + 65_535}", 1, Why(
+            Question("still on the broker"), "local-retention", rule,
             "The local retention covers the segment. The owner may trim it when its newest record is 6 h old "
             "(local.retention.ms = 21600000, from the file); it is 2 h 5 min old now.",
-            rule, (NamedNumber("local.retention.ms", 21_600_000),), NOW_MS + 14_100_000,
-        ),
-        WhyFacts(
-            "not yet remote", f"offsets {end} to {(line.high_watermark or 0) - 1}", 0, "not-due",
+            {"local.retention.ms": 21_600_000}, NOW_MS + 14_100_000,
+        )),
+        WhyFacts(f"offsets {end} to {(line.high_watermark or 0) - 1}", 0, Why(
+            Question("not yet remote"), "not-due", rule,
             "The owner copies records when they have segment.bytes (67108864), or when the oldest one is segment.ms "
             "old (1 h). These are still too few and too new.",
-            rule, (NamedNumber("segment.ms", 3_600_000),), NOW_MS + 2_846_000,
-        ),
-        WhyFacts(
-            "not yet expired", "offsets 0 to 65535", line.segments - 1, "total-retention",
+            {"segment.ms": 3_600_000}, NOW_MS + 2_846_000,
+        )),
+        WhyFacts("offsets 0 to 65535", line.segments - 1, Why(
+            Question("not yet expired"), "total-retention", rule,
             "The total retention covers the segment. It expires when its newest record is 90 d old (retention.ms = "
             "7776000000); it is 13 d old now.",
-            rule, (NamedNumber("retention_ms", 7_776_000_000),), NOW_MS + 77 * DAY_MS,
-        ),
+            {"retention_ms": 7_776_000_000}, NOW_MS + 77 * DAY_MS,
+        )),
     )  # fmt: skip
 
 
@@ -174,7 +174,7 @@ class ScriptedFacts:
                 is_on_broker=each * 65_536 >= (line.local_start or 0),
                 max_timestamp_ms=NOW_MS - (line.segments - each) * DAY_MS // 4,
                 event_timestamp_ms=NOW_MS - (line.segments - each) * DAY_MS // 4 + 4_000,
-                epochs=(EpochStart(4, 0),),
+                epochs=(LeaderEpochEntry(4, 0),),
             )
             for each in range(line.segments)
         )

@@ -207,7 +207,7 @@ async def test_a_partition_says_why_a_segment_is_where_it_is() -> None:
     async with viewed(Stage()) as view:
         page = await view.partition("orders", 0, 0)
     assert page is not None
-    said = {(each.question, each.reason): (each.about, each.more) for each in page.whys}
+    said = {(each.why.question.value, each.why.reason): (each.about, each.more) for each in page.whys}
     assert said["still on the broker", "no-local-retention"] == ("offsets 100 to 199", 1)
     assert said["not yet expired", "unlimited-retention"] == ("offsets 0 to 99", 2)
     assert ("not yet remote", "not-due") in said
