@@ -13,6 +13,7 @@ from typing import Final, Literal
 from tiers.errors import Peer
 from tiers.explain.answers import Why
 from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.tasks.partition_tasks import StageReport
 
 SettingSource = Literal["topic", "file", "environment", "broker", "default"]
 BROKERS: Final = "the brokers"
@@ -103,16 +104,6 @@ class EventLine:
     message: str
     detail: str = ""
     process: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StageFacts:
-    """A stage of the owner's tasks. `failures` are those since its last success."""
-
-    name: str
-    failures: int
-    error: str
-    is_running: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +266,7 @@ class PartitionPage:
     shape: tuple[SegmentSpan, ...]
     """All segments, as many neighbours joined as a drawing needs."""
     gaps: tuple[GapFacts, ...]
-    stages: tuple[StageFacts, ...]
+    stages: tuple[StageReport, ...]
     settings: tuple[TopicSetting, ...]
     notes: tuple[str, ...] = ()
     """Sentences about the whole partition: a stop, a pause, a stage that fails."""

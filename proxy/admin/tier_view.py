@@ -20,7 +20,6 @@ from proxy.admin.facts import (
     PartitionLine,
     PartitionPage,
     SegmentSpan,
-    StageFacts,
     TopicLine,
     TopicPage,
     TopicQuery,
@@ -167,9 +166,7 @@ class TierView:
             segments=tuple(segment_facts(each, line.local_start) for each in window[:SEGMENTS_PER_PAGE]),
             shape=await self._shape(partition, line.segments + line.cut_segments),
             gaps=tuple(GapFacts(*gap) for gap in metadata.gaps(partition)),
-            stages=()
-            if report is None
-            else tuple(StageFacts(each.name, each.failures, each.error, each.is_running) for each in report.stages),
+            stages=() if report is None else report.stages,
             settings=topic.settings,
             notes=notes,
             whys=whys,

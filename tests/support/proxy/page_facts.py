@@ -28,7 +28,6 @@ from proxy.admin.facts import (
     Series,
     SettingLine,
     SettingsPage,
-    StageFacts,
     StoreFacts,
     TierBytes,
     TopicLine,
@@ -44,6 +43,7 @@ from proxy.admin.topic_list import TOPICS_PER_PAGE, matching, page_count, page_o
 from tiers.errors import Peer
 from tiers.explain.answers import Question, Why
 from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.tasks.partition_tasks import StageReport
 
 NOW_MS = 1_790_000_000_000
 DAY_MS = 86_400_000
@@ -178,7 +178,7 @@ class ScriptedFacts:
             )
             for each in range(line.segments)
         )
-        failing = StageFacts("copy", 7, "the store does not answer: connection refused", is_running=False)
+        failing = StageReport("copy", 7, "the store does not answer: connection refused", is_running=False)
         return PartitionPage(
             as_of_ms=NOW_MS,
             line=line,
@@ -189,10 +189,10 @@ class ScriptedFacts:
             shape=tuple(SegmentSpan(each.start_offset, each.end_offset + 1, each.state, 1) for each in segments),
             gaps=(GapFacts(65_536 * 2 + 100, 65_536 * 2 + 900),) if line.gaps else (),
             stages=(
-                StageFacts("survey", 0, "", is_running=True),
-                failing if self.dead_store else StageFacts("copy", 0, "", is_running=False),
-                StageFacts("expiry", 0, "", is_running=False),
-                StageFacts("trim", 0, "", is_running=False),
+                StageReport("survey", 0, "", is_running=True),
+                failing if self.dead_store else StageReport("copy", 0, "", is_running=False),
+                StageReport("expiry", 0, "", is_running=False),
+                StageReport("trim", 0, "", is_running=False),
             ),
             settings=SETTINGS,
             whys=whys_of(line),
