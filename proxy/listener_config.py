@@ -9,15 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, PositiveInt, model_validator
 
 from tiers.config.settings import Section
-from tiers.config.upstream_config import CertificateConfig, Host, check_host, is_host_name
-
-
-def _host_names(value: object) -> object:
-    names = [name.lower().rstrip(".") for name in value if isinstance(name, str)] if isinstance(value, list) else []
-    for name in names:
-        if not is_host_name(name.removeprefix("*.")):
-            raise ValueError(f"{name!r} is not a host name; `*` may only stand for the whole first label")
-    return names or value
+from tiers.config.upstream_config import CertificateConfig, Host, check_host
 
 
 def _advertised_host(value: str) -> str:
@@ -38,20 +30,6 @@ def _networks(value: object) -> object:
     return value
 
 
-class ListenerCertificateConfig(CertificateConfig):
-    """Another certificate for the same ports. The proxy uses it for clients that name one of these host names in the
-    TLS handshake (SNI). For all other clients, the proxy uses the certificate of `[listener.tls]`.
-    """
-
-    names: Annotated[tuple[str, ...], BeforeValidator(_host_names)] = Field(
-        min_length=1,
-        description=(
-            "The host names. `*.example.org` matches every name with exactly one more label. An exact name takes "
-            "precedence."
-        ),
-    )
-
-
 class ListenerTlsConfig(CertificateConfig):
     """TLS for the connections of clients. Without this section, these connections are plain text. Files are in PEM
     format; the proxy reads them again when they change. A client's certificate admits the client to the proxy only. The
@@ -69,14 +47,6 @@ class ListenerTlsConfig(CertificateConfig):
             "rejects an invalid one."
         ),
     )
-    certificates: tuple[ListenerCertificateConfig, ...] = ()
-
-    @model_validator(mode="after")
-    def _check_names(self) -> ListenerTlsConfig:
-        names = [name for each in self.certificates for name in each.names]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"{twice} has two certificates: remove the name from one of them")
-        return self
 
     @model_validator(mode="after")
     def _check_client_auth(self) -> ListenerTlsConfig:
@@ -144,13 +114,6 @@ class ListenerConfig(Section):
             'The networks of load balancers, for example `["10.1.0.0/16"]`. If there are any, every connection must '
             "come from one of them, and begin with a header of the PROXY protocol (version 1 or 2). Limits and logs "
             "then see the client's own address."
-        ),
-    )
-    reuse_port: bool = Field(
-        default=False,
-        description=(
-            "Whether to bind with SO_REUSEPORT, so that several proxies share the ports. Workers always share them "
-            "with each other. Without this setting, they share them with no other program."
         ),
     )
     tls: ListenerTlsConfig | None = None

@@ -33,20 +33,12 @@ class ListenerCertificate:
 def certificate_findings(
     tls: ListenerTlsConfig, advertised_hosts: Collection[str], now: datetime
 ) -> tuple[list[str], list[str]]:
-    """Returns the problems and the warnings of a listener's certificates, which are known to be usable.
+    """Returns the problems and the warnings of a listener's certificate, which is known to be usable.
 
-    A client verifies that the certificate is for the advertised host. The host in the handshake selects the certificate
-    as it does in `listener_tls`."""
-    default = _read(tls.certificate)
-    others = {name: _read(each.certificate) for each in tls.certificates for name in each.names}
-    problems, warnings = [], []
-    for each in dict.fromkeys((default, *others.values())):
-        problem, warning = _trouble_of_time(each, now)
-        problems += problem
-        warnings += warning
+    A client verifies that the certificate is for the advertised host."""
+    used = _read(tls.certificate)
+    problems, warnings = _trouble_of_time(used, now)
     for host in sorted(advertised_hosts):
-        name = host.lower().rstrip(".")
-        used = others.get(name) or others.get(f"*.{name.partition('.')[2]}") or default
         if not used.is_for(host):
             names = ", ".join(sorted(used.hosts)) or "no host"
             problems.append(

@@ -283,9 +283,9 @@ def taken_ports(config: TidegateConfig, node_ids: Collection[int]) -> Iterator[s
     """Binds the ports that `tidegate serve` will bind, and yields those that it cannot bind, one line each."""
     for listener in config.listener:
         for what, port in _ports(listener_addresses(listener), node_ids):
-            yield from _trouble(what, listener.host, port, reuse_port=listener.reuse_port)
+            yield from _trouble(what, listener.host, port)
     if config.admin.port:
-        yield from _trouble("[admin] port", config.admin.host, config.admin.port, reuse_port=False)
+        yield from _trouble("[admin] port", config.admin.host, config.admin.port)
 
 
 def _ports(addresses: ListenerAddresses, node_ids: Collection[int]) -> Iterator[tuple[str, int]]:
@@ -296,9 +296,9 @@ def _ports(addresses: ListenerAddresses, node_ids: Collection[int]) -> Iterator[
                 yield f"[listener] base.port: broker {node_id}", addresses.base_port + node_id
 
 
-def _trouble(what: str, host: str, port: int, *, reuse_port: bool) -> Iterator[str]:
+def _trouble(what: str, host: str, port: int) -> Iterator[str]:
     try:
-        bind(host, port, reuse_port=reuse_port, listens=False).close()
+        bind(host, port, reuse_port=False, listens=False).close()
     except OSError as error:
         yield f"{what}: {error.strerror or error}: free the port, or change the setting"
 

@@ -72,7 +72,6 @@ _TITLES = {
     "": "Top of the file",
     "storage.locations": "`[[storage.locations]]`",
     "topics": "`[[topics]]`",
-    "listener.tls.certificates": "`[[listener.tls.certificates]]`",
 }
 
 

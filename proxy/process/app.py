@@ -48,7 +48,7 @@ from proxy.process.start.port_claims import PortClaims
 from proxy.wire.context import Router
 from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler, PrefixHandler
-from proxy.wire.server import Entrance, ProxyServer, bind, monotonic_ms
+from proxy.wire.server import Entrance, ProxyServer, monotonic_ms
 from proxy.wire.tls import listener_tls
 from tiers.broker.client import wall_clock_ms
 from tiers.event_loop import EventLoop
@@ -78,8 +78,8 @@ def listener_addresses(listener: ListenerConfig) -> ListenerAddresses:
 
 
 def entrance_of(listener: ListenerConfig, ports: PortClaims) -> Entrance:
-    """Returns how clients come in. The workers share the ports, unless other programs do too. Raises `TlsError`."""
-    opens = partial(bind, reuse_port=True) if listener.reuse_port else partial(ports.open, listener.name)
+    """Returns how clients come in. The workers share the ports with no other program. Raises `TlsError`."""
+    opens = partial(ports.open, listener.name)
     return Entrance(listener_tls(listener.tls), listener.proxy_protocol_trusted_networks, opens)
 
 

@@ -103,9 +103,8 @@ def _begin_alone(config: TidegateConfig) -> bool:
             for listener in config.listener:
                 # Workers bind with SO_REUSEPORT. Without this check they would share the port with a second proxy that
                 # was started by mistake, and clients would reach both.
-                if not listener.reuse_port:
-                    with named_in_errors(BOOTSTRAP_PORT):
-                        bind(listener.host, listener.bootstrap_port, reuse_port=False, listens=False).close()
+                with named_in_errors(BOOTSTRAP_PORT):
+                    bind(listener.host, listener.bootstrap_port, reuse_port=False, listens=False).close()
             return True
         except RemoteLogMetadataError as error:
             if now_ms >= state_free_by_ms:

@@ -20,11 +20,6 @@ _LABEL = r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"({_LABEL}\.)*{_LABEL}")
 
 
-def is_host_name(name: str) -> bool:
-    """`name` is in lower case. A name whose last label is a number is an address."""
-    return _HOST_NAME.fullmatch(name) is not None and not name.rpartition(".")[2].isdecimal()
-
-
 def check_host(value: str) -> str:
     """Raises `ValueError` for anything but a host name or an IP address."""
     try:

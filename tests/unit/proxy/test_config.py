@@ -139,9 +139,6 @@ def test_secrets_show_nowhere() -> None:
     assert "hush" not in line
 
 
-TWO_HOSTS = "[listener.tls]\ncertificate = 'c'\n[[listener.tls.certificates]]\ncertificate = 'd'\n"
-
-
 def test_tls_and_sasl_are_sections_of_their_own_and_keep_their_secrets() -> None:
     config = parse_config(
         f"""{UPSTREAM}[upstream.tls]
@@ -172,10 +169,6 @@ password = "s3cr3t"
         ('[upstream.tls]\nkey = "k"', "there is a key without a certificate"),
         ('[listener.tls]\ncertificate = "c"\nclient.ca = "a"', "client.auth and client.ca go together"),
         ("[listener.tls]", "missing key [listener.tls] certificate"),
-        (f"{TWO_HOSTS}names = []", "[listener.tls.certificates] names"),
-        (f"{TWO_HOSTS}names = ['a.*.org']", "'a.*.org' is not a host name"),
-        (f"{TWO_HOSTS}names = ['10.0.0.1']", "'10.0.0.1' is not a host name"),
-        (f"{TWO_HOSTS}names = ['a.org', 'A.org.']", "[listener.tls]: a.org has two certificates"),
     ],
 )
 def test_half_of_what_security_needs_is_a_mistake(text: str, said: str) -> None:
@@ -206,9 +199,6 @@ username = "u"
 password = "p"
 [listener.tls]
 certificate = "c"
-[[listener.tls.certificates]]
-certificate = "c"
-names = ["a.org"]
 [storage]
 implementation = "local"
 [[storage.locations]]
@@ -266,9 +256,6 @@ advertised.host = "broker-{{id}}.example.org"
 advertised.port = 443
 [listener.tls]
 certificate = "/c.pem"
-[[listener.tls.certificates]]
-names = ["example.org"]
-certificate = "/d.pem"
 """
 
 
@@ -282,7 +269,6 @@ def test_one_listener_or_several() -> None:
     inside, outside = parse_config(TWO_LISTENERS).listener
     assert inside.tls is None
     assert outside.tls is not None
-    assert [each.names for each in outside.tls.certificates] == [("example.org",)]
 
 
 @pytest.mark.parametrize(

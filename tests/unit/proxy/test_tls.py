@@ -12,6 +12,7 @@ import pytest
 
 from proxy.config import LimitsConfig
 from proxy.listener_config import ListenerTlsConfig
+from proxy.wire.context import Address
 from proxy.wire.server import BrokerEndpoint
 from proxy.wire.tls import listener_tls
 from proxy.wire.upstream import UpstreamConnection
@@ -41,6 +42,19 @@ class PlainBroker(FakeBroker):
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await super()._on_connection(reader, writer)
         writer.write(b"\x00\x00\x00\x04no, not")
+
+
+class NamedTlsBroker(FakeBroker):
+    """Known as `localhost`; notes the names that it was asked for."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__(context)
+        self.asked_for: list[str | None] = []
+        context.sni_callback = lambda _, name, __: self.asked_for.append(name)
+
+    @property
+    def addresses(self) -> list[Address]:
+        return [("localhost", self.port)]
 
 
 async def test_frames_of_every_size_pass_between_tls_and_tls(authority: Authority) -> None:
@@ -274,3 +288,14 @@ async def test_an_address_without_a_host_name_is_passed_over(authority: Authorit
         async with connected(port) as client:
             await client.send(request(OPAQUE, 4, 1))
             assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
+
+
+async def test_a_broker_is_asked_for_by_its_name(authority: Authority) -> None:
+    async with (
+        NamedTlsBroker(broker_side(authority)) as broker,
+        proxy_before(broker, upstream_tls=for_brokers(ca=authority.ca)) as proxy,
+        connected(proxy.port) as wire,
+    ):
+        await wire.send(request(OPAQUE, 4, 1))
+        assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
+        assert broker.asked_for == ["localhost"]

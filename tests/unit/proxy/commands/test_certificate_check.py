@@ -36,15 +36,6 @@ def test_a_certificate_for_another_host_is_a_problem(authority: Authority) -> No
     assert len(findings({"certificate": for_all}, "a.b.kafka.example.org", "kafka.example.org")[0]) == 2
 
 
-def test_the_certificate_that_the_name_selects_counts(authority: Authority) -> None:
-    inside, outside = authority.identity("a", "inside"), authority.identity("b", "outside.example.org")
-    by_name = [{"certificate": outside, "names": ["*.example.org"]}]
-    tls: dict[str, object] = {"certificate": inside, "certificates": by_name}
-    assert findings(tls, "inside", "outside.example.org")[0] == []
-    [problem], _ = findings(tls, "other.example.org")
-    assert problem.startswith(f"{outside} is for outside.example.org, and other.example.org is advertised")
-
-
 @pytest.mark.parametrize(("days", "problems", "warnings"), [(-90, 0, 0), (-29, 0, 1), (1, 1, 0), (-400_000, 1, 0)])
 def test_a_certificate_is_valid_now_and_for_a_month(
     days: int, problems: int, warnings: int, authority: Authority

@@ -146,7 +146,3 @@ def test_a_variable_may_name_one_of_several_listeners() -> None:
     first, second = (parsed(environ, several).listener for environ in ports)
     assert [(each.bootstrap_port, each.advertised_host) for each in first] == [(7, "localhost"), (9093, "b")]
     assert [each.base_port for each in second] == [9100, 7]
-    tls = {"LISTENER__TLS__CERTIFICATE": "/c", "LISTENER__TLS__CERTIFICATES__0__NAMES": '["a.org"]'}
-    (one,) = parsed({**tls, "LISTENER__TLS__CERTIFICATES__0__CERTIFICATE": "/d"}).listener
-    assert one.tls is not None
-    assert [each.names for each in one.tls.certificates] == [("a.org",)]
