@@ -24,6 +24,8 @@ UNFIT = GaugeSpec(
 )
 
 STORE_PROBE: Final = "store"
+PROBE_INTERVAL_MS: Final = 5_000
+"""How often this process probes. A probe that takes longer has failed."""
 RECOVERY_MS = 60_000
 LONGEST_RECOVERY_MS = 600_000
 _RELAPSE_WITHIN_MS = 600_000
@@ -47,7 +49,7 @@ class Fitness:
     def __init__(
         self,
         *,
-        interval_ms: int,
+        interval_ms: int = PROBE_INTERVAL_MS,
         clock_ms: Callable[[], int] = monotonic_ms,
         wall_clock_ms: Callable[[], int],
     ) -> None:

@@ -16,7 +16,6 @@ from proxy.config import TidegateConfig
 from proxy.process.live_settings import is_live
 from tiers.config.setting_keys import key_of, keys_of_field, own_fields
 from tiers.config.settings import DurationMs, SizeBytes
-from tiers.config.tier_config import STORAGE_MANAGER, STORAGE_PREFIX
 from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS, TierWork
 from tiers.config.topic_settings import (
     COPY_DISABLE,
@@ -85,12 +84,6 @@ or `false`. The file alone says how large and how old a remote segment is: `segm
 
 """
 
-STORAGE_KEYS = (
-    f"| `{STORAGE_MANAGER}` |  | The storage manager, like `implementation` in `[storage]`. |",
-    f"| `{STORAGE_PREFIX}*` |  | All other keys with this prefix go to the storage manager, without the prefix, like "
-    "the keys in `[storage]`. |",
-)
-
 _MEANINGS = {
     REMOTE_STORAGE_ENABLE: (
         "Whether to tier the topic. The change from true to false needs `remote.log.delete.on.disable=true`."
@@ -145,7 +138,6 @@ def _section(name: str, model: type[BaseModel]) -> str:
     lines = [f"\n## {title}\n", said, "", *_table(model)]
     if not name:
         lines += [_row(key, TidegateConfig.model_fields[key]) for key in TidegateConfig.keys_at_top()]
-        lines += STORAGE_KEYS
     return "\n".join(lines) + "\n"
 
 

@@ -102,6 +102,8 @@ class FetchSettings:
 
     Clients compute their lag from it."""
     topic_id_max_age_ms: int = 1_000
+    list_offsets_timeout_ms: int = 15_000
+    """The deadline of a look-up by timestamp in the remote tier."""
     local_poll_ms: int = 100
     """The length of one slice of the second long poll.
 

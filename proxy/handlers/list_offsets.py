@@ -116,8 +116,7 @@ class ListOffsetsHandler:
         asked: dict[tuple[str, int], ListOffsetsPartition] = {}
         async for part in slices_of(request.partitions):
             asked.update(((one.topic, one.partition), one) for one in part)
-        settings = self._tools.settings
-        timeout_ms = settings.remote_log.list_offsets_timeout_ms
+        timeout_ms = self._tools.settings.list_offsets_timeout_ms
         if request.timeout_ms > 0:
             timeout_ms = min(timeout_ms, request.timeout_ms)
         deadline_ms = exchange.request.received_at_ms + timeout_ms

@@ -19,9 +19,10 @@ async def writer_of_local_indexes(stack: AsyncExitStack, config: TidegateConfig)
     """Returns the index files of the process that runs the RLM tasks; None if they are switched off.
 
     The stack closes them."""
-    if not config.remote_log.index_file_cache_bytes:
+    max_bytes = config.remote_log.index_file_cache_bytes
+    if not max_bytes:
         return None
-    indexes = LocalIndexes(_shared(config), config.remote_log, monotonic_ms, open_key_ring(config))
+    indexes = LocalIndexes(_shared(config), max_bytes, monotonic_ms, open_key_ring(config))
     stack.callback(indexes.close)
     await indexes.open()
     return indexes
@@ -29,10 +30,11 @@ async def writer_of_local_indexes(stack: AsyncExitStack, config: TidegateConfig)
 
 def local_indexes_of_reader(config: TidegateConfig, process: str) -> LocalIndexes | None:
     """Returns the index files that the remote reader reads; None if they are switched off."""
-    if not config.remote_log.index_file_cache_bytes:
+    max_bytes = config.remote_log.index_file_cache_bytes
+    if not max_bytes:
         return None
     own = config.state.path / f"index-{process}"
-    return LocalIndexes(own, config.remote_log, monotonic_ms, open_key_ring(config), shared=_shared(config))
+    return LocalIndexes(own, max_bytes, monotonic_ms, open_key_ring(config), shared=_shared(config))
 
 
 def _shared(config: TidegateConfig) -> Path:

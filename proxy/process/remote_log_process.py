@@ -14,13 +14,14 @@ from proxy.config import TidegateConfig
 from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.checks.own_rights import OwnRights
-from proxy.process.checks.probes import process_fitness, run_probes
+from proxy.process.checks.probes import run_probes
 from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.metadata_changes import MetadataChangeServer
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
 from proxy.process.role import Role
-from tiers.broker.client import BrokerClient
+from tiers.broker.client import BrokerClient, wall_clock_ms
+from tiers.fitness import Fitness
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.metrics import CACHE_BYTES
@@ -49,7 +50,7 @@ async def open_owner(
     """Opens the parts; the stack closes them. Raises `RemoteTierError`, `ConfigError`."""
     config = live.config
     storage = await open_storage(stack, config, cluster_id, registry)
-    fitness = process_fitness(config)
+    fitness = Fitness(wall_clock_ms=wall_clock_ms)
     metadata = await open_metadata(stack, live, client, storage, cluster_id, fitness)
     await run_probes(stack, config, storage, fitness, registry)
     indexes = await writer_of_local_indexes(stack, config)

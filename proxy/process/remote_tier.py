@@ -110,7 +110,7 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace) -> AsyncIterator[R
 
 def _log_dirs(proxy: ProxyParts, metadata: RemoteLogMetadataState) -> Mapping[int, Handler]:
     config = proxy.config
-    if config.storage is None or not config.remote_log.describe_log_dirs:
+    if config.storage is None:
         return {}
     sizes = RemoteSizes(metadata, proxy.client, monotonic_ms, proxy.spawn)
     return {ApiKey.DESCRIBE_LOG_DIRS: DescribeLogDirsHandler(sizes, f"remote://{config.storage.implementation}")}

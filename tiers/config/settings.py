@@ -151,15 +151,6 @@ class RemoteLogConfig(Section):
         validation_alias=AliasChoices("remote.log.manager.task.retry.backoff.ms", "rlm_retry_interval_ms"),
         description="How long the owner waits before it retries a failed task.",
     )
-    probe_interval_ms: PositiveMs = Field(
-        default=5_000,
-        validation_alias="remote.log.manager.probe.interval.ms",
-        description=(
-            "How often the process that runs the tasks checks that it can write its folders and can write, read and "
-            "delete an object in the store. A check that takes longer has failed. After repeated failures the process "
-            "leaves its partitions to one that can, until all checks succeed for a minute or longer."
-        ),
-    )
     manager_threads: PositiveInt | None = Field(
         default=None,
         validation_alias="remote.log.manager.thread.pool.size",
@@ -240,10 +231,7 @@ class RemoteLogConfig(Section):
     reader_threads: PositiveInt = Field(
         default=20,
         validation_alias="remote.log.reader.threads",
-        description=(
-            "The number of concurrent downloads from the remote tier. `remote.log.reader.max.bytes.in.flight` bounds "
-            "them too."
-        ),
+        description=("The number of concurrent downloads from the remote tier. Together they have at most 128 MiB."),
     )
     reader_max_pending_tasks: PositiveInt = Field(
         default=100,
@@ -259,27 +247,12 @@ class RemoteLogConfig(Section):
             "fetch finds the read in progress."
         ),
     )
-    list_offsets_timeout_ms: PositiveMs = Field(
-        default=15_000,
-        validation_alias="remote.list.offsets.request.timeout.ms",
-        description="The deadline of a look-up by timestamp in the remote tier.",
-    )
-    describe_log_dirs: bool = Field(
-        default=True,
-        validation_alias="remote.log.describe.log.dirs.enable",
-        description="Whether DescribeLogDirs shows the remote tier: see 'The size of the tier' in docs/day-to-day.md.",
-    )
     custom_metadata_max_bytes: SizeBytes = Field(
         default=128,
         validation_alias="remote.log.metadata.custom.metadata.max.bytes",
         ge=0,
         lt=1 << 31,
         description="The maximum size of the custom metadata of a segment (KIP-917). 0 allows none but an empty one.",
-    )
-    index_cache_bytes: PositiveBytes = Field(
-        default=64 * MIB,
-        validation_alias="remote.log.index.cache.total.size.bytes",
-        description="The size of the cache of segment indexes in memory.",
     )
     index_file_cache_bytes: SizeBytes = Field(
         default=1024 * MIB,
@@ -290,17 +263,6 @@ class RemoteLogConfig(Section):
             "and those that were read from the store. They survive a restart. With workers, the former have half of "
             "the size, and the latter the other half. 0 turns them off."
         ),
-    )
-    index_file_roll_bytes: PositiveBytes = Field(
-        default=MIB,
-        validation_alias="remote.log.index.file.roll.bytes",
-        lt=1 << 30,
-        description="The size at which a partition's remoteLogIndex file is rolled.",
-    )
-    index_file_roll_ms: PositiveMs = Field(
-        default=3_600_000,
-        validation_alias="remote.log.index.file.roll.ms",
-        description="The age at which a partition's remoteLogIndex file is rolled.",
     )
     chunk_cache_bytes: PositiveBytes = Field(
         default=768 * MIB,
@@ -315,29 +277,6 @@ class RemoteLogConfig(Section):
             "The size of the cache of record data in files under `state.path`. The data of encrypted segments stays "
             "encrypted. The cache survives a restart, and evicts the data of deleted segments when it needs the room. "
             "0 turns it off."
-        ),
-    )
-    reader_hedge_max_percent: int = Field(
-        default=5,
-        validation_alias="remote.log.reader.hedge.max.percent",
-        ge=0,
-        le=50,
-        description=(
-            "The percentage of reads of record data that may be hedged: a read that takes longer than almost all "
-            "others is sent to the store a second time. 0 turns hedging off."
-        ),
-    )
-    reader_max_bytes_in_flight: PositiveBytes = Field(
-        default=128 * MIB,
-        validation_alias="remote.log.reader.max.bytes.in.flight",
-        description="The total size of all running downloads.",
-    )
-    read_ahead_bytes: PositiveBytes = Field(
-        default=512 * MIB,
-        validation_alias="remote.log.reader.read.ahead.max.bytes",
-        description=(
-            "The total size of the data that is downloaded before clients ask for it, at most two thirds of the cache "
-            "of record data. The default suffices for 64 consumers that read at once at the speed of the store."
         ),
     )
     metadata_topic: str = Field(

@@ -50,6 +50,8 @@ READ_BACKOFF = Backoff(base_ms=50, cap_ms=1000)
 """The pause of a read. It is also at most half of the time that is left."""
 _INDEX_SIZE_ESTIMATE_BYTES = 256 * 1024
 _METADATA_RELOAD_TIMEOUT_MS = 1000
+_INDEX_CACHE_BYTES = 64 * MIB
+"""The size of the decoded segment indexes in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,12 @@ class RemoteLogReaderSettings:
     first_get_bytes: int = MIB
     max_get_bytes: int = 8 * MIB
     read_ahead_max_window_bytes: int = 64 * MIB
+    read_ahead_bytes: int = 512 * MIB
+    """The data that is downloaded before clients ask for it, at most two thirds of the cache of record data.
+
+    The default suffices for 64 consumers that read at once at the speed of the store."""
+    max_bytes_in_flight: int = 128 * MIB
+    """The total size of all running downloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +146,12 @@ class ChunkFetcher:
         self.max_get_bytes = min(settings.max_get_bytes, remote_log.chunk_cache_bytes // 3)
         """A small cache has room for the GET of a stream, for the one before it, and for another stream's."""
         self.index_cache: LRUCache[UUID, tuple[SegmentIndex, int]]
-        self.index_cache = LRUCache(remote_log.index_cache_bytes, getsizeof=itemgetter(1))
+        self.index_cache = LRUCache(_INDEX_CACHE_BYTES, getsizeof=itemgetter(1))
         """The decoded indexes by segment uuid, each with the size of the stored object."""
-        self.chunk_pool: FetcherPool[Extent] = _pool(remote_log)
-        self.index_pool: FetcherPool[SegmentIndex] = _pool(remote_log)
+        self.chunk_pool: FetcherPool[Extent] = _pool(settings)
+        self.index_pool: FetcherPool[SegmentIndex] = _pool(settings)
         self.breakers = CircuitBreakers(clock_ms)
-        self.hedged_reads = HedgedReads(store, self.chunk_pool, remote_log.reader_hedge_max_percent, clock_ms)
+        self.hedged_reads = HedgedReads(store, self.chunk_pool, clock_ms)
         self.downloaded_index_bytes = 0
         self._stack = AsyncExitStack()
 
@@ -406,11 +414,11 @@ class ChunkFetcher:
             raise SegmentDeletedError(f"segment {segment.segment_id.id} was deleted")
 
 
-def _pool(remote_log: RemoteLogConfig) -> FetcherPool[Any]:
+def _pool(settings: RemoteLogReaderSettings) -> FetcherPool[Any]:
     return FetcherPool(
-        threads=remote_log.reader_threads,
-        max_pending_tasks=remote_log.reader_max_pending_tasks,
-        max_bytes_in_flight=remote_log.reader_max_bytes_in_flight,
+        threads=settings.remote_log.reader_threads,
+        max_pending_tasks=settings.remote_log.reader_max_pending_tasks,
+        max_bytes_in_flight=settings.max_bytes_in_flight,
     )
 
 

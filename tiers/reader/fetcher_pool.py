@@ -23,6 +23,7 @@ _SLOW_PERCENTILE = 95
 _PERCENT = 100
 _MAX_CREDIT = 10 * _PERCENT
 """The most credit that can accumulate: ten hedges."""
+MAX_HEDGED_PERCENT = 5
 _MIN_DELAY_MS = 50
 _MAX_DELAY_MS = 2_000
 
@@ -217,13 +218,17 @@ class HedgedReads:
       fail, the call raises the error of the first. If a GET fails before it was hedged, the caller must retry.
     * A GET is slow once it takes longer than the 95th percentile of the last ones, within bounds. The upper bound
       applies until there are enough samples.
-    * A GET has at most one hedge, at most `max_percent` of all GETs are hedged (0: none), and a hedge only uses an idle
-      slot of the pool. So hedging does not add load to a store that is slow for all GETs.
+    * A GET has at most one hedge, at most `max_percent` of all GETs are hedged, and a hedge only uses an idle slot of
+      the pool. So hedging does not add load to a store that is slow for all GETs.
     * Both GETs end with the call: a deadline or a cancellation of the call ends both.
     """
 
     def __init__(
-        self, store: SegmentReads, slots: FetcherPool[Any], max_percent: int, clock_ms: Callable[[], int]
+        self,
+        store: SegmentReads,
+        slots: FetcherPool[Any],
+        clock_ms: Callable[[], int],
+        max_percent: int = MAX_HEDGED_PERCENT,
     ) -> None:
         """`clock_ms` is monotonic."""
         self._store = store
@@ -247,8 +252,6 @@ class HedgedReads:
 
     async def fetch(self, segment: RemoteLogSegmentMetadata, start: int, end: int) -> memoryview:
         """Returns the stored bytes `[start, end]`, both inclusive."""
-        if not self._max_percent:
-            return await self._get(segment, start, end)
 
         async def attempt() -> memoryview | Exception:
             # The attempt returns its error. If it raised, the task group would cancel the other attempt.

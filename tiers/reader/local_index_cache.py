@@ -27,9 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.model.ids import TopicIdPartition
@@ -47,6 +46,10 @@ _NAME = re.compile(rf"(\d{{20}})({'|'.join(map(re.escape, SUFFIXES))})")
 _MAX_SETS_OF_A_READ = 8
 """How many sets a reader opens for one segment. The first one has the segment, unless the log was cut."""
 _DEADLINE_MS = 1_000
+ROLL_BYTES: Final = 1 << 20
+"""The size at which a partition's remoteLogIndex file is rolled."""
+ROLL_MS: Final = 3_600_000
+"""The age at which it is rolled."""
 
 _SetKey = tuple[str, int]
 """The name of the partition's folder, and the base offset."""
@@ -70,17 +73,22 @@ class LocalIndexes:
     def __init__(
         self,
         folder: Path,
-        remote_log: RemoteLogConfig,
+        max_bytes: int,
         clock_ms: Callable[[], int],
         ciphers: SegmentCiphers | None = None,
         *,
         shared: Path | None = None,
         append: Append = append_to,
+        roll_bytes: int = ROLL_BYTES,
+        roll_ms: int = ROLL_MS,
         deadline_ms: int = _DEADLINE_MS,
     ) -> None:
-        """This process alone writes `folder`. `shared` is the folder that another process writes: it is read first."""
+        """This process alone writes `folder`, up to `max_bytes`. `shared` is the folder that another process writes:
+        it is read first."""
         self._root = folder
-        self._remote_log = remote_log
+        self._max_bytes = max_bytes
+        self._roll_bytes = roll_bytes
+        self._roll_ms = roll_ms
         self._clock_ms = clock_ms
         self._ciphers = ciphers
         self._shared = shared
@@ -211,13 +219,11 @@ class LocalIndexes:
 
         So concurrent readers at different offsets each append to their own set.
         """
-        began_after_ms = self._clock_ms() - self._remote_log.index_file_roll_ms
+        began_after_ms = self._clock_ms() - self._roll_ms
         fit = [
             (one.files.last_offset, key)
             for key, one in self._sets_of(segment.topic_id_partition)
-            if one.began_ms is not None
-            and one.began_ms > began_after_ms
-            and one.files.takes(segment, self._remote_log.index_file_roll_bytes)
+            if one.began_ms is not None and one.began_ms > began_after_ms and one.files.takes(segment, self._roll_bytes)
         ]
         return max(fit)[1] if fit else None
 
@@ -241,7 +247,7 @@ class LocalIndexes:
 
     def _shrink(self) -> None:
         spared = len(self._sets)
-        while self.size_bytes > self._remote_log.index_file_cache_bytes:
+        while self.size_bytes > self._max_bytes:
             key, one = next(iter(self._sets.items()))
             if _used_ns(one.files) > one.used_ns and spared > 0:  # it was read meanwhile
                 spared -= 1

@@ -279,7 +279,7 @@ class RemoteLogReader(RemoteLogOffsetReader):
         self.accounts = ReadAccounts(clock_ms)
         self.read_ahead = ReadAhead(
             clock_ms,
-            budget_bytes=min(settings.remote_log.read_ahead_bytes, settings.remote_log.chunk_cache_bytes * 2 // 3),
+            budget_bytes=min(settings.read_ahead_bytes, settings.remote_log.chunk_cache_bytes * 2 // 3),
             first_window_bytes=fetcher.max_get_bytes,
             max_window_bytes=settings.read_ahead_max_window_bytes,
         )

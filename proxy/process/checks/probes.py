@@ -13,7 +13,6 @@ from uuid import NAMESPACE_URL, uuid5
 from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
-from tiers.broker.client import wall_clock_ms
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.fitness import STORE_PROBE, UNFIT, Fitness, Probe
 from tiers.storage.blocking_calls import BlockingCalls
@@ -22,10 +21,6 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager
 _BYTES = b"tidegate probes whether it can write here" * 100
 _STORE_FAILURES = 3
 """A store may refuse a request now and then, which is no reason to move partitions."""
-
-
-def process_fitness(config: TidegateConfig) -> Fitness:
-    return Fitness(interval_ms=config.remote_log.probe_interval_ms, wall_clock_ms=wall_clock_ms)
 
 
 def state_folders(config: TidegateConfig) -> dict[str, Path]:

@@ -191,7 +191,8 @@ async def scenario(
         metadata_timeout_ms=60_000,
         bounds_timeout_ms=60_000,
         local_poll_ms=20,
-        remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000, list_offsets_timeout_ms=60_000),
+        list_offsets_timeout_ms=60_000,
+        remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000),
     )
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(ScriptedBroker())

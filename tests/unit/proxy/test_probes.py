@@ -13,9 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
-from proxy.process.checks.probes import process_fitness, run_probes
+from proxy.process.checks.probes import run_probes
 from tests.support.tiers.waiting import until
+from tiers.broker.client import wall_clock_ms
 from tiers.errors import RemoteStorageError
+from tiers.fitness import Fitness
 from tiers.storage.local import LocalRemoteStorageManager
 
 
@@ -41,13 +43,16 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
+def quick_fitness() -> Fitness:
+    return Fitness(interval_ms=1_000, wall_clock_ms=wall_clock_ms)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> TidegateConfig:
     return TidegateConfig.model_validate(
         {
             "upstream": {"bootstrap.servers": ["broker:9092"]},
             "state": {"path": tmp_path / "state"},
-            "remote.log.manager.probe.interval.ms": 1_000,
         }
     )
 
@@ -55,7 +60,7 @@ def config(tmp_path: Path) -> TidegateConfig:
 async def test_probes_leave_nothing_behind_and_say_that_all_is_well(
     config: TidegateConfig, store: Refusing, tmp_path: Path
 ) -> None:
-    registry, fitness = CollectorRegistry(), process_fitness(config)
+    registry, fitness = CollectorRegistry(), quick_fitness()
     async with AsyncExitStack() as stack:
         await run_probes(stack, config, store, fitness, registry)
         await until(lambda: len(fitness._failures) == 3)
@@ -68,7 +73,7 @@ async def test_a_store_that_refuses_this_process_makes_it_unfit(
     config: TidegateConfig, store: Refusing, tmp_path: Path
 ) -> None:
     store.refuses = True
-    fitness = process_fitness(config)
+    fitness = quick_fitness()
     async with AsyncExitStack() as stack:
         await run_probes(stack, config, store, fitness, CollectorRegistry())
         await until(lambda: not fitness.is_fit)
@@ -80,7 +85,7 @@ async def test_a_folder_that_cannot_be_written_makes_it_unfit(
 ) -> None:
     config.state.path.mkdir()
     (config.state.path / "spool").write_text("a file is in its place")
-    fitness = process_fitness(config)
+    fitness = quick_fitness()
     async with AsyncExitStack() as stack:
         await run_probes(stack, config, store, fitness, CollectorRegistry())
         await until(lambda: not fitness.is_fit)
@@ -93,7 +98,7 @@ async def test_a_disk_that_hangs_makes_it_unfit_and_holds_up_no_end(
     probe = tmp_path / "state" / "metadata" / ".probe"
     probe.parent.mkdir(parents=True)
     os.mkfifo(probe)  # a write to it hangs
-    fitness = process_fitness(config)
+    fitness = quick_fitness()
     async with AsyncExitStack() as stack:
         await run_probes(stack, config, store, fitness, CollectorRegistry())
         await until(lambda: not fitness.is_fit)
@@ -112,7 +117,7 @@ async def test_killed_processes_leave_one_object_at_most(
     store.refuses = True  # as if each process were killed before it deletes the object
 
     for _ in range(3):
-        fitness = process_fitness(config)
+        fitness = quick_fitness()
         async with AsyncExitStack() as stack:
             await run_probes(stack, config, store, fitness, CollectorRegistry())
             while not fitness._failures.get("store"):  # noqa: ASYNC110 - a counter has no event

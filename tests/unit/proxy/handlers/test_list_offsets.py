@@ -44,7 +44,6 @@ from tests.support.proxy.list_offsets_bench import (
     request_frame,
 )
 from tests.support.proxy.never_fresh import NeverFresh
-from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
@@ -53,7 +52,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentState
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))) as made:
+    async with bench_of(tmp_path, FetchSettings(list_offsets_timeout_ms=60_000)) as made:
         yield made
 
 
@@ -132,7 +131,7 @@ async def test_after_lost_metadata_the_log_start_is_not_answered(bench: Bench, t
 async def test_a_partition_that_the_configuration_tiers_is_waited_for(tmp_path: Path, asked: int) -> None:
     """Its metadata may be lost: the broker's log start is then not where the log begins."""
     configs = FakeConfigs({"compacted": {**TIERABLE, "cleanup.policy": "compact"}})
-    settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
+    settings = FetchSettings(list_offsets_timeout_ms=60_000)
     async with bench_of(
         tmp_path, settings, TopicConfig(pattern="unknown"), TopicConfig(pattern="comp*"), configs=configs
     ) as bench:
@@ -151,7 +150,7 @@ async def test_a_partition_that_the_configuration_tiers_is_waited_for(tmp_path: 
 async def test_a_log_that_begins_at_zero_is_not_waited_for(tmp_path: Path, asked: int) -> None:
     async with bench_of(
         tmp_path,
-        FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000)),
+        FetchSettings(list_offsets_timeout_ms=60_000),
         TopicConfig(pattern="unknown"),
     ) as bench:
         unknown = TopicIdPartition(bench.cluster.topics.setdefault("unknown", UUID(int=7)), 0)
@@ -161,7 +160,7 @@ async def test_a_log_that_begins_at_zero_is_not_waited_for(tmp_path: Path, asked
 
 async def test_without_a_word_on_its_configuration_a_topic_is_waited_for(tmp_path: Path) -> None:
     configs = FakeConfigs(is_reachable=False)
-    settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
+    settings = FetchSettings(list_offsets_timeout_ms=60_000)
     async with bench_of(tmp_path, settings, TopicConfig(pattern="unknown"), configs=configs) as bench:
         bench.cluster.topics["unknown"] = UUID(int=7)
         assert (await bench.ask(9, EARLIEST, offset=4, topic="unknown")).error_code == UNAVAILABLE
@@ -277,7 +276,7 @@ async def test_a_topic_unknown_to_proxy_and_broker_is_judged_by_its_name(
     tmp_path: Path, topic: str, error: ErrorCode
 ) -> None:
     """The file tiers `new-topic`, which may have been created a moment ago: the client tries again."""
-    settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
+    settings = FetchSettings(list_offsets_timeout_ms=60_000)
     async with bench_of(tmp_path, settings, TopicConfig(pattern="new*")) as bench:
         no_topic = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         answer = await bench.ask(6, NEXT_LOCAL, offset=-1, error_code=no_topic, topic=topic)
@@ -286,7 +285,7 @@ async def test_a_topic_unknown_to_proxy_and_broker_is_judged_by_its_name(
 
 
 async def test_without_segments_the_next_local_offset_is_known_at_zero_alone(tmp_path: Path) -> None:
-    settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
+    settings = FetchSettings(list_offsets_timeout_ms=60_000)
     configs = FakeConfigs({"compacted": {**TIERABLE, "cleanup.policy": "compact"}})
     rules = (TopicConfig(pattern="unknown*"), TopicConfig(pattern="comp*"))
     async with bench_of(tmp_path, settings, *rules, configs=configs) as bench:
@@ -327,7 +326,7 @@ async def test_the_greatest_timestamp_is_remote_while_nothing_is_local(bench: Be
 
 @pytest.mark.parametrize("asked", [240, MAX])
 async def test_a_look_up_that_fails_is_never_the_local_answer(tmp_path: Path, asked: int) -> None:
-    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=30))) as bench:
+    async with bench_of(tmp_path, FetchSettings(list_offsets_timeout_ms=30)) as bench:
         bench.tier.storage.is_down = True
         assert found(await bench.ask(8, asked, offset=5, timestamp=260)) == (UNAVAILABLE, -1, -1, -1)
 
@@ -371,7 +370,7 @@ async def test_the_trimmed_log_of_an_unknown_topic_needs_fresh_metadata(bench: B
 
 @pytest.mark.parametrize("asked", [EARLIEST, MAX, LATEST_TIERED, 100])
 async def test_an_internal_topic_needs_no_metadata(tmp_path: Path, asked: int) -> None:
-    settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
+    settings = FetchSettings(list_offsets_timeout_ms=60_000)
     async with bench_of(tmp_path, settings, TopicConfig(pattern="*")) as bench:
         bench.tier.rlmm.fresh = False
         for is_known in (False, True):

@@ -21,12 +21,11 @@ from proxy.wire.exchange import Prepare
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.proxy.list_offsets_bench import ASKED_V1, EARLIEST, NEXT_LOCAL, Bench, bench_of
 from tests.support.proxy.turn_counter import counted_turns
-from tiers.config.settings import RemoteLogConfig
 
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))) as made:
+    async with bench_of(tmp_path, FetchSettings(list_offsets_timeout_ms=60_000)) as made:
         yield made
 
 

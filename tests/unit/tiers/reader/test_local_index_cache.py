@@ -16,7 +16,6 @@ from tests.support.fakes.remote_requests import P0, read_all
 from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tiers.broker.client import monotonic_ms
-from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.local_index_cache import LocalIndexes
@@ -55,18 +54,23 @@ class Bench:
         ring: KeyRing | None = None,
         deadline_ms: int = 60_000,
     ) -> LocalIndexes:
-        sizes = {"index_file_cache_bytes": max_bytes, "index_file_roll_bytes": roll_bytes}
-        remote_log = RemoteLogConfig().model_copy(update={**sizes, "index_file_roll_ms": roll_ms})
         self.made.append(
             LocalIndexes(
-                self.folder, remote_log, lambda: self.now_ms, ring, append=self._append, deadline_ms=deadline_ms
+                self.folder,
+                max_bytes,
+                lambda: self.now_ms,
+                ring,
+                append=self._append,
+                roll_bytes=roll_bytes,
+                roll_ms=roll_ms,
+                deadline_ms=deadline_ms,
             )
         )
         return self.made[-1]
 
     def reader(self) -> LocalIndexes:
         own, clock_ms = self.folder.parent / "own", lambda: self.now_ms
-        self.made.append(LocalIndexes(own, RemoteLogConfig(), clock_ms, shared=self.folder, deadline_ms=60_000))
+        self.made.append(LocalIndexes(own, 1 << 30, clock_ms, shared=self.folder, deadline_ms=60_000))
         return self.made[-1]
 
     def _append(self, path: Path, content: bytes) -> None:
@@ -111,7 +115,7 @@ async def test_after_a_restart_nothing_is_fetched_but_records(tmp_path: Path) ->
     tier = RemoteTier(tmp_path)
     made = b"".join(await tier.fill(P0, segments=3, batches=4))
     for gets, counts in ((3, (0, 3)), (3, (3, 0))):
-        local = LocalIndexes(tmp_path / "index", RemoteLogConfig(), monotonic_ms, deadline_ms=60_000)
+        local = LocalIndexes(tmp_path / "index", 1 << 30, monotonic_ms, deadline_ms=60_000)
         async with RemoteLogReader(tier.rlmm.log, tier.storage, local_indexes=local) as reader:
             assert await read_all(reader, 120) == made
         assert (tier.storage.index_gets, (local.hits, local.misses)) == (gets, counts)

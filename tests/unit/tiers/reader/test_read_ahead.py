@@ -33,9 +33,9 @@ SETTINGS = RemoteLogReaderSettings(
     first_get_bytes=CHUNK,
     max_get_bytes=8 * CHUNK,
     read_ahead_max_window_bytes=64 * CHUNK,
-    remote_log=RemoteLogConfig(
-        chunk_cache_bytes=768 * CHUNK, read_ahead_bytes=512 * CHUNK, reader_max_bytes_in_flight=128 * CHUNK
-    ),
+    read_ahead_bytes=512 * CHUNK,
+    max_bytes_in_flight=128 * CHUNK,
+    remote_log=RemoteLogConfig(chunk_cache_bytes=768 * CHUNK),
 )
 
 

@@ -53,11 +53,11 @@ class Processes:
         self.tracer = OpenTelemetryTracer(provider, "1.2", monotonic_ms, time.time_ns)
         self.listener = stack.enter_context(listen())
         self.buffers = SharedBuffers()
-        remote_log = RemoteLogConfig(chunk_cache_bytes=LARGE * 3, read_ahead_bytes=1)
+        remote_log = RemoteLogConfig(chunk_cache_bytes=LARGE * 3)
         self.reader = RemoteLogReader(
             self.tier.rlmm.log,
             TracedStore(self.tier.storage, self.tracer),
-            RemoteLogReaderSettings(remote_log=remote_log, max_get_bytes=LARGE * 2),
+            RemoteLogReaderSettings(remote_log=remote_log, max_get_bytes=LARGE * 2, read_ahead_bytes=1),
             share=self.buffers.share,
         )
         self.server: RemoteReadServer
