@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from proxy.listener_config import ListenerConfig
 from tiers.config.setting_keys import ONE_OR_MORE
-from tiers.config.settings import MIB, DurationMs, PositiveBytes, PositiveMs, Section
+from tiers.config.settings import MIB, PositiveBytes, PositiveMs, Section
 from tiers.config.tier_config import TierConfig, load_config_file
 from tiers.config.upstream_config import CertificateConfig, Host
 
@@ -117,51 +117,19 @@ class LimitsConfig(Section):
             "above, one such connection gives way to a new one. 0 means no limit."
         ),
     )
-    connection_setup_timeout_ms: PositiveMs = Field(
-        default=30_000,
-        description=(
-            "How long a client may stay unknown, from the accept on. PROXY header and TLS handshake are included."
-        ),
-    )
     max_request_bytes: PositiveBytes = Field(
         default=100 * MIB,
         validation_alias="socket.request.max.bytes",
         description="The maximum size of a request, as on a broker.",
     )
-    max_unauthenticated_request_bytes: PositiveBytes = Field(
-        default=MIB // 2,
-        validation_alias="sasl.server.max.receive.size",
-        description=(
-            "The maximum size of a request before the client has authenticated. It applies if there is an "
-            "`[upstream.sasl]`."
-        ),
-    )
-    max_held_request_bytes: PositiveBytes = Field(
-        default=MIB,
-        validation_alias="held.request.max.bytes",
-        description=(
-            "The maximum size of a request of an API that the proxy decodes. A Fetch has about 33 bytes per partition."
-        ),
-    )
-    max_held_response_bytes: PositiveBytes = Field(
-        default=128 * MIB,
-        validation_alias="held.response.max.bytes",
-        description="The maximum size of a response that the proxy decodes as a whole.",
-    )
-    max_held_remote_bytes: PositiveBytes = Field(
-        default=128 * MIB,
-        validation_alias="held.remote.responses.max.bytes",
-        description=(
-            "The memory for all responses with remote records together, until the clients have received them. One "
-            "connection gets at most 1/32 of it, and at least 256 KiB."
-        ),
-    )
     max_decoded_bytes: PositiveBytes = Field(
         default=128 * MIB,
         validation_alias="held.messages.max.bytes",
         description=(
-            "The memory for large messages. A quarter is for requests while they arrive, a quarter for decoded "
-            "requests until they are answered, and half for responses until the clients have received them. A decoded "
+            "The memory for large messages, and as much again for all responses with remote records together, until "
+            "the clients have received them: one connection gets at most 1/32 of that, and at least 256 KiB. Of the "
+            "memory for large messages, a quarter is for requests while they arrive, a quarter for decoded requests "
+            "until they are answered, and half for responses until the clients have received them. A decoded "
             "message counts 25 times its size, and another response twice its size. A message that counts at most 256 "
             "KiB needs none of this memory. A larger one waits until there is room. A message that needs more than an "
             "eighth of its quarter or half waits for other messages of this kind, and for no smaller ones. While a "
@@ -173,47 +141,6 @@ class LimitsConfig(Section):
     remote_fetch_max_bytes_per_second: PositiveBytes | None = Field(
         default=None,
         description=("The quota for the reads from the remote tier by the clients with one client id."),
-    )
-    max_in_flight: PositiveInt = Field(
-        default=256,
-        validation_alias="max.in.flight.requests",
-        description="The number of unanswered requests per connection.",
-    )
-    connect_timeout_ms: PositiveMs = Field(
-        default=5_000,
-        description="The deadline of one attempt to connect to a broker.",
-    )
-    connect_deadline_ms: PositiveMs = Field(
-        default=20_000,
-        description=(
-            "The deadline of all attempts to connect to a broker, while the client waits. Each address is tried once, "
-            "and one whose last attempt failed is tried after the others. If all of them fail, the proxy closes the "
-            "client's connection at once, so that the client looks for another broker."
-        ),
-    )
-    idle_timeout_ms: DurationMs = Field(
-        default=600_000,
-        validation_alias="connections.max.idle.ms",
-        ge=0,
-        description=(
-            "The time after which the proxy closes an idle connection that has no connection to a broker, or whose "
-            "broker no longer reads or answers, so that the proxy does not read from the client. The brokers close the "
-            "others. 0 means never."
-        ),
-    )
-    send_timeout_ms: PositiveMs = Field(
-        default=300_000,
-        description=(
-            "The time after which the proxy closes the connection of a client that does not receive its responses. "
-            "The time begins again whenever the client has received 256 KiB."
-        ),
-    )
-    half_close_timeout_ms: PositiveMs = Field(
-        default=5_000,
-        description=(
-            "How long the proxy still answers a client that has stopped sending, and how long a proxy that stops waits "
-            "for a long poll of a share group, and for requests behind the long poll of a Fetch."
-        ),
     )
     drain_timeout_ms: PositiveMs = Field(
         default=30_000,

@@ -48,6 +48,7 @@ from proxy.process.start.port_claims import PortClaims
 from proxy.wire.context import Router
 from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler, PrefixHandler
+from proxy.wire.limits import Limits
 from proxy.wire.server import Entrance, ProxyServer, monotonic_ms
 from proxy.wire.tls import listener_tls
 from tiers.broker.client import wall_clock_ms
@@ -114,7 +115,7 @@ class Proxy(Role):
         self.prefix_handlers: dict[int, PrefixHandler] = {ApiKey.PRODUCE: ProduceHandler()}
         self.server = ProxyServer(
             Router(self.handlers, self.prefix_handlers),
-            fit_open_files(config.limits),
+            Limits.of(fit_open_files(config.limits)),
             self.metrics,
             drain_answers=DRAIN_ANSWERS,
             upstream_tls=self.client.tls,
@@ -196,7 +197,7 @@ class Proxy(Role):
             logger.info("serving %s:%d", listener.host, listener.bootstrap_port)
 
     def change(self, config: TidegateConfig) -> None:
-        self.server.change_limits(fit_open_files(config.limits))
+        self.server.change_limits(Limits.of(fit_open_files(config.limits)))
         super().change(config)
 
     async def drain(self) -> None:

@@ -36,7 +36,6 @@ def share_of(config: TidegateConfig) -> TidegateConfig:
                     "max_unauthenticated_connections_per_address": part(
                         limits.max_unauthenticated_connections_per_address
                     ),
-                    "max_held_remote_bytes": part(limits.max_held_remote_bytes),
                     "max_decoded_bytes": part(limits.max_decoded_bytes),
                 }
             ),

@@ -27,7 +27,7 @@ from tiers.config.topic_policy import TopicConfig
 
 logger = logging.getLogger(__name__)
 
-_FIXED_LIMITS = frozenset({"held.remote.responses.max.bytes", "held.messages.max.bytes"})
+_FIXED_LIMIT = "held.messages.max.bytes"
 _QUOTAS = ("remote.log.manager.copy.", "remote.log.manager.fetch.")
 """How the keys of the quotas at the top of the file begin."""
 
@@ -123,7 +123,7 @@ class Reload:
 def is_live(key: str, *, is_tiered: bool = True) -> bool:
     """Whether a change of this setting applies at once. `key` has the form of `changed_keys`."""
     section, _, name = key.partition(" ")
-    is_live_limit = section == "[limits]" and name not in _FIXED_LIMITS
+    is_live_limit = section == "[limits]" and name != _FIXED_LIMIT
     return key == "[log] level" or is_live_limit or key.startswith(_QUOTAS) or (key == "[[topics]]" and is_tiered)
 
 
@@ -132,7 +132,7 @@ def with_live_settings(config: TidegateConfig, read: TidegateConfig) -> Tidegate
     return config.model_copy(
         update={
             "log": _with_fields(config.log, read.log, lambda key: key == "level"),
-            "limits": _with_fields(config.limits, read.limits, lambda key: key not in _FIXED_LIMITS),
+            "limits": _with_fields(config.limits, read.limits, lambda key: key != _FIXED_LIMIT),
             "remote_log": _with_fields(config.remote_log, read.remote_log, lambda key: key.startswith(_QUOTAS)),
             "topics": read.topics if config.is_tiered else config.topics,
         }

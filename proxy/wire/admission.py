@@ -25,7 +25,7 @@ class Limit(StrEnum):
     CONNECTIONS = "limits.max.connections"
     PER_ADDRESS = "limits.max.total.connections.per.address"
     UNPROVEN_PER_ADDRESS = "limits.max.unauthenticated.connections.per.address"
-    SETUP_TIMEOUT = "limits.connection.setup.timeout.ms"
+    SETUP_TIMEOUT = "setup timeout"
 
     @property
     def cause(self) -> str:
@@ -36,7 +36,7 @@ class Limit(StrEnum):
     def said(self) -> str:
         """Why an unproven connection ends, for the log."""
         if self == Limit.SETUP_TIMEOUT:
-            return f"the client has not shown who it is within {self}"
+            return "the client has not shown who it is in time"
         return f"the client has not shown who it is, and a newer connection takes its place at {self}"
 
 

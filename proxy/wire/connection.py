@@ -200,7 +200,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.outlet.sent_bytes >= sent_bytes + READ_BUFFER_BYTES:
             self._start_send_timer()
             return
-        self.end("stalled", "the client does not receive its responses (limits.send.timeout.ms)")
+        self.end("stalled", "the client does not receive its responses")
 
     def _must_wait(self, part: FramePart) -> bool:
         """Returns whether the next request must wait, and then pauses reading until the request may go on."""
@@ -485,7 +485,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._upstream is None:
             said = "it is idle, and has no connection to a broker"
         elif self._gate.is_paused:
-            said = "the broker neither reads requests nor answers them (limits.connections.max.idle.ms)"
+            said = "the broker neither reads requests nor answers them"
         else:
             return
         self._report.log(logging.INFO, "idle", f"closing the connection: {said}")

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from protocol.addresses import AddressOf
-from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
 from proxy.wire.connection_log import ConnectionLog
 from proxy.wire.error_log import ErrorLog
 from proxy.wire.exchange import Buffers, Handler, PrefixHandler, Spawn
 from proxy.wire.flow_control import BufferPool
+from proxy.wire.limits import Limits
 from proxy.wire.memory import MessageBudget
 from proxy.wire.socket_transport import PipePool
 from tiers.broker.tls import TlsContext
@@ -83,7 +83,7 @@ DrainAnswer = Callable[[int, int], Buffers]
 @dataclass(slots=True)
 class ConnectionContext:
     router: Router
-    limits: LimitsConfig
+    limits: Limits
     metrics: ProxyMetrics
     spawn: Spawn
     clock_ms: Callable[[], int]

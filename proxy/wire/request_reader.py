@@ -27,8 +27,8 @@ from proxy.wire.upstream import UpstreamConnection
 
 _HEAD = struct.Struct(">hhi")
 _REQUEST_LIMIT = "limits.socket.request.max.bytes"
-_HELD_LIMIT = "limits.held.request.max.bytes"
-_UNAUTHENTICATED_LIMIT = "limits.sasl.server.max.receive.size, the limit before authentication"
+_HELD_LIMIT = "the limit of requests that are decoded"
+_UNAUTHENTICATED_LIMIT = "the limit before authentication"
 MAX_PREFIX_BYTES = 128 * 1024
 """Enough for a client id and a transactional id, at most 32 KiB each, and the fields around them."""
 

@@ -20,7 +20,6 @@ from functools import partial
 from ipaddress import IPv4Network, IPv6Network
 
 from protocol.addresses import AddressOf
-from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions
 from proxy.wire.client_listener import ClientListener
@@ -36,6 +35,7 @@ from proxy.wire.context import (
     Router,
 )
 from proxy.wire.error_log import ErrorLog
+from proxy.wire.limits import Limits
 from proxy.wire.socket_transport import PipePool
 from tiers.broker.tls import TlsContext
 
@@ -47,8 +47,6 @@ DRAIN_PAUSE_MS = 500
 """How long a drain keeps the connections to half of the brokers. Meanwhile a client reconnects to the other half.
 
 Kafka's clients wait for 50 ms before that (`reconnect.backoff.ms`)."""
-_IDLE_PAUSE_S = 60.0
-"""How often to look whether there is a limit for idle connections now."""
 LOOKS_S = 1.0
 """How often to look for clients that have left while the proxy does not read from them, and for slow ones."""
 GIVE_WAY_S = 5.0
@@ -135,7 +133,7 @@ OPEN = Entrance()
 """Plain text, without load balancers."""
 
 
-def _admission_limits(limits: LimitsConfig, brokers_ask_for_sasl: bool) -> tuple[int, int, int, int]:
+def _admission_limits(limits: Limits, brokers_ask_for_sasl: bool) -> tuple[int, int, int, int]:
     per_address = limits.max_connections_per_address
     if per_address is None:
         # Without SASL, a stranger needs only one request to keep a place.
@@ -154,7 +152,7 @@ class ProxyServer:
     def __init__(
         self,
         router: Router,
-        limits: LimitsConfig,
+        limits: Limits,
         metrics: ProxyMetrics,
         *,
         drain_answers: Mapping[int, DrainAnswer] | None = None,
@@ -239,7 +237,7 @@ class ProxyServer:
         self._servers[bound] = ClientListener(listener, entrance.tls, entrance.proxy_networks, make, self._context)
         return bound
 
-    def change_limits(self, limits: LimitsConfig) -> None:
+    def change_limits(self, limits: Limits) -> None:
         """Replaces the limits. Open connections keep those that they took over when they opened."""
         self._limits = self._context.limits = limits
         self._context.admissions.change_limits(*_admission_limits(limits, self._brokers_ask_for_sasl))
@@ -322,6 +320,6 @@ class ProxyServer:
     async def _close_idle(self) -> None:
         while True:
             timeout_s = self._limits.idle_timeout_ms / 1000
-            await asyncio.sleep(timeout_s / _IDLE_SWEEPS if timeout_s else _IDLE_PAUSE_S)
-            for connection in self.connections if timeout_s else ():
+            await asyncio.sleep(timeout_s / _IDLE_SWEEPS)
+            for connection in self.connections:
                 connection.close_idle(timeout_s)

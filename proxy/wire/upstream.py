@@ -302,7 +302,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._has_streamed = not is_held and part.size >= self._min_splice_bytes
         if is_held:
             if part.size > self._context.limits.max_held_response_bytes:
-                raise FrameSizeError(f"a response of {part.size} bytes, above limits.held.response.max.bytes")
+                raise FrameSizeError(f"a response of {part.size} bytes, above the limit of responses that are decoded")
             if part.remaining:
                 self._held = bytearray(self._begun)
             elif slot.passes is not None and slot.passes(self._begun):

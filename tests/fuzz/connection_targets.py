@@ -17,9 +17,9 @@ import logging
 from enum import IntEnum
 
 from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES
-from proxy.config import LimitsConfig
 from proxy.wire.connection import ClientConnection
 from proxy.wire.flow_control import BufferPool
+from proxy.wire.limits import Limits
 from proxy.wire.memory import HoldBudget
 from proxy.wire.upstream import UpstreamConnection
 from tests.fuzz.connection_world import LARGE, MALFORMED, STRAY_ANSWER, Broker, Client, is_answered_by_the_proxy, router
@@ -119,7 +119,7 @@ class Run:
         self.brokers: list[Broker] = []
         self.budget = HoldBudget(1 << 20)
         self.connections: list[ClientConnection] = []
-        limits = LimitsConfig(
+        limits = Limits(
             max_in_flight=IN_FLIGHT[program.number(len(IN_FLIGHT))],
             max_request_bytes=1 << 20,
             max_held_request_bytes=LARGE,

@@ -94,7 +94,7 @@ class FetchHandler:
         self._connections = FetchConnectionStates()
         self._local = LocalAnswers(tools)
         self._judge = FetchJudge(tools, self._local)
-        self._hold_budget = HoldBudget(tools.settings.limits.max_held_remote_bytes)
+        self._hold_budget = HoldBudget(tools.settings.limits.max_decoded_bytes)
         self.purgatory = DelayedRemoteFetchPurgatory()
         self._completer = FetchCompleter(tools, self._judge, self._local, self._connections, self.purgatory)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from protocol.addresses import AddressOf
 from protocol.primitives import INT32
-from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.context import DrainAnswer, Router
 from proxy.wire.exchange import (
@@ -26,13 +25,14 @@ from proxy.wire.exchange import (
     Respond,
     ResponsePatcher,
 )
+from proxy.wire.limits import Limits
 from proxy.wire.server import BrokerEndpoint, Entrance, ProxyServer
 from proxy.wire.socket_transport import PipePool
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import Wire, connected
 from tiers.broker.tls import TlsContext
 
-PATIENT = LimitsConfig(
+PATIENT = Limits(
     connection_setup_timeout_ms=60_000, connect_timeout_ms=60_000, connect_deadline_ms=60_000, drain_timeout_ms=60_000
 )
 """An attempt at a broker that is given up late leaves the test a connection that nobody uses."""
@@ -70,7 +70,7 @@ async def proxy_before(
     *,
     handlers: Mapping[int, Handler] | None = None,
     prefix_handlers: Mapping[int, PrefixHandler] | None = None,
-    limits: LimitsConfig | None = None,
+    limits: Limits | None = None,
     drain_answers: Mapping[int, DrainAnswer] | None = None,
     tls: TlsContext | None = None,
     upstream_tls: TlsContext | None = None,

@@ -32,7 +32,6 @@ from protocol.header import build_request_header, response_body_position
 from proxy.cluster.broker_listeners import ListenerAddresses
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.topology import Topology
-from proxy.config import LimitsConfig
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.drain_answers import DRAIN_ANSWERS
@@ -43,6 +42,7 @@ from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
 from proxy.process.app import pass_through_handlers
 from proxy.wire.context import Endpoint, Router
+from proxy.wire.limits import Limits
 from proxy.wire.server import BrokerEndpoint, ProxyServer
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
@@ -181,7 +181,7 @@ async def _reader_apart(stack: contextlib.AsyncExitStack, tier: RemoteTier) -> R
 
 @contextlib.asynccontextmanager
 async def scenario(
-    root: Path, limits: LimitsConfig | None = None, *, is_reader_apart: bool = False
+    root: Path, limits: Limits | None = None, *, is_reader_apart: bool = False
 ) -> AsyncIterator[Scenario]:
     """Yields a proxy. It asks for remote records at a socket if `is_reader_apart`, as a worker does."""
     tier = RemoteTier(root)
@@ -211,7 +211,7 @@ async def scenario(
         handlers = pass_through_handlers()
         server = ProxyServer(
             Router(handlers, {ApiKey.PRODUCE: ProduceHandler()}),
-            limits or LimitsConfig(),
+            limits or Limits(),
             ProxyMetrics(),
             drain_answers=DRAIN_ANSWERS,
         )

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions
 from proxy.wire.connection import ClientConnection
 from proxy.wire.connection_log import ConnectionLog
 from proxy.wire.context import ConnectionContext, ConnectionRegistry, Router
 from proxy.wire.exchange import Handler, PrefixHandler
+from proxy.wire.limits import Limits
 from proxy.wire.server import BrokerEndpoint
 from tests.support.proxy.virtual_network import Peer, VirtualNetwork
 
@@ -30,12 +30,12 @@ class VirtualProxy:
         *,
         handlers: Mapping[int, Handler] | None = None,
         prefix_handlers: Mapping[int, PrefixHandler] | None = None,
-        limits: LimitsConfig | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.network = network
         self.metrics = ProxyMetrics()
         self.registry = ConnectionRegistry[ClientConnection]()
-        self.limits = limits or LimitsConfig()
+        self.limits = limits or Limits()
         self.admissions = Admissions(
             self.limits.max_connections,
             self.limits.max_connections_per_address or 0,

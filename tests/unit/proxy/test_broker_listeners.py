@@ -13,9 +13,9 @@ from ipaddress import IPv4Network
 import pytest
 
 from proxy.cluster.broker_listeners import BrokerListeners, ListenerAddresses, shared_ports
-from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.context import Address, Endpoint, Router
+from proxy.wire.limits import Limits
 from proxy.wire.server import BrokerEndpoint, Entrance, ProxyServer, bind
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, TIMEOUT_S, Wire, frame, request, response
@@ -172,7 +172,7 @@ class Rig:
 async def rig(authority: Authority) -> AsyncIterator[Rig]:
     async with NamedBroker(1) as one, NamedBroker(2) as two:
         tls = for_clients(authority, certificate=authority.identity("proxy", *NAMES))
-        async with ProxyServer(Router(), LimitsConfig(), ProxyMetrics()) as server:
+        async with ProxyServer(Router(), Limits(), ProxyMetrics()) as server:
             yield Rig(server, [one, two], tls)
 
 
@@ -213,7 +213,7 @@ async def test_a_load_balancers_header_comes_before_the_name(authority: Authorit
     header = b"PROXY TCP4 192.0.2.7 10.0.0.1 5000 9092\r\n"
     async with NamedBroker(1) as one, NamedBroker(2) as two:
         tls = for_clients(authority, certificate=authority.identity("proxy", *NAMES))
-        async with ProxyServer(Router(), LimitsConfig(), ProxyMetrics()) as server:
+        async with ProxyServer(Router(), Limits(), ProxyMetrics()) as server:
             rig = Rig(server, [one, two], tls, [IPv4Network("127.0.0.0/8")])
             assert (await rig.reached(of_client(authority), name, header=header))[0] == node_id
 
@@ -221,7 +221,7 @@ async def test_a_load_balancers_header_comes_before_the_name(authority: Authorit
 async def test_two_listeners_of_a_proxy_never_share_a_port() -> None:
     shared = Entrance(open_port=partial(bind, reuse_port=True))
     endpoint = BrokerEndpoint(1, lambda: ())
-    async with ProxyServer(Router(), LimitsConfig(), ProxyMetrics()) as server:
+    async with ProxyServer(Router(), Limits(), ProxyMetrics()) as server:
         _, port = server.listen("127.0.0.1", 0, endpoint, shared)
         with pytest.raises(OSError, match="another listener of this proxy"):
             server.listen("127.0.0.1", port, endpoint, shared)

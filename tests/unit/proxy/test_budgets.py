@@ -11,7 +11,6 @@ from tests.support.proxy.parsed_config import parse_config
 BUDGETS = [
     ("limits", "max_connections"),
     ("limits", "max_unauthenticated_connections_per_address"),
-    ("limits", "max_held_remote_bytes"),
     ("limits", "max_decoded_bytes"),
 ]
 

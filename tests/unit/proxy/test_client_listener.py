@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import LimitsConfig
 from proxy.wire.connection import ClientConnection
+from proxy.wire.limits import Limits
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, connected, request
 from tests.support.proxy import proxy_harness
@@ -65,7 +65,7 @@ async def is_served(proxy: Proxy, broker: FakeBroker, authority: Authority) -> b
 
 async def test_a_failed_handshake_releases_its_place(authority: Authority) -> None:
     hello = client_hello(authority)
-    limits = LimitsConfig(max_connections=1)
+    limits = Limits(max_connections=1)
     async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
         for said in (
             os.urandom(4_000),
@@ -86,7 +86,7 @@ async def test_a_failed_handshake_releases_its_place(authority: Authority) -> No
 
 
 async def test_half_a_handshake_has_a_deadline(authority: Authority) -> None:
-    limits = LimitsConfig(connection_setup_timeout_ms=500, max_connections=2, max_connections_per_address=0)
+    limits = Limits(connection_setup_timeout_ms=500, max_connections=2, max_connections_per_address=0)
     hello = client_hello(authority)
     async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
         for _ in range(2):  # in the released places
@@ -101,7 +101,7 @@ async def test_half_a_handshake_has_a_deadline(authority: Authority) -> None:
 
 
 async def test_hundreds_of_handshakes_hold_no_more_than_the_limit(authority: Authority) -> None:
-    limits = LimitsConfig(max_connections=20, max_connections_per_address=0, connection_setup_timeout_ms=300_000)
+    limits = Limits(max_connections=20, max_connections_per_address=0, connection_setup_timeout_ms=300_000)
     async with (
         FakeBroker() as broker,
         proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy,
@@ -116,7 +116,7 @@ async def test_hundreds_of_handshakes_hold_no_more_than_the_limit(authority: Aut
 
 
 async def test_connections_that_give_way_before_their_first_step_are_counted() -> None:
-    limits = LimitsConfig(max_connections=1, connection_setup_timeout_ms=300_000)
+    limits = Limits(max_connections=1, connection_setup_timeout_ms=300_000)
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy:
         # The loop does not turn meanwhile. Then it accepts all of them in one turn.
         strangers = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(5)]

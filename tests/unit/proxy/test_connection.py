@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import TruncatedError
-from proxy.config import LimitsConfig
 from proxy.wire.exchange import BegunRequest, Buffers, CutThrough, Exchange, Respond
+from proxy.wire.limits import Limits
 from proxy.wire.response_queue import Slot
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
@@ -240,7 +240,7 @@ async def test_a_half_closed_client_gets_its_answers_and_then_the_end() -> None:
 
 
 async def test_a_half_closed_client_that_is_never_answered_is_closed_in_time() -> None:
-    limits = LimitsConfig(half_close_timeout_ms=20)
+    limits = Limits(half_close_timeout_ms=20)
     async with relayed(limits=limits) as (client, _, proxy):
         await client.send(request(OPAQUE, 4, 1))
         client.half_close()
@@ -332,7 +332,7 @@ async def test_a_broker_that_breaks_the_order_or_the_frames_is_cut_off(
 
 
 async def test_pipelining_beyond_the_limit_waits_in_the_client_s_socket() -> None:
-    async with relayed(limits=LimitsConfig(max_in_flight=3)) as (client, broker, _):
+    async with relayed(limits=Limits(max_in_flight=3)) as (client, broker, _):
         await client.send(*(request(OPAQUE, 4, n) for n in range(50)))
         upstream = await broker.accepted()
         for n in range(50):

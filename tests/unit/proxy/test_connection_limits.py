@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Limit
 from proxy.wire.context import Router
+from proxy.wire.limits import Limits
 from proxy.wire.server import ProxyServer
 from tests.support.fakes.broker.wire import OPAQUE, connected, request
 from tests.support.proxy.proxy_harness import relayed
@@ -15,7 +15,7 @@ from tests.support.proxy.proxy_harness import relayed
 
 @pytest.mark.parametrize("limits", [{"max_connections": 1}, {"max_connections_per_address": 1}])
 async def test_a_limit_of_connections_refuses_one_more(limits: dict[str, int]) -> None:
-    async with relayed(limits=LimitsConfig(**limits)) as (client, broker, proxy):
+    async with relayed(limits=Limits(**limits)) as (client, broker, proxy):
         await client.send(request(OPAQUE, 4, 1))
         await broker.accepted()
         async with connected(proxy.port) as refused:
@@ -24,7 +24,7 @@ async def test_a_limit_of_connections_refuses_one_more(limits: dict[str, int]) -
 
 
 async def test_an_idle_connection_is_closed() -> None:
-    limits = LimitsConfig(idle_timeout_ms=40)
+    limits = Limits(idle_timeout_ms=40)
     async with relayed(limits=limits) as (client, _, proxy):
         assert await client.ended() == b""
         assert proxy.metrics.closed == {"idle": 1}
@@ -33,7 +33,7 @@ async def test_an_idle_connection_is_closed() -> None:
 @pytest.mark.parametrize(("asks_for_sasl", "places"), [(False, 2), (True, 8)])
 async def test_one_address_keeps_a_quarter_of_the_places_without_sasl(asks_for_sasl: bool, places: int) -> None:
     """With SASL, a place is kept only by a client that the broker has authenticated."""
-    server = ProxyServer(Router(), LimitsConfig(max_connections=8), ProxyMetrics(), brokers_ask_for_sasl=asks_for_sasl)
+    server = ProxyServer(Router(), Limits(max_connections=8), ProxyMetrics(), brokers_ask_for_sasl=asks_for_sasl)
     async with server:
         admissions = server._context.admissions
         for _ in range(places):

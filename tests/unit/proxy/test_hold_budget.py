@@ -10,7 +10,7 @@ from proxy.config import LimitsConfig
 from proxy.wire.memory import FLOOR_BYTES, OVERSHOOT_BYTES, Grant, HoldBudget
 
 MIB = 1024 * 1024
-TOTAL_BYTES = LimitsConfig().max_held_remote_bytes
+TOTAL_BYTES = LimitsConfig().max_decoded_bytes
 WANTED_BYTES = 50 * MIB
 """The default of the Java consumer's fetch.max.bytes."""
 

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from proxy.admin.facts import ProcessState
-from proxy.config import LimitsConfig, TidegateConfig
+from proxy.config import TidegateConfig
 from proxy.logging_setup import set_level
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.app import run
@@ -66,7 +66,7 @@ def test_the_settings_that_differ_are_named(change: str, keys: list[str]) -> Non
 
 def test_only_some_settings_apply_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    change = "[limits]\nmax.connections = 7\nheld.remote.responses.max.bytes = 1\n"
+    change = "[limits]\nmax.connections = 7\nheld.messages.max.bytes = 1\n"
     after = BASE + change + '[log]\nlevel = "error"\n[state]\npath = "b"\n[[topics]]\nname = "b"'
     applied = list[TidegateConfig]()
     reload = Reload(parse_config(BASE), lambda: parse_config(after), applied.append)
@@ -74,7 +74,7 @@ def test_only_some_settings_apply_at_once(caplog: pytest.LogCaptureFixture) -> N
     assert again.need_restart == result.need_restart
     assert result == Reloaded(
         ("[[topics]]", "[log] level", "[limits] max.connections"),
-        ("[state] path", "[limits] held.remote.responses.max.bytes"),
+        ("[state] path", "[limits] held.messages.max.bytes"),
     )
     base = parse_config(BASE + '[[topics]]\nname = "b"')
     assert config.limits.model_fields_set - base.limits.model_fields_set == {"max_connections"}, "the source of a value"
@@ -87,7 +87,7 @@ def test_only_some_settings_apply_at_once(caplog: pytest.LogCaptureFixture) -> N
     )
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "the settings are reloaded: changed [[topics]], [log] level, [limits] max.connections"
-    restart = "these changed settings need a restart: [state] path, [limits] held.remote.responses.max.bytes"
+    restart = "these changed settings need a restart: [state] path, [limits] held.messages.max.bytes"
     assert said[1::2] == [restart, restart], "it is named every time"
 
 
@@ -126,7 +126,7 @@ def test_the_level_changes_for_all_loggers(root_level: None) -> None:
 
 async def test_a_lower_limit_of_connections_ends_none() -> None:
     ended: list[Limit] = []
-    admissions = Admissions(3, 0, 0, LimitsConfig().connection_setup_timeout_ms)
+    admissions = Admissions(3, 0, 0, 30_000)
     places = [admissions.admit("a", ended.append) for _ in range(3)]
     for place in places:
         assert isinstance(place, Admission)

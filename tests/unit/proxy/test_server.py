@@ -10,9 +10,9 @@ from kafka.protocol.consumer import FetchResponse
 
 from protocol.api_keys import ApiKey
 from protocol.header import response_body_position
-from proxy.config import LimitsConfig
 from proxy.handlers import drain_answers
 from proxy.wire.exchange import Buffers, Exchange
+from proxy.wire.limits import Limits
 from proxy.wire.server import BrokerEndpoint
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
@@ -169,7 +169,7 @@ async def test_every_other_broker_is_served_in_the_first_half_of_a_drain() -> No
 
 
 async def test_a_short_drain_halves_its_pause() -> None:
-    limits = LimitsConfig(drain_timeout_ms=400)
+    limits = Limits(drain_timeout_ms=400)
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy:
         _, port = proxy.server.listen("127.0.0.1", 0, BrokerEndpoint(2, lambda: broker.addresses))
         async with connected(proxy.port), connected(port):
@@ -179,7 +179,7 @@ async def test_a_short_drain_halves_its_pause() -> None:
 
 
 async def test_a_connection_that_outlives_the_drain_is_cut() -> None:
-    limits = LimitsConfig(drain_timeout_ms=20)
+    limits = Limits(drain_timeout_ms=20)
     async with relayed(limits=limits) as (client, broker, proxy):
         await client.send(request(OPAQUE, 4, 1))
         await (await broker.accepted()).receive()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import LimitsConfig
 from proxy.listener_config import ListenerTlsConfig
 from proxy.wire.context import Address
+from proxy.wire.limits import Limits
 from proxy.wire.server import BrokerEndpoint
 from proxy.wire.tls import listener_tls
 from proxy.wire.upstream import UpstreamConnection
@@ -130,7 +130,7 @@ async def test_a_broker_without_tls_or_of_a_stranger_is_named(
     authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log has the result of an attempt to connect. No attempt is cut short."""
-    one_attempt = LimitsConfig(connect_timeout_ms=60_000, connect_deadline_ms=60_000)
+    one_attempt = Limits(connect_timeout_ms=60_000, connect_deadline_ms=60_000)
     misnamed = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     misnamed.load_cert_chain(authority.identity("elsewhere", "elsewhere.example.org"))
     for each, said in (

@@ -118,7 +118,7 @@ async def test_a_follower_with_other_bounds_makes_no_consumer_jump(
 async def test_answers_that_a_client_does_not_read_stay_held(tmp_path: Path) -> None:
     """The limit holds for both tiers together. Memory beyond the answer is released when the answer is complete."""
     settings = FetchSettings(
-        remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000), limits=LimitsConfig(max_held_remote_bytes=6 << 20)
+        remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000), limits=LimitsConfig(max_decoded_bytes=6 << 20)
     )
     async with bench_of(tmp_path, settings) as bench:
         await bench.fetch(13, ask(13, 0))
@@ -147,7 +147,7 @@ async def test_requests_ahead_of_their_turn_read_no_more_than_the_cap(tmp_path: 
             exchange = FakeExchange(bench.cluster, fetch_frame(13, [ask(13, 0)], max_bytes=1 << 30))
             pipelined.append((exchange, bench.handler.on_request(exchange)))
         held_bytes = bench.handler.held_bytes
-        assert 0 < held_bytes < 2 * LimitsConfig().max_held_remote_bytes // 32
+        assert 0 < held_bytes < 2 * LimitsConfig().max_decoded_bytes // 32
         reads = []
         for exchange, (action, respond) in pipelined:
             assert isinstance(action, Forward)
@@ -165,9 +165,7 @@ async def test_requests_ahead_of_their_turn_read_no_more_than_the_cap(tmp_path: 
 async def test_without_memory_records_are_still_served(tmp_path: Path) -> None:
     async with bench_of(
         tmp_path,
-        FetchSettings(
-            remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000), limits=LimitsConfig(max_held_remote_bytes=1)
-        ),
+        FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000), limits=LimitsConfig(max_decoded_bytes=1)),
     ) as bench:
         for _ in range(2):  # unforeseen and predicted
             assert records(await bench.fetch(13, ask(13, 20))).startswith(bench.batches[2])

@@ -13,8 +13,8 @@ from protocol.errors import ErrorCode
 from protocol.header import build_request_header, build_response_header
 from protocol.message_schema import message_name
 from protocol.primitives import INT16, write_array_length, write_string
-from proxy.config import LimitsConfig
 from proxy.handlers.guards import own_ids_guards
+from proxy.wire.limits import Limits
 from tests.support.fakes.broker.wire import frame, response
 from tests.support.fakes.message_encoder import message_names, smallest
 from tests.support.proxy.virtual_network import Peer, VirtualNetwork
@@ -40,7 +40,7 @@ def request(key: ApiKey, version: int, *, transactional_id: str = "mine", group_
 
 def proxy_of(network: VirtualNetwork, tasks: asyncio.TaskGroup) -> tuple[VirtualProxy, Peer]:
     handlers, prefix_handlers = own_ids_guards(GROUP)
-    proxy = VirtualProxy(network, tasks, handlers=handlers, prefix_handlers=prefix_handlers, limits=LimitsConfig())
+    proxy = VirtualProxy(network, tasks, handlers=handlers, prefix_handlers=prefix_handlers, limits=Limits())
     return proxy, proxy.connect()
 
 

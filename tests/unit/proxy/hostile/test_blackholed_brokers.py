@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
-from proxy.config import LimitsConfig
 from proxy.wire.context import Address
+from proxy.wire.limits import Limits
 from proxy.wire.server import BrokerEndpoint
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, request, response
@@ -50,7 +50,7 @@ async def is_served(client: Wire, broker: FakeBroker) -> bool:
     return await client.receive() == response(1)
 
 
-def timeouts(*, each_ms: int, together_ms: int) -> LimitsConfig:
+def timeouts(*, each_ms: int, together_ms: int) -> Limits:
     return PATIENT.model_copy(update={"connect_timeout_ms": each_ms, "connect_deadline_ms": together_ms})
 
 

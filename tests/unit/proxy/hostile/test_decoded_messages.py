@@ -11,11 +11,11 @@ import pytest
 
 from protocol.api_keys import ApiKey
 from protocol.primitives import INT32
-from proxy.config import LimitsConfig
 from proxy.handlers.guards import own_ids_guards
 from proxy.wire import server
 from proxy.wire.exchange import Answer, Buffers, Exchange, Handler, Prepare, Respond
 from proxy.wire.flow_control import READ_BUFFER_BYTES
+from proxy.wire.limits import Limits
 from proxy.wire.memory import DECODED_FACTOR, FLOOR_BYTES, MessageBudget
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
@@ -36,7 +36,7 @@ LARGE_RESPONSE = bytes(DECODED_FACTOR * len(LARGE))
 CLIENTS = 12
 
 
-def limits_of(at_once: int) -> LimitsConfig:
+def limits_of(at_once: int) -> Limits:
     """Returns limits with which so many large requests, or large responses, are in memory at once."""
     frame_bytes = len(request(DECODED, 1, 0, LARGE))
     return PATIENT.model_copy(update={"max_decoded_bytes": 4 * at_once * DECODED_FACTOR * frame_bytes})

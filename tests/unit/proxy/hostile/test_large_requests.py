@@ -17,7 +17,6 @@ from protocol.header import build_request_header, build_response_header
 from protocol.primitives import INT16, INT32, MAX_ITEMS, write_array_length, write_string
 from protocol.splice import splice
 from protocol.steps import Stepped
-from proxy.config import LimitsConfig
 from proxy.handlers import (
     addresses,
     delete_topics,
@@ -28,6 +27,7 @@ from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.guards import MetadataTopicGuard
 from proxy.handlers.turns import SLICE_STEPS
 from proxy.wire.exchange import Answer, Handler, Prepare, Respond
+from proxy.wire.limits import Limits
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, request
@@ -160,7 +160,7 @@ async def test_a_large_answer_is_patched_in_slices(api: str, monkeypatch: pytest
 
 
 async def test_a_request_above_the_limit_of_decoded_requests_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    limit = LimitsConfig().max_held_request_bytes
+    limit = Limits().max_held_request_bytes
     assert limit <= 1024 * 1024
     async with (
         FakeBroker() as broker,
@@ -169,7 +169,7 @@ async def test_a_request_above_the_limit_of_decoded_requests_is_refused(caplog: 
     ):
         await client.send(request(ApiKey.DELETE_TOPICS, 1, 9, bytes(limit)))
         assert await client.ended() == b""
-    assert "above limits.held.request.max.bytes" in caplog.records[0].message
+    assert "above the limit of requests that are decoded" in caplog.records[0].message
 
 
 async def test_a_request_with_too_many_items_is_refused(caplog: pytest.LogCaptureFixture) -> None:
