@@ -5,9 +5,8 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from proxy.listener_config import ListenerConfig
 from tiers.config.setting_keys import ONE_OR_MORE
@@ -148,52 +147,13 @@ class LimitsConfig(Section):
     )
 
 
-_TRACES_PATH = "/v1/traces"
-
-
-def _collector(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number, or a bracket is missing
-        is_url = False
-    if not is_url or parts.username is not None or not value.isprintable() or " " in value:
-        raise ValueError("expected the URL of a collector, for example http://localhost:4318")
-    if "?" in value or "#" in value:
-        raise ValueError("the URL of a collector has no query and no fragment")
-    value = value.rstrip("/")
-    if value.endswith(_TRACES_PATH):
-        raise ValueError(f"the URL of a collector is without {_TRACES_PATH}, which the proxy adds")
-    return value
-
-
 class TracingConfig(Section):
-    """Traces of the Fetches that need the remote tier, for a collector of OpenTelemetry (OTLP over HTTP). Without this
-    section, there are no traces. It needs the extra `otel`. The keys have OpenTelemetry's names without `otel.`.
-    OpenTelemetry reads its other settings from the environment, such as `OTEL_EXPORTER_OTLP_HEADERS`. "Traces" in
-    docs/day-to-day.md describes the spans.
+    """Traces of the Fetches that need the remote tier, for a collector of OpenTelemetry (OTLP over HTTP). They need the
+    extra `otel`. Their settings are OpenTelemetry's own environment variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    "Traces" in docs/day-to-day.md describes them, and the spans.
     """
 
-    endpoint: Annotated[str, AfterValidator(_collector)] = Field(
-        default="http://localhost:4318",
-        validation_alias="exporter.otlp.endpoint",
-        description="The URL of the collector, without the path `/v1/traces`.",
-    )
-    sampling_ratio: float = Field(
-        default=0.01,
-        validation_alias="traces.sampler.arg",
-        ge=0,
-        le=1,
-        description=(
-            "The part of these Fetches that is traced: 1 traces all of them. A traced Fetch takes about twice the CPU "
-            "time."
-        ),
-    )
-    service_name: str = Field(
-        default="tidegate",
-        min_length=1,
-        description="The name by which traces call this proxy.",
-    )
+    enabled: bool = Field(default=False, description="Whether the proxy sends traces.")
 
 
 class TidegateConfig(TierConfig):
@@ -205,7 +165,7 @@ class TidegateConfig(TierConfig):
     admin: AdminConfig = AdminConfig()
     log: LogConfig = LogConfig()
     limits: LimitsConfig = LimitsConfig()
-    tracing: TracingConfig | None = None
+    tracing: TracingConfig = TracingConfig()
     workers: int = Field(
         default=0,
         ge=0,

@@ -34,7 +34,7 @@ def read_all(proxy: TidegateProcess, topic: str) -> list[int]:
 
 
 async def test_a_backfill_through_workers_is_traced_over_processes(
-    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_topic(kafka.bootstrap_servers, topic_name)
     settings: dict[str, str | int] = {
@@ -44,7 +44,9 @@ async def test_a_backfill_through_workers_is_traced_over_processes(
     }
     async with AsyncExitStack() as stack:
         collector = await stack.enter_async_context(running_collector())
-        tracing = f'[tracing]\nexporter.otlp.endpoint = "{collector.endpoint}"\ntraces.sampler.arg = 1\n'
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "1")
+        tracing = "[tracing]\nenabled = true\n"
         proxy = tidegate_over(
             kafka, tmp_path, tiered=[topic_name], segment_bytes=200_000, settings=settings, more=tracing
         )

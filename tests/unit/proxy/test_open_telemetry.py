@@ -19,16 +19,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy import cli
-from proxy.config import TracingConfig
 from proxy.handlers.base import FetchSettings
 from proxy.handlers.fetch.trace import ABANDONED
 from proxy.process import open_telemetry
-from proxy.process.open_telemetry import OpenTelemetryTracer, batches_to, provider_of
+from proxy.process.open_telemetry import OpenTelemetryTracer, batches_to_collector, provider_of
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.broker.fetch_frames import fetch_frame
 from tests.support.fakes.fetch_bench import P0, ask, ask_local, bench_of, codes, records
 from tests.support.marks import full
-from tests.support.proxy.parsed_config import parse_config
 from tests.support.repository import ROOT
 from tests.support.servers.collector import running_collector
 from tests.support.servers.ports import free_ports
@@ -37,13 +35,18 @@ from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import RemoteStorageError
 
-ALL = TracingConfig(sampling_ratio=1)
-TRACING = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n[tracing]\n'
+ALL, NONE = "1", "0"
+TRACING = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n[tracing]\nenabled = true\n'
 MISSING = "[tracing] opentelemetry is missing: run `pip install '.[otel]'` in the clone of Tidegate"
 
 
-def tracer_to(processor: SpanProcessor, config: TracingConfig = ALL) -> OpenTelemetryTracer:
-    return OpenTelemetryTracer(provider_of(config, "1.2", processor), "1.2", monotonic_ms, time.time_ns)
+@pytest.fixture(autouse=True)
+def all_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", ALL)
+
+
+def tracer_to(processor: SpanProcessor) -> OpenTelemetryTracer:
+    return OpenTelemetryTracer(provider_of("1.2", processor), "1.2", monotonic_ms, time.time_ns)
 
 
 @pytest.fixture
@@ -196,11 +199,11 @@ async def test_a_foreseen_fetch_that_is_abandoned_ends_its_spans(
         await bench.fetch(13, ask(13, 0))
         memory.clear()
         exchange = FakeExchange(bench.cluster, fetch_frame(13, [ask(13, 0)]))
-        _, state = bench.handler.on_request(exchange)
-        assert state is not None
+        bench.handler.on_request(exchange)
         await asyncio.sleep(0)
         assert "Fetch" not in by_name(memory)
-        state.on_abandoned()
+        assert exchange.on_abandoned is not None
+        exchange.on_abandoned()
         assert exchange.on_sent is not None
         exchange.on_sent()
         assert bench.handler.held_bytes == 0
@@ -208,17 +211,22 @@ async def test_a_foreseen_fetch_that_is_abandoned_ends_its_spans(
     assert {attributes(spans[name])["error.type"] for name in ("Fetch", "forward Fetch")} == {ABANDONED}
 
 
-async def test_a_fetch_that_is_not_sampled_has_no_spans(memory: InMemorySpanExporter, tmp_path: Path) -> None:
-    tracer = tracer_to(SimpleSpanProcessor(memory), TracingConfig(sampling_ratio=0))
+async def test_a_fetch_that_is_not_sampled_has_no_spans(
+    memory: InMemorySpanExporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", NONE)
+    tracer = tracer_to(SimpleSpanProcessor(memory))
     async with bench_of(tmp_path, tracer=tracer) as bench:
         assert records(await bench.fetch(13, ask(13, 60)))
     assert memory.get_finished_spans() == ()
 
 
-def test_a_span_continues_in_another_process(memory: InMemorySpanExporter, tracer: OpenTelemetryTracer) -> None:
+def test_a_span_continues_in_another_process(
+    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other_memory = InMemorySpanExporter()
-    never = TracingConfig(sampling_ratio=0)  # the process that began the trace has decided
-    other = tracer_to(SimpleSpanProcessor(other_memory), never)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", NONE)  # the process that began the trace has decided
+    other = tracer_to(SimpleSpanProcessor(other_memory))
     fetch = tracer.begin("Fetch", {}, monotonic_ms())
     assert fetch is not None
     other.child_of(fetch.context, "read orders", {}).end()
@@ -241,7 +249,7 @@ def test_long_texts_are_cut(memory: InMemorySpanExporter, tracer: OpenTelemetryT
 
 
 def test_a_span_begins_when_its_work_began(memory: InMemorySpanExporter) -> None:
-    provider = provider_of(ALL, "1.2", SimpleSpanProcessor(memory))
+    provider = provider_of("1.2", SimpleSpanProcessor(memory))
     tracer = OpenTelemetryTracer(provider, "1.2", lambda: 1_000, lambda: 50_000_000_000)
     fetch = tracer.begin("Fetch", {}, 400)
     assert fetch is not None
@@ -268,8 +276,8 @@ async def test_a_collector_that_refuses_costs_one_line(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=tiers")
     caplog.set_level(logging.INFO)
     async with running_collector() as collector, asyncio.timeout(60):
-        config = TracingConfig(endpoint=f"{collector.endpoint}/", sampling_ratio=1)
-        tracer = tracer_to(batches_to(config, monotonic_ms), config)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"{collector.endpoint}/")
+        tracer = tracer_to(batches_to_collector(monotonic_ms))
         collector.status = 401
         for _ in range(3):
             export(tracer)
@@ -282,7 +290,8 @@ async def test_a_collector_that_refuses_costs_one_line(
         await tracer.close()
         assert len(collector.taken()) == 1
     began, ended = (record for record in caplog.records if record.name == open_telemetry.__name__)
-    assert (began.message, vars(began)["collector"]) == ("the collector takes no traces", collector.endpoint)
+    url = f"{collector.endpoint}/v1/traces"
+    assert (began.message, vars(began)["collector"]) == ("the collector takes no traces", url)
     assert "401" in vars(began)["error"]
     assert (ended.message, vars(ended)["times"]) == ("the collector takes traces again", 3)
     assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
@@ -294,9 +303,9 @@ async def test_a_dead_collector_holds_up_neither_a_fetch_nor_the_end(
 ) -> None:
     monkeypatch.setattr(open_telemetry, "FLUSH_S", 0.01)
     (port,) = free_ports(1)
-    config = TracingConfig(endpoint=f"http://127.0.0.1:{port}", sampling_ratio=1)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.05")  # the library gives up at once
-    tracer = tracer_to(batches_to(config, monotonic_ms), config)
+    tracer = tracer_to(batches_to_collector(monotonic_ms))
     async with bench_of(tmp_path, tracer=tracer) as bench, asyncio.timeout(60):
         for offset in (0, 60):
             assert records(await bench.fetch(13, ask(13, offset)))
@@ -349,29 +358,19 @@ def test_a_proxy_without_the_extra_does_not_start(
     assert f"problem: {MISSING}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["OTEL_BSP_MAX_QUEUE_SIZE", *full("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT")])
-def test_a_variable_that_opentelemetry_refuses_is_one_line(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
+        *full(("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many"), ("OTEL_TRACES_SAMPLER_ARG", "1.5")),
+    ],
+)
+def test_a_variable_that_opentelemetry_refuses_is_one_line(name: str, value: str, tmp_path: Path) -> None:
     config = tmp_path / "tidegate.toml"
     config.write_text(TRACING)
     command = [sys.executable, "-m", "tidegate", "serve", "--config", str(config)]
-    environment = {**os.environ, name: "0" if name.startswith("OTEL_BSP") else "many"}
+    environment = {**os.environ, name: value}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
     (line,) = ended.stderr.splitlines()
     assert line.startswith("tidegate: [tracing] OpenTelemetry cannot use its environment variables: ")
     assert ended.returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ("exporter.otlp.endpoint = 'collector:4318'", "expected the URL of a collector"),
-        ("exporter.otlp.endpoint = 'http://collector:99999'", "expected the URL of a collector"),
-        ("exporter.otlp.endpoint = 'http://collector/?key=1'", "no query and no fragment"),
-        ("exporter.otlp.endpoint = 'http://collector:4318/v1/traces/'", "is without /v1/traces"),
-        ("traces.sampler.arg = 1.5", "less than or equal to 1"),
-        ("service.name = ''", "at least 1 character"),
-    ],
-)
-def test_a_mistake_in_the_settings_is_named(settings: str, said: str) -> None:
-    with pytest.raises(Exception, match=said):
-        parse_config(TRACING + settings)
