@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from proxy.config import TracingConfig
-from proxy.process.open_telemetry import OpenTelemetryTracer, provider_of
+from proxy.process.open_telemetry import OpenTelemetryTracer
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.remote_requests import P0, asked, in_ms, joined
 from tests.support.fakes.remote_tier import RemoteTier
@@ -49,7 +49,8 @@ class Processes:
     def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
         self.tier = RemoteTier(folder)
         self.spans = InMemorySpanExporter()
-        provider = provider_of(TracingConfig(sampling_ratio=1), "1.2", SimpleSpanProcessor(self.spans))
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.spans))
         self.tracer = OpenTelemetryTracer(provider, "1.2", monotonic_ms, time.time_ns)
         self.listener = stack.enter_context(listen())
         self.buffers = SharedBuffers()
