@@ -39,7 +39,7 @@ test: jars $(TEST_TOOLS) check ## run check and the tests of every change, on a 
 
 test-all: programs jars frameworks .venv/docs $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check and all tests: three brokers, elections, HDFS, Spark, Streams, ...
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
-	TIDEGATE_EXAMPLES=40 $(PYTEST) $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # Programs that no target installs. haproxy is often in a folder that is not in the path of a user.
 .PHONY: programs
@@ -49,7 +49,7 @@ programs:
 	done
 
 soak: jars $(TEST_TOOLS) $(CACHE)/bin/sarama $(CACHE)/kafkajs/installed drill fuzz ## run the drill, the fuzzers, random examples and workloads, long outages by the clock, and planted bugs
-	TIDEGATE_HYPOTHESIS=random TIDEGATE_EXAMPLES=400 $(BIN)/pytest tests/unit
+	TIDEGATE_HYPOTHESIS=random $(BIN)/pytest tests/unit
 	TIDEGATE_SEEDS=20 $(BIN)/pytest tests/system/test_differential.py
 	TIDEGATE_CUT_OFF_S=300 $(BIN)/pytest tests/system/test_cut_off_follower.py
 	TIDEGATE_STORE_STOPPED_S=900 $(BIN)/pytest tests/system/test_foreign_clients.py -k stopped_store

@@ -78,9 +78,6 @@ class WrittenLog:
         self.batches.append(Batch(offset, offset, timestamp_ms, producer_id, ends, data))
         return data
 
-    def cut(self, end_offset: int) -> None:
-        self.batches = [batch for batch in self.batches if batch.last_offset < end_offset]
-
     def open_transactions(self) -> dict[int, int]:
         """Returns the first offsets of the open transactions, by producer."""
         return _transactions(self.batches)[0]
@@ -124,16 +121,6 @@ class WrittenLog:
             if not batch.ends and not of_aborted:
                 seen += [o for o in range(batch.base_offset, batch.last_offset + 1) if first_offset <= o < end_offset]
         return seen
-
-    def cuts(self, lowest: int) -> list[int]:
-        """Returns the ends of batches from `lowest` on at which no transaction is open.
-
-        The log of another leader may end at such an offset."""
-        ends = []
-        for count, batch in enumerate(self.batches, 1):
-            if batch.last_offset + 1 >= lowest and not _transactions(self.batches[:count])[0]:
-                ends.append(batch.last_offset + 1)
-        return ends
 
     async def read_all(self, reader: RemoteLogReader, start: int, end: int, *, max_bytes: int = 700) -> None:
         """Reads every offset of [start, end) from the remote tier, which has all of them."""

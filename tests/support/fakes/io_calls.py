@@ -34,8 +34,6 @@ class Event(Enum):
     FAILED_BEFORE = "failed before"
     FAILED_AFTER = "failed after"
     CANCELLED_AFTER = "cancelled after"
-    FROZEN_BEFORE = "frozen before"
-    FROZEN_AFTER = "frozen after"
 
     @property
     def is_before(self) -> bool:
@@ -46,8 +44,6 @@ class IoCalls:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.is_gone = False
-        self.frozen = asyncio.Event()
-        self.thawed = asyncio.Event()
         self._at = -1
         self._event = Event.KILLED_BEFORE
 
@@ -55,8 +51,6 @@ class IoCalls:
         """Sets the event for call number `at`, counted from 0 from now on."""
         self.names.clear()
         self._at, self._event = at, event
-        self.frozen.clear()
-        self.thawed.clear()
 
     def disarm(self) -> None:
         self._at = -1
@@ -99,25 +93,21 @@ class IoCalls:
     async def awaited(self, name: str, call: Callable[[], Awaitable[T]], failure: Callable[[], Exception]) -> T:
         is_due = self._count(name)
         if is_due and self._event.is_before:
-            await self._happen(failure)
+            self._happen(failure)
         answer = await call()
         if is_due and not self._event.is_before:
-            await self._happen(failure)
+            self._happen(failure)
         if self.is_gone:
             raise ProcessEnded(name)
         return answer
 
-    async def _happen(self, failure: Callable[[], Exception]) -> None:
-        if self._event in (Event.FROZEN_BEFORE, Event.FROZEN_AFTER):
-            self.frozen.set()
-            await self.thawed.wait()
-        elif self._event is Event.CANCELLED_AFTER:
+    def _happen(self, failure: Callable[[], Exception]) -> None:
+        if self._event is Event.CANCELLED_AFTER:
             raise asyncio.CancelledError
-        else:
-            self._end(failure)
+        self._end(failure)
 
     def blocking(self, name: str, call: Callable[[], T]) -> T:
-        """Counts a call in a thread. A thread cannot be frozen or cancelled."""
+        """Counts a call in a thread. A thread cannot be cancelled."""
         is_due = self._count(name)
         ends = self._event.value.startswith(("killed", "failed"))
         if is_due and ends and self._event.is_before:

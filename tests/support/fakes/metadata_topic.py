@@ -42,11 +42,6 @@ class FakeMetadataTopic:
     def confirms(self, position: MetadataPosition) -> bool:
         return position.next_offset <= self.next_offset
 
-    def compact(self) -> None:
-        """Removes records as the cleaner does: keeps the last record of each key, tombstones included."""
-        last = {one[0]: offset for offset, _, one in self.records}
-        self.records = [each for each in self.records if last[each[2][0]] == each[0]]
-
     def events_from(self, offset: int) -> list[MetadataEvent]:
         events = []
         for at, timestamp_ms, (key, value) in self.records:

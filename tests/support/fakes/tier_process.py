@@ -22,7 +22,6 @@ from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tasks.copy.copy_attempts import store_for_its_owner
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
@@ -154,11 +153,6 @@ class TierProcess:
         await self.metadata.close()
         await self.store.close()
         self._spool.close()
-
-    async def store_kept(self) -> None:
-        """Stores the segments in the spool for the owner of the partition, or removes them."""
-        for kept in self._spool.kept():
-            await store_for_its_owner(self.services, kept)
 
     def spooled(self) -> list[Path]:
         return list(self.settings.spool_dir.iterdir())

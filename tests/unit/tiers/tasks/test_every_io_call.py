@@ -16,7 +16,9 @@ import pytest
 
 from tests.support.fakes.io_calls import Event, ProcessEnded
 from tests.support.tiers.partition_life import RETRIED_AFTER_MS, Life
+from tests.support.tiers.workbench import PARTITION
 from tiers.errors import RemoteLogError
+from tiers.model.log_start import LogStart, LogStartReason
 
 CALLS = {
     "broker.bounds",
@@ -88,3 +90,31 @@ async def test_it_ends_as_if_nothing_had_happened(event: Event, first: int, tmp_
             await life.process.end()
         at += PARTS
     assert set(calls) >= CALLS
+
+
+@pytest.mark.parametrize(
+    ("at", "call"),
+    [
+        (17, "metadata.append"),
+        (18, "store.copy_log_segment_data"),
+        (20, "store.fetch_indexes"),
+        (23, "metadata.append"),
+    ],
+)
+async def test_a_deletion_inside_an_unfinished_copy_stops_nothing(at: int, call: str, tmp_path: Path) -> None:
+    """The first copy fails when it has begun, and then a user deletes a part of its records."""
+    life = Life(tmp_path)
+    await life.process.open()
+    life.process.calls.arm(at, Event.FAILED_AFTER)
+    with contextlib.suppress(RemoteLogError):
+        await life.live()
+    assert life.process.calls.names[at] == call
+    life.process.calls.disarm()
+    life.log.log_start_offset = 5
+    await life.process.metadata.put_log_start(PARTITION, LogStart(5, 0, LogStartReason.USER))
+    for _ in range(2):
+        life.clock.advance(RETRIED_AFTER_MS)
+        await life.live()
+    await life.check_what_is_readable()
+    await life.check_the_end()
+    await life.process.end()
