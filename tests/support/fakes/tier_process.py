@@ -13,12 +13,11 @@ from prometheus_client import CollectorRegistry
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.io_calls import IoCalls, ProcessEnded
 from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetadataManager
-from tests.support.tiers.workbench import PARTITION
+from tests.support.tiers.workbench import PARTITION, FakeShareGroups
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
 from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -84,11 +83,6 @@ class SteppedManager(RemoteLogManager):
         self._give_up(PARTITION)
 
 
-class _NoShareGroups:
-    async def lowest_start(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
-        return None
-
-
 class TierProcess:
     """A process with `open` and `end`. The same folder may be opened again, as after a restart."""
 
@@ -124,7 +118,7 @@ class TierProcess:
         self._spool = Spool(settings.spool_dir, settings.spool_max_bytes, 1)
         self.services = TaskServices(
             source=self.calls.of(log, "broker", lambda: BrokerError("no answer", retriable=True)),
-            share_groups=_NoShareGroups(),
+            share_groups=FakeShareGroups(),
             storage=self.calls.of(self.store, "store", lambda: RetriableRemoteStorageError("no answer")),
             metadata=self.metadata,
             settings=settings,

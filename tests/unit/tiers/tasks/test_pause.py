@@ -19,7 +19,6 @@ from tiers.tasks.partition_tasks import PartitionTasks
 
 KEEP_NOTHING = replace(POLICY, partition_count=1, local_retention_bytes=0)
 EXPIRES_ALL = replace(KEEP_NOTHING, retention_bytes=0)
-T_VIS_MS = 10_000
 
 
 def paused(policy: TopicPolicy, *work: TierWork) -> TopicPolicy:
@@ -37,17 +36,6 @@ async def record(bench: Workbench, *work: TierWork) -> None:
 async def rounds(log: InMemoryLog, count: int) -> None:
     goal = log.surveys + 4 * count  # a round asks for the bounds at least twice
     await until(lambda: log.surveys >= goal)
-
-
-@pytest.fixture
-async def copied(bench: Workbench) -> Workbench:
-    """Segments 0-29, 30-59 and 60-89 are remote and visible; 90-99 is only local."""
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
-    await bench.copy_all()
-    await bench.check_facts()
-    bench.now_ms += T_VIS_MS
-    bench.steps.clear()
-    return bench
 
 
 @pytest.fixture

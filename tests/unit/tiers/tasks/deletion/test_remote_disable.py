@@ -33,14 +33,6 @@ def idle(partition: TopicIdPartition) -> bool:
     return False
 
 
-@pytest.fixture
-async def copied(bench: Workbench) -> Workbench:
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
-    await bench.copy_all()
-    bench.steps.clear()
-    return bench
-
-
 async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench) -> None:
     assert await delete_disabled(copied.services, idle) == 0
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)

@@ -18,15 +18,6 @@ from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentState
 
 
-@pytest.fixture
-async def copied(bench: Workbench) -> Workbench:
-    """Segments 0-29, 30-59 and 60-89 are remote, and local too; 90-99 is only local."""
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
-    bench.wall_ms += 10  # the newest record is as old as its copy
-    await bench.copy_all()
-    return bench
-
-
 async def finished_again(bench: Workbench, start: int, end: int) -> RemoteLogSegmentId:
     """Another copy of a range, as one whose commit was not known to have succeeded."""
     batch = batch_of(start, end - start + 1, value_bytes=15, timestamp=bench.wall_ms)

@@ -18,18 +18,6 @@ from tiers.errors import (
 from tiers.tasks.deletion.segment_deletion import delete_segment
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
-T_VIS_MS = 10_000
-
-
-@pytest.fixture
-async def copied(bench: Workbench) -> Workbench:
-    """Segments 0-29, 30-59 and 60-89 are remote and visible; 90-99 is only local."""
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
-    await bench.copy_all()
-    await bench.check_facts()
-    bench.now_ms += T_VIS_MS
-    bench.steps.clear()
-    return bench
 
 
 async def test_all_but_the_newest_segment_may_go(copied: Workbench) -> None:

@@ -17,10 +17,11 @@ async def bench(tmp_path: Path) -> AsyncIterator[Workbench]:
 
 @pytest.fixture
 async def copied(bench: Workbench) -> Workbench:
-    """Segments 0-29, 30-59 and 60-89 are remote and visible; 90-99 is only local."""
+    """Segments 0-29, 30-59 and 60-89 are remote and visible, and local too; 90-99 is only local."""
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
     bench.wall_ms += 10  # the newest record is as old as its copy
     await bench.copy_all()
     await bench.check_facts()
-    bench.now_ms += 10_000  # T_vis
+    bench.now_ms += bench.services.settings.remote_log.visible_after_ms
+    bench.steps.clear()
     return bench
