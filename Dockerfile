@@ -7,6 +7,7 @@ COPY requirements.txt ./
 RUN python -m venv /opt/tidegate \
  && /opt/tidegate/bin/pip install --no-cache-dir --require-hashes -r requirements.txt
 COPY pyproject.toml README.md LICENSE ./
+COPY docs/runbook docs/runbook
 COPY protocol protocol
 COPY tiers tiers
 COPY proxy proxy

@@ -1,6 +1,6 @@
-"""Every log line of the level ERROR is an alarm in words. Every state has a gauge, an alert and a card on the page.
+"""Every log line of the level ERROR is an alarm with a runbook page. Every state has a gauge, an alert and a card.
 
-`proxy/admin/alarms/catalogue.py` is the one list. docs/alarms.md is generated from it.
+docs/alarms.md lists the alarms, and the rules of Prometheus name the page of each.
 """
 
 from __future__ import annotations
@@ -8,20 +8,17 @@ from __future__ import annotations
 import ast
 import re
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from proxy.admin.alarm import Alarm, Kind
-from proxy.admin.alarms.catalogue import ALARMS, BY_NAME, runbook_of
 from proxy.admin.html import Renderer
+from proxy.admin.runbook import runbook_link, runbook_page
 from proxy.admin.source import raised
-from proxy.commands.alarm_reference import reference
 from proxy.commands.metrics_reference import all_metrics
-from proxy.log_events import ALARMS as EVENTS_OF_LINES
-from proxy.log_events import SHARED_PAGES
+from proxy.log_events import ALARMS, page_of
 from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms
 from proxy.process.admin.process_view import RunningTasks, raised_alarms
 from tests.support.log_lines import error_phrases, sources
@@ -32,12 +29,39 @@ from tiers.metric_spec import GaugeSpec
 from tiers.tasks.alarms import EVENTS, STATES, AlarmReason
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
-RULES = (ROOT / "deploy/prometheus/tidegate-alerts.yaml").read_text()
-EXPRESSIONS = [rule["expr"] for group in yaml.safe_load(RULES)["groups"] for rule in group["rules"]]
+RULES = yaml.safe_load((ROOT / "deploy/prometheus/tidegate-alerts.yaml").read_text())
+PAGES_OF_EXPRESSIONS = [
+    (rule["expr"], rule["annotations"]["runbook_url"]) for group in RULES["groups"] for rule in group["rules"]
+]
+PAGE = (ROOT / "docs" / "alarms.md").read_text()
 
 
-def names(*kinds: Kind) -> set[str]:
-    return {alarm.name for alarm in ALARMS if alarm.kind in kinds}
+class Alarm(NamedTuple):
+    """A row of docs/alarms.md. `series` is in the words of PromQL; empty: none shows the alarm."""
+
+    section: str
+    name: str
+    page: str
+    series: str
+
+
+def alarms() -> list[Alarm]:
+    found = []
+    for section in PAGE.split("\n## ")[1:]:
+        gauge = re.search(r"The gauge `(\w+)` has the labels? .*`(reason|alarm)`", section)
+        for name, page, rest in re.findall(r"^\| \[([\w-]+)\]\(runbook/([\w-]+)\.md\) \|(.*)", section, re.MULTILINE):
+            metric = re.match(r" `(tidegate_[^`]+)`", rest)
+            series = f'{gauge[1]}{{{gauge[2]}="{name}"}}' if gauge else metric[1] if metric else ""
+            found.append(Alarm(section.partition("\n")[0], name, page, series))
+    return found
+
+
+LISTED = alarms()
+TOPIC, TIER, PROCESS, EVENT = dict.fromkeys(alarm.section for alarm in LISTED)
+
+
+def names(section: str) -> set[str]:
+    return {alarm.name for alarm in LISTED if alarm.section == section}
 
 
 def named_in_code(enumeration: str) -> set[str]:
@@ -51,34 +75,20 @@ def named_in_code(enumeration: str) -> set[str]:
     }
 
 
-def test_the_page_is_generated_from_the_catalogue() -> None:
-    said = "python -m proxy.commands.alarm_reference > docs/alarms.md"
-    assert (ROOT / "docs" / "alarms.md").read_text() == reference(), said
-
-
-def test_every_error_line_is_in_one_alarm() -> None:
-    said = [line for alarm in ALARMS for line in alarm.lines]
-    assert len(said) == len(set(said))
-    assert set(said) == error_phrases() == set(EVENTS_OF_LINES)
-
-
-def test_an_alarm_has_the_name_of_its_event() -> None:
-    """An alarm of several events has the name of their page."""
-    assert len({alarm.name for alarm in ALARMS}) == len(ALARMS)
-    for alarm in ALARMS:
-        events = {EVENTS_OF_LINES[line] for line in alarm.lines}
-        assert events == {alarm.name} or events == set(SHARED_PAGES[alarm.name])
-        assert {BY_NAME[event].runbook for event in events} == {alarm.runbook}
+def test_every_error_line_is_an_alarm_with_a_page() -> None:
+    assert error_phrases() == ALARMS.keys()
+    assert {page_of(event) for event in ALARMS.values()} == {alarm.page for alarm in LISTED}
+    assert all((ROOT / "docs" / "runbook" / f"{alarm.page}.md").is_file() for alarm in LISTED)
 
 
 def test_the_states_of_topics_are_the_reasons_with_a_state() -> None:
-    assert names(Kind.TOPIC) == set(STATES)
-    assert names(Kind.EVENT) >= EVENTS
+    assert names(TOPIC) == set(STATES)
+    assert names(EVENT) >= EVENTS
     assert named_in_code("AlarmReason") == {reason.name for reason in AlarmReason}
 
 
 def test_the_states_of_a_process_are_those_of_the_gauge() -> None:
-    assert names(Kind.PROCESS) == set(ProcessAlarm)
+    assert names(PROCESS) == set(ProcessAlarm)
     assert named_in_code("ProcessAlarm") == {alarm.name for alarm in ProcessAlarm}
 
 
@@ -95,22 +105,19 @@ def test_the_reasons_that_happen_are_the_events() -> None:
     assert happened == {reason.name for reason in EVENTS}
 
 
-@pytest.mark.parametrize("alarm", [alarm for alarm in ALARMS if alarm.is_state], ids=lambda alarm: alarm.name)
-def test_every_state_is_a_gauge_with_an_alert(alarm: Alarm) -> None:
+@pytest.mark.parametrize("alarm", [alarm for alarm in LISTED if alarm.series], ids=lambda alarm: alarm.name)
+def test_every_state_and_counter_has_an_alert_with_its_page(alarm: Alarm) -> None:
+    series = re.escape(alarm.series)
+    asked = rf"increase\({series}" if alarm.section == EVENT else rf"{series}\)? > 0"
+    pages = {page for expression, page in PAGES_OF_EXPRESSIONS if re.search(asked, expression)}
+    assert f"docs/runbook/{alarm.page}.md" in pages
     gauges = {spec.exposed_name for spec in all_metrics() if isinstance(spec, GaugeSpec)}
-    assert alarm.series.partition("{")[0] in gauges
-    assert any(re.search(rf"{re.escape(alarm.series)}\)? > 0", expression) for expression in EXPRESSIONS)
+    assert (alarm.series.partition("{")[0] in gauges) is (alarm.section != EVENT)
 
 
-@pytest.mark.parametrize("alarm", [alarm for alarm in ALARMS if not alarm.is_state], ids=lambda alarm: alarm.name)
-def test_every_event_with_a_counter_has_an_alert(alarm: Alarm) -> None:
-    if alarm.metric:
-        assert alarm.metric.partition("{")[0] in {spec.exposed_name for spec in all_metrics()}
-        assert any(f"increase({alarm.metric}" in expression for expression in EXPRESSIONS)
-
-
-def test_each_series_shows_one_alarm() -> None:
-    series = [alarm.series for alarm in ALARMS if alarm.series]
+def test_every_state_has_a_series_of_its_own() -> None:
+    assert all(alarm.series for alarm in LISTED if alarm.section != EVENT)
+    series = [alarm.series for alarm in LISTED if alarm.series]
     assert sorted(set(series)) == sorted(series)
 
 
@@ -132,7 +139,7 @@ def test_the_page_shows_every_state_of_the_tier() -> None:
     metadata = cast(Any, SimpleNamespace(log=log))
     fitness = cast(Any, SimpleNamespace(reason="store: connection refused", failing=[STORE_PROBE]))
     found = list(raised_alarms(running, metadata, fitness))
-    assert {alarm.name for alarm in found} == names(Kind.TIER)
+    assert {alarm.name for alarm in found} == names(TIER)
     assert [alarm.about for alarm in found] == ["the remote log metadata", "this process", "compacted"]
     assert [alarm.waits_for for alarm in found] == [None, Peer.STORE, None]
 
@@ -146,24 +153,23 @@ def test_the_page_shows_every_state_of_a_process() -> None:
     assert {sample.labels["alarm"]: sample.value for sample in family.samples} == dict.fromkeys(ProcessAlarm, 2)
 
 
-@pytest.mark.parametrize("alarm", ALARMS, ids=lambda alarm: alarm.name)
-def test_every_alarm_says_what_to_do_and_has_its_page(alarm: Alarm) -> None:
-    assert all((alarm.meaning, alarm.stopped, alarm.action))
-    assert not alarm.action.startswith("The same")
-    assert "…" not in alarm.title
-    assert (ROOT / "docs" / "runbook" / f"{alarm.runbook}.md").is_file()
-    page = Renderer("1.0").runbook(alarm.name)
+@pytest.mark.parametrize("alarm", LISTED, ids=lambda alarm: alarm.name)
+def test_the_proxy_shows_the_page_of_every_alarm(alarm: Alarm) -> None:
+    assert runbook_link(alarm.name) == f"/runbook/{alarm.page}"
+    page = runbook_page(alarm.name)
     assert page is not None
-    assert "`" not in page
-    assert "](" not in page
+    assert all((page.title, page.what_to_do))
+    html = Renderer("1.0").runbook(alarm.page)
+    assert html is not None
+    assert "What is at risk" in html
+    assert not re.search(r"`|\]\(|\.md\"", html)
 
 
-def test_the_address_of_a_page_is_relative() -> None:
-    assert runbook_of("copy-lag") == "/runbook/copy-lag"
-    assert runbook_of("metadata-not-followed") == "/runbook/metadata"
-    assert runbook_of("a/b?c") == "/runbook/a%2Fb%3Fc"
+def test_a_page_that_does_not_exist_has_no_text() -> None:
+    assert [runbook_page(name) for name in ("none", "index", "../runbook/gap", "")] == [None] * 4
+    assert runbook_link("a/b?c") == "/runbook/a%2Fb%3Fc"
 
 
 def test_the_metrics_of_the_page_exist() -> None:
     exposed = {spec.exposed_name for spec in all_metrics()}
-    assert set(re.findall(r"`(tidegate_\w+)`", reference())) <= exposed
+    assert set(re.findall(r"`(tidegate_\w+)`", PAGE)) <= exposed

@@ -129,5 +129,6 @@ def test_a_release_has_all_files_and_their_sums(tmp_path: Path) -> None:
     assert all(hashlib.sha256((release / name).read_bytes()).hexdigest() == digest for name, digest in sums.items())
     with zipfile.ZipFile(release / f"tidegate-{version}-py3-none-any.whl") as wheel:
         packaged = {str(path.relative_to(ROOT)) for path in tracked("proxy/*", "protocol/*", "tidegate/*")}
-        assert packaged <= set(wheel.namelist())
+        pages = {f"proxy/admin/runbook/{path.name}" for path in tracked("docs/runbook/*")}
+        assert packaged - {"proxy/admin/runbook"} | pages <= set(wheel.namelist())
     assert git("status", "--porcelain") == ""

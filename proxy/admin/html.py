@@ -13,7 +13,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from proxy.admin import words
-from proxy.admin.alarms.catalogue import BY_NAME, runbook_of
 from proxy.admin.api import STATES, query_of
 from proxy.admin.drawing import Sparkline, bounds_drawing, sparkline
 from proxy.admin.facts import (
@@ -27,6 +26,7 @@ from proxy.admin.facts import (
     TopicSetting,
     TopicsPage,
 )
+from proxy.admin.runbook import runbook_link, runbook_page
 from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.errors import short_reason
@@ -87,9 +87,8 @@ def runs(numbers: Sequence[int]) -> str:
 
 
 def inline(text: str) -> Markup:
-    """Renders a sentence of the catalogue of alarms: words in backquotes, and links to documents."""
-    shown = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"docs/\1", str(escape(text)))
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", shown))
+    """Renders a sentence with words in backquotes."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def breakable(key: str) -> Markup:
@@ -160,8 +159,8 @@ def _environment() -> Environment:
         source=lambda name: _SOURCES.get(name, name),
         retention=retention,
         topic_link=topic_link,
-        runbook=runbook_of,
-        alarm=BY_NAME.get,
+        runbook=runbook_link,
+        runbook_page=runbook_page,
         inline=inline,
         runs=runs,
     )
@@ -243,9 +242,9 @@ class Renderer:
         return self._render("errors.html", "errors", is_live=True, facts=facts)
 
     def runbook(self, name: str) -> str | None:
-        """Returns None for an alarm that does not exist."""
-        alarm = BY_NAME.get(name)
-        return None if alarm is None else self._render("runbook.html", "overview", alarm=alarm)
+        """Returns None for a page that does not exist."""
+        page = runbook_page(name)
+        return None if page is None else self._render("runbook.html", "overview", page=page)
 
     def message(self, heading: str, text: str, tab: str = "") -> str:
         return self._render("message.html", tab, is_live=True, heading=heading, text=text)

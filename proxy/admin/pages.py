@@ -77,7 +77,7 @@ def page_routes(source: FactSource, version: str) -> list[tuple[str, Handler]]:
         return renderer.errors(await source.errors())
 
     async def runbook(request: web.Request) -> str | None:
-        return renderer.runbook(request.match_info["alarm"])
+        return renderer.runbook(request.match_info["page"])
 
     async def nothing(request: web.Request) -> web.Response:
         if f"{request.path}/".startswith("/api/"):
@@ -105,7 +105,7 @@ def page_routes(source: FactSource, version: str) -> list[tuple[str, Handler]]:
         ("/readers", page("Readers", "readers", readers)),
         ("/settings", page("Settings", "settings", settings)),
         ("/errors", page("Errors", "errors", errors)),
-        ("/runbook/{alarm}", page("Runbook", "overview", runbook)),
+        ("/runbook/{page}", page("Runbook", "overview", runbook)),
         ("/static/{name}", static),
         ("/{path:.*}", nothing),
     ]
