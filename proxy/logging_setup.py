@@ -1,6 +1,6 @@
 """Sets up logging: one line per event, as text or as JSON. The message says what happened; the keys name the objects.
 
-The key `event` has the stable name of the event, and `runbook` the page of an alarm (proxy/log_events.py).
+The key `event` has the name of the event, and `runbook` the page of an alarm (proxy/log_events.py).
 
 The log never has data that a client sent, names excepted, or that a store holds. It never has a setting that may be a
 secret. A client chooses the names that it sends, in up to 32 KiB each. So every text is cut, and its control characters

@@ -97,10 +97,10 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """A line of the log with the level ERROR. `event` is its name in docs/log.md, `detail` what it is about."""
+    """A line of the log with the level ERROR. `runbook` is its page in docs/runbook, `detail` what it is about."""
 
     time_ms: int
-    event: str
+    runbook: str
     message: str
     detail: str = ""
     process: str = ""

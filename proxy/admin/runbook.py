@@ -11,8 +11,6 @@ from urllib.parse import quote
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from proxy.log_events import page_of
-
 _NAME = re.compile(r"[a-z0-9-]+")
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
@@ -28,13 +26,13 @@ class RunbookPage:
 
 
 def runbook_link(alarm: str) -> str:
-    return f"/runbook/{quote(page_of(alarm), safe='')}"
+    return f"/runbook/{quote(_page_of(alarm), safe='')}"
 
 
 @lru_cache(maxsize=64)
 def runbook_page(alarm: str) -> RunbookPage | None:
     """Returns the page about an alarm or an alert; None: there is no such page."""
-    name = page_of(alarm)
+    name = _page_of(alarm)
     path = files("proxy.admin") / "runbook" / f"{name}.md"
     if not _NAME.fullmatch(name) or name == "index" or not path.is_file():
         return None
@@ -43,6 +41,11 @@ def runbook_page(alarm: str) -> RunbookPage | None:
     return RunbookPage(
         name, Markup(_MARKDOWN.renderInline(title.removesuffix("."))), _html(text), _html(what_to_do)
     )  # fmt: skip
+
+
+def _page_of(alarm: str) -> str:
+    """The alarms about the broker's retention share a page. Every other one has the page of its name."""
+    return "broker-retention" if alarm.startswith("broker-retention-") else alarm
 
 
 def _html(text: str) -> Markup:

@@ -34,17 +34,6 @@ def all_phrases() -> set[str]:
     return {found for _, module in sources() for found in _phrases(module, LEVELS)}
 
 
-def all_texts() -> set[str]:
-    """Returns the phrases of all texts in the code: a few messages are made in another place than they are logged."""
-    return {
-        phrase(node.value)
-        for path, module in sources()
-        if path.name != "log_events.py"
-        for node in ast.walk(module)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-
-
 def _phrases(module: ast.Module, levels: set[str]) -> Iterator[str]:
     known = constants(module)
     for node in ast.walk(module):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from proxy.admin.facts import EventLine
-from proxy.log_events import fields_of
+from proxy.log_events import page_of, phrase
 from proxy.logging_setup import loggable, own_fields
 
 KEPT_OF_EACH: Final = 3
@@ -21,7 +21,7 @@ class RecentEvents(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self._lines: dict[str, deque[tuple[float, EventLine]]] = {}
-        """By event: the lines, each with its time in seconds."""
+        """By phrase: the lines, each with its time in seconds."""
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -37,12 +37,13 @@ class RecentEvents(logging.Handler):
             root.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        event = fields_of(record).get("event")
-        if event is None:
+        page = page_of(record)
+        if page is None:
             return  # a line of a library
         detail = ", ".join(f"{key} {value}" for key, value in own_fields(record).items())
-        line = EventLine(int(record.created * 1000), event, loggable(record.getMessage()), detail)
-        self._lines.setdefault(event, deque(maxlen=KEPT_OF_EACH)).append((record.created, line))
+        line = EventLine(int(record.created * 1000), page, loggable(record.getMessage()), detail)
+        kept = self._lines.setdefault(phrase(str(record.msg)), deque(maxlen=KEPT_OF_EACH))
+        kept.append((record.created, line))
 
     def events(self) -> tuple[EventLine, ...]:
         """Returns the last lines, the newest first. Other threads may log meanwhile."""

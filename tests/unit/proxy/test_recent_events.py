@@ -22,9 +22,9 @@ def test_an_event_has_its_name_and_what_it_is_about() -> None:
         log.error("a line of a library")
     log.error("nothing was deleted")
     newest, oldest = kept.events()
-    assert (newest.event, newest.detail) == ("listener-not-open", "port 9")
+    assert (newest.runbook, newest.detail) == ("listener-not-open", "port 9")
     assert newest.message == "the listener for broker 7 cannot be opened: in use\\n"
-    assert (oldest.event, oldest.detail) == ("stage-failing", "partition orders-0, stage copy")
+    assert (oldest.runbook, oldest.detail) == ("stage-failing", "partition orders-0, stage copy")
 
 
 def test_an_event_of_a_child_does_not_repeat_the_name_of_the_child() -> None:
@@ -48,7 +48,7 @@ def test_an_event_that_repeats_pushes_no_other_one_out() -> None:
         log.error("the broker removed records before they were copied")
         for _ in range(1_000):
             log.error("a bound between the tiers does not hold")
-    events = [each.event for each in kept.events()]
+    events = [each.runbook for each in kept.events()]
     assert sorted(events) == ["bounds-violation"] * KEPT_OF_EACH + ["gap"]
 
 
