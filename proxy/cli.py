@@ -1,6 +1,6 @@
 """The command `tidegate`. It answers a user's mistake with one line on standard error.
 
-docs/commands.md has its exit codes.
+docs/day-to-day.md has its exit codes.
 """
 
 from __future__ import annotations

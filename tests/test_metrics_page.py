@@ -6,7 +6,7 @@ import ast
 import asyncio
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
 from proxy.admin.facts import ProcessState
-from proxy.commands.metrics_reference import LABELS, all_metrics, reference
+from proxy.commands.metrics_reference import all_metrics, reference
 from proxy.handlers.fetch.handler import RemoteFetchMetrics
 from proxy.metrics import CLOSE_CAUSES, REJECT_REASONS, ProxyMetrics, register_build_info
 from proxy.process.admin.process_alarms import ProcessAlarms
@@ -25,16 +25,20 @@ from proxy.process.checks.loop_latency import LoopLatency
 from proxy.wire.admission import Limit
 from tests.support.fakes.fetch_bench import P0, bench_of
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.metric_names import series_per_partition, series_per_topic
 from tests.support.repository import ROOT
+from tiers.config.topic_policy import TierWork
 from tiers.fitness import UNFIT
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metric_spec import FROM_THE_START, MetricSpec, specs_of
 from tiers.reader.metrics import RemoteLogReaderMetrics
+from tiers.reader.read_accounts import MAX_CLIENTS, MAX_TOPICS, OTHERS
 from tiers.storage.circuit_breaker import CircuitBreakers
 from tiers.storage.metrics import RemoteStorageMetrics, WriteCircuitMetrics
-from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.metrics import BOUNDS, STAGES, RemoteLogManagerMetrics
 
-PAGE = ROOT / "docs" / "metrics.md"
+WRITTEN, MARK, GENERATED = (ROOT / "docs" / "metrics.md").read_text().partition("<!-- generated from the code -->\n")
+LABELS = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", WRITTEN, re.MULTILINE))
 _TEXTS = {".py", ".md", ".yaml", ".json"}
 SPECS = {spec.name: spec for spec in all_metrics()}
 MAKERS = {"Counter", "Gauge", "Histogram", "Summary"} | {
@@ -51,7 +55,7 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def test_the_page_is_generated_from_the_registry() -> None:
-    assert PAGE.read_text() == reference(), "python -m proxy.commands.metrics_reference > docs/metrics.md"
+    assert reference() == GENERATED, f"python -m proxy.commands.metrics_reference prints what follows {MARK}"
 
 
 def test_every_metric_is_made_from_a_spec() -> None:
@@ -94,6 +98,24 @@ def test_the_names_follow_the_rules_of_prometheus() -> None:
 
 def test_every_label_has_a_bound() -> None:
     assert LABELS.keys() == {label for spec in SPECS.values() for label in spec.labels}
+    values: dict[str, Iterable[str]] = {
+        "bound": BOUNDS,
+        "cause": CLOSE_CAUSES,
+        "stage": STAGES,
+        "state": ProcessState,
+        "work": TierWork,
+    }
+    assert {label for label, each in values.items() if f"`{'`, `'.join(each)}`" not in LABELS[label]} == set()
+
+
+def test_the_page_has_the_bounds_of_the_series() -> None:
+    said = " ".join(WRITTEN.split())
+    of_client = sum("client_id" in spec.labels for spec in SPECS.values())
+    assert f"A client id adds {of_client} series for each topic" in said
+    assert f"at most {MAX_CLIENTS} client ids, and at most {MAX_TOPICS} topics of each" in said
+    assert f"at most {MAX_CLIENTS} in a process, the rest is `{OTHERS}`" in LABELS["client_id"]
+    assert f"A topic adds {series_per_topic()} series" in said
+    assert f"A partition adds {series_per_partition()} series" in said
 
 
 @pytest.fixture

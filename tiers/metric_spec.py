@@ -1,6 +1,6 @@
 """`MetricSpec` declares a metric: its name, type, labels and meaning. Metrics are made from specs alone.
 
-`proxy/commands/metrics_reference.py` registers all specs, and generates docs/metrics.md.
+`proxy/commands/metrics_reference.py` registers all specs, and generates the tables of docs/metrics.md.
 """
 
 from __future__ import annotations

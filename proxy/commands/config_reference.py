@@ -1,7 +1,4 @@
-"""Generates `docs/configuration.md` from the settings models.
-
-`python -m proxy.commands.config_reference > docs/configuration.md` writes the page.
-"""
+"""Generates the sections of `docs/configuration.md`, behind the mark `<!-- generated`, from the settings models."""
 
 from __future__ import annotations
 
@@ -16,56 +13,6 @@ from proxy.config import TidegateConfig
 from proxy.process.live_settings import is_live
 from tiers.config.setting_keys import key_of, keys_of_field, own_fields
 from tiers.config.settings import DurationMs, SizeBytes
-from tiers.config.topic_policy import COPY_LAG_BYTES, COPY_LAG_MS, TierWork
-from tiers.config.topic_settings import (
-    COPY_DISABLE,
-    DELETE_ON_DISABLE,
-    LOCAL_RETENTION_BYTES,
-    LOCAL_RETENTION_MS,
-    REMOTE_STORAGE_ENABLE,
-    TIER_DEFAULTS,
-)
-from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
-
-INTRODUCTION = """\
-# Configuration
-
-Tidegate reads one TOML file: `tidegate serve --config FILE`. If a KIP names a key, Tidegate uses the same name. Those
-keys stand at the top of the file, before the first section. An unknown key is an error.
-
-A duration is a number of milliseconds, or a string with a unit (`"500ms"`, `"10s"`, `"5m"`, `"12h"`, `"7d"`). A size is
-a number of bytes, or a string with a unit (`"64MiB"`, `"1GB"`). `docs/tidegate.example.toml` is a complete example.
-`proxy/commands/config_reference.py` generates this page from the code.
-
-SIGHUP applies some settings without a restart: each section below says which. See 'Changing settings' in
-docs/day-to-day.md.
-
-Without `--config`, every command reads the first of these files: the one that `TIDEGATE_CONFIG` names, `tidegate.toml`
-in the working folder, and `/etc/tidegate/tidegate.toml`.
-
-## Environment variables
-
-An environment variable can set every setting, and takes precedence over the file. No file is needed if variables set
-all that is required. The name is `TIDEGATE`, then the sections, then the key, each after two underscores, in capitals.
-One underscore stands for each dot of a key. The entries of a list have numbers from 0 on, and the number after the last
-one adds an entry.
-
-* `TIDEGATE__UPSTREAM__BOOTSTRAP_SERVERS=kafka-1:9092,kafka-2:9092` sets `bootstrap.servers` in `[upstream]`.
-* `TIDEGATE__REMOTE_LOG_READER_THREADS=20` sets `remote.log.reader.threads`, at the top of the file.
-* `TIDEGATE__TOPICS__0__LOCAL_RETENTION_MS=6h` sets `local.retention.ms` in the first `[[topics]]`.
-* `TIDEGATE__UPSTREAM__SASL__PASSWORD_FILE=/run/secrets/kafka` sets `password.file` in `[upstream.sasl]`.
-* `TIDEGATE__STORAGE__BUCKET=tier` sets `bucket` in `[storage]`.
-
-A value has the form that it has in the file: `true`, `20`, `["10.0.0.0/8"]`. Text needs no quotes. An unknown variable
-that begins with `TIDEGATE__` is an error.
-
-## Secrets
-
-Instead of a secret, the configuration can name a file that has it: `password.file` for `password`. The same holds for
-the keys of a store: `secret.access.key.file`. A line break at the end of the file does not count. For Spark jobs, the
-files of a store's keys must exist on every executor.
-"""
-
 
 _TITLES = {
     "": "Top of the file",
@@ -74,62 +21,8 @@ _TITLES = {
 }
 
 
-TOPIC_SETTINGS = """
-## Settings of one topic, through the proxy
-
-A topic can have its own tier settings, which override those of the file, key by key. Set them with Kafka's own tools at
-the proxy's address: `kafka-configs.sh --alter --topic TOPIC --add-config KEY=VALUE`. Values are plain numbers, `true`
-or `false`. The file alone says how large and how old a remote segment is: `segment.bytes` and `segment.ms` in
-`[[topics]]`. The topic's own keys of these names are those of the broker's log.
-
-"""
-
-_MEANINGS = {
-    REMOTE_STORAGE_ENABLE: (
-        "Whether to tier the topic. The change from true to false needs `remote.log.delete.on.disable=true`."
-    ),
-    LOCAL_RETENTION_MS: "How long the broker keeps copied records, in milliseconds. -2 stands for retention.ms.",
-    LOCAL_RETENTION_BYTES: (
-        "How many bytes of copied records the broker keeps per partition. -2 stands for retention.bytes."
-    ),
-    COPY_LAG_MS: (
-        "Delays copies until the oldest record is that old, in milliseconds (KIP-1241). -1 stands for the local "
-        "retention. Records are copied before they have used 40 % of a broker's retention that is not the total."
-    ),
-    COPY_LAG_BYTES: (
-        "Delays copies until so many bytes lie behind the segment. -1 stands for the local retention. One of the two "
-        "lags is enough, and 0 in one of them ends the delay."
-    ),
-    COPY_DISABLE: "Stops copying; copied records stay readable (KIP-950).",
-    DELETE_ON_DISABLE: (
-        "With `remote.storage.enable=false`: deletes all remote records of the topic (KIP-950). It has no key in "
-        "`[[topics]]`, so no change of the file deletes anything. See 'Stop tiering a topic' in docs/day-to-day.md."
-    ),
-    RETENTION_MINUTES: (
-        "The total retention over both tiers, in minutes. -1 is unlimited. -2: the broker's `retention.*` is the "
-        "total. A shorter value deletes records. The key can only be removed while the broker's retention is not "
-        "shorter. See 'Two retentions' in docs/day-to-day.md."
-    ),
-    RETENTION_BYTES: ("The same in bytes per partition. If only one of the two keys is set, the other is unlimited."),
-    TierWork.COPYING.key: (
-        "Pauses copying. `tidegate tier pause` sets this key and the next three: see 'Pause a topic' in "
-        "docs/day-to-day.md."
-    ),
-    TierWork.TRIMMING.key: "Pauses trimming: the brokers keep copied records.",
-    TierWork.EXPIRING.key: "Pauses expiring: no remote segment is deleted by retention.",
-    TierWork.READING.key: "Pauses the reading of remote records: clients get an error that they retry.",
-}
-
-
 def reference() -> str:
-    sections = (_section(name, model) for name, model in TidegateConfig.section_models().items())
-    return INTRODUCTION + "".join(sections) + TOPIC_SETTINGS + _topic_settings()
-
-
-def _topic_settings() -> str:
-    lines = ["| Key | Default | Meaning |", "|---|---|---|"]
-    lines += [f"| `{key}` | `{default}` | {_MEANINGS[key]} |" for key, default in TIER_DEFAULTS.items()]
-    return "\n".join(lines) + "\n"
+    return "".join(_section(name, model) for name, model in TidegateConfig.section_models().items())
 
 
 def _section(name: str, model: type[BaseModel]) -> str:

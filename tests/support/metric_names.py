@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from math import prod
 
 from proxy.commands.metrics_reference import all_metrics
+from tiers.config.topic_policy import TierWork
+from tiers.tasks.alarms import STATES, AlarmReason
+from tiers.tasks.metrics import BOUNDS, STAGES, RemoteLogManagerMetrics
 
 ADDED_LABELS = {"cluster", "instance", "job", "process"}
 """The scrape job adds the first three, and a proxy with workers the last."""
@@ -41,3 +45,20 @@ def unknown_in(expression: str) -> set[str]:
         unknown |= named - labels - ADDED_LABELS
     grouped = {label.strip() for group in _GROUPING.findall(expression) for label in group.split(",") if label.strip()}
     return unknown | (grouped - known)
+
+
+def series_per_topic() -> int:
+    """Returns the most series that one topic adds to the process that copies it."""
+    values = {"topic": 1, "bound": len(BOUNDS), "stage": len(STAGES), "work": len(TierWork)}
+    return sum(
+        prod(
+            {**values, "reason": len(STATES if spec is RemoteLogManagerMetrics.alarm_gauge else AlarmReason)}[label]
+            for label in spec.labels
+        )
+        for spec in all_metrics()
+        if "topic" in spec.labels and not {"partition", "client_id"} & {*spec.labels}
+    )
+
+
+def series_per_partition() -> int:
+    return sum("partition" in spec.labels for spec in all_metrics())

@@ -109,7 +109,7 @@ async def test_a_host_name_outside_of_ascii_is_a_line_without_a_traceback(
             await wire.ended()
             await wire.close()
         await proxy.closed_by("tls_handshake", ATTEMPTS)
-    named = [line for line in log.lines if line["message"].startswith("a client named a host outside of ASCII")]
+    named = [line for line in log.lines if str(line["message"]).startswith("a client named a host outside of ASCII")]
     assert len(named) == LINES
     assert all("exception" not in line for line in log.lines)
 

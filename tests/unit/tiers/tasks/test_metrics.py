@@ -6,8 +6,8 @@ from uuid import UUID
 
 from prometheus_client import CollectorRegistry
 
-from proxy.commands.metrics_reference import series_per_partition, series_per_topic
 from tests.support.fakes.record_batches import batch_of
+from tests.support.metric_names import series_per_partition, series_per_topic
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.topic_policy import TierWork
 from tiers.model.ids import TopicIdPartition
