@@ -12,11 +12,17 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
+from urllib.parse import urlsplit
 
 try:
     from opentelemetry.context import Context
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.environment_variables import OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER_ARG
+    from opentelemetry.sdk.environment_variables import (
+        OTEL_EXPORTER_OTLP_ENDPOINT,
+        OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+        OTEL_SERVICE_NAME,
+        OTEL_TRACES_SAMPLER_ARG,
+    )
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -37,6 +43,8 @@ FLUSH_S: Final = 2.0
 """How long the end of the process waits for the last spans to leave."""
 _SAMPLED_PART: Final = 0.01
 """The part of the Fetches that is traced by default. A traced Fetch takes about twice the CPU time."""
+_COLLECTOR: Final = "http://localhost:4318"
+"""The library's own default."""
 _MAX_TEXT: Final = 1_000
 _NS_PER_MS: Final = 1_000_000
 _LIBRARY: Final = "opentelemetry"
@@ -129,9 +137,15 @@ def tracer_to_collector(
 
 
 def provider_of(version: str, processor: SpanProcessor) -> TracerProvider:
-    name = os.environ.get(OTEL_SERVICE_NAME, "tidegate")
+    """Raises `ValueError` if a variable has a wrong value."""
+    name = os.environ.get(OTEL_SERVICE_NAME) or "tidegate"
+    part = os.environ.get(OTEL_TRACES_SAMPLER_ARG) or _SAMPLED_PART
+    try:
+        sampler = ParentBased(TraceIdRatioBased(float(part)))
+    except ValueError:
+        raise ValueError(f"{OTEL_TRACES_SAMPLER_ARG} must be a number from 0 to 1, not {part}") from None
     provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(float(os.environ.get(OTEL_TRACES_SAMPLER_ARG, _SAMPLED_PART)))),
+        sampler=sampler,
         resource=Resource.create({"service.name": name, "service.version": version, "process.pid": os.getpid()}),
         shutdown_on_exit=False,  # it has no deadline; `close` has one
         span_limits=SpanLimits(max_attribute_length=_MAX_TEXT),
@@ -141,11 +155,25 @@ def provider_of(version: str, processor: SpanProcessor) -> TracerProvider:
 
 
 def batches_to_collector(clock_ms: Callable[[], int]) -> SpanProcessor:
-    """Returns the processor that sends batches to the collector. It starts the library's thread."""
+    """Returns the processor that sends batches to the collector, and starts its thread. Raises `ValueError`."""
+    collector = _collector()
     library = logging.getLogger(_LIBRARY)
     library.handlers[:], library.propagate = [logging.NullHandler()], False
-    exporter = OTLPSpanExporter()
-    return BatchSpanProcessor(_Watched(exporter, exporter._endpoint, clock_ms))
+    return BatchSpanProcessor(_Watched(OTLPSpanExporter(), collector, clock_ms))
+
+
+def _collector() -> str:
+    """Returns the URL of the collector, which has no secret: the log shows it. Raises `ValueError`."""
+    names = (OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, OTEL_EXPORTER_OTLP_ENDPOINT)
+    name = next((name for name in names if os.environ.get(name)), None)
+    if name is None:
+        return _COLLECTOR
+    url = urlsplit(os.environ[name])
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError(f"{name} must be a URL that begins with http:// or https://")
+    if url.username is not None or url.query:
+        raise ValueError(f"{name} must have no user and no query: set OTEL_EXPORTER_OTLP_HEADERS")
+    return url.geturl()
 
 
 class _FirstWords(logging.Handler):
@@ -162,9 +190,9 @@ class _FirstWords(logging.Handler):
 class _Watched(SpanExporter):
     """Logs that exports fail. Only the thread of the processor calls it."""
 
-    def __init__(self, inner: SpanExporter, endpoint: str, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, inner: SpanExporter, collector: str, clock_ms: Callable[[], int]) -> None:
         self._inner = inner
-        self._endpoint = endpoint
+        self._collector = collector
         self._trouble = LastingTrouble(
             logger, "the collector takes no traces", "the collector takes traces again", clock_ms=clock_ms
         )
@@ -180,7 +208,7 @@ class _Watched(SpanExporter):
         if result is SpanExportResult.SUCCESS:
             self._trouble.ended()
         else:
-            self._trouble.found(collector=self._endpoint, error=self._words.said)
+            self._trouble.found(collector=self._collector, error=self._words.said)
         return result
 
     def shutdown(self) -> None:

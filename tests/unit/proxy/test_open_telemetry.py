@@ -290,14 +290,25 @@ async def test_a_collector_that_refuses_costs_one_line(
         await tracer.close()
         assert len(collector.taken()) == 1
     began, ended = (record for record in caplog.records if record.name == open_telemetry.__name__)
-    url = f"{collector.endpoint}/v1/traces"
-    assert (began.message, vars(began)["collector"]) == ("the collector takes no traces", url)
+    assert began.message == "the collector takes no traces"
+    assert vars(began)["collector"] == f"{collector.endpoint}/"
     assert "401" in vars(began)["error"]
     assert (ended.message, vars(ended)["times"]) == ("the collector takes traces again", 3)
     assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
 
 
 @pytest.mark.usefixtures("quick_batches")
+@pytest.mark.parametrize(
+    "url", ["localhost:4318", "http://user:secret@localhost:4318", "http://localhost?token=secret"]
+)
+def test_a_collector_without_a_scheme_or_with_a_secret_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log shows the URL."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    with pytest.raises(ValueError, match=r"^OTEL_EXPORTER_OTLP_ENDPOINT must (be|have no)") as refused:
+        batches_to_collector(monotonic_ms)
+    assert "secret" not in str(refused.value)
+
+
 async def test_a_dead_collector_holds_up_neither_a_fetch_nor_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
