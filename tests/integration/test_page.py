@@ -60,7 +60,7 @@ async def test_an_operator_sees_both_tiers(kafka: KafkaCluster, topic_name: str,
         partition = operator.json(f"/topics/{topic_name}/0")
         assert partition["line"]["is_owned"]
         assert partition["line"]["local_start"] >= RECORDS // 2
-        assert {each["reason"] for each in partition["whys"]} >= {"total-retention", "newest-segment"}
+        assert {each["why"]["reason"] for each in partition["whys"]} >= {"total-retention", "newest-segment"}
         page = operator.text(f"/topics/{topic_name}/0")
         assert "The newest copied segment always stays on the broker." in page
 
