@@ -298,7 +298,7 @@ def consume(
         fetched = {name: stage.store_calls(name) - count for name, count in before.items()}
         early_fetches = len(stage.early(partition))
         more = early_fetches + stage.hedges() - hedges_before
-        assert remote_fetches <= fetched["fetch_log_segment"] <= remote_fetches + more
+        assert remote_fetches <= fetched["fetch_log_segment"] <= remote_fetches + more, (fetched, remote_fetches, more)
         assert index_fetches is None or fetched["fetch_indexes"] <= index_fetches + early_fetches
 
     return act

@@ -79,7 +79,7 @@ func produce(ctx context.Context, bootstrap, topic, codec string) error {
 }
 
 // Reads in a group up to the offset before `end`. It prints "joined N" for the Nth generation that it joins, and
-// "record OFFSET" for each record, at once.
+// "record OFFSET" for each record, at once. `Reader.ReadMessage` would lose a message whose commit exceeds the deadline.
 func member(out *bufio.Writer, bootstrap, topic, group, end string) error {
 	last, err := strconv.ParseInt(end, 10, 64)
 	if err != nil {
@@ -105,7 +105,7 @@ func member(out *bufio.Writer, bootstrap, topic, group, end string) error {
 	}
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		message, err := reader.ReadMessage(ctx)
+		message, err := reader.FetchMessage(ctx)
 		cancel()
 		tell()
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -116,6 +116,9 @@ func member(out *bufio.Writer, bootstrap, topic, group, end string) error {
 		}
 		fmt.Fprintln(out, "record", message.Offset)
 		out.Flush()
+		if err := reader.CommitMessages(context.Background(), message); err != nil {
+			return err
+		}
 		if message.Offset >= last-1 {
 			return nil
 		}
