@@ -33,13 +33,6 @@ _PARTITIONS_PER_SLICE: Final = 20
 _SEGMENTS_PER_SLICE: Final = 1_000
 
 
-class Cluster(Protocol):
-    """The part of `BrokerClient` that the view uses."""
-
-    @property
-    def cached_metadata(self) -> ClusterMetadata | None: ...
-
-
 class Policies(Protocol):
     """The part of `TieredTopics` that the view uses."""
 
@@ -50,27 +43,17 @@ class Policies(Protocol):
     def refused(self) -> Mapping[str, str]: ...
 
 
-class Bounds(Protocol):
-    """The part of `LogSource` that the view uses."""
-
-    async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds: ...
-
-
-class TopicConfigs(Protocol):
-    """The part of `BrokerConfigs` that the view uses."""
-
-    async def of_topics(self, topics: Collection[str], timeout_ms: int) -> Mapping[str, Mapping[str, BrokerValue]]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TierParts:
-    """What the view looks at. `owns` and `report` are the owner's; `metadata_partition` is None without a topic."""
+    """What the view looks at. `owns` and `report` are the owner's; `metadata_partition` is None without a topic.
 
-    cluster: Cluster
+    `bounds` is that of a `LogSource`, and `configs` is `BrokerConfigs.of_topics`."""
+
+    cluster: Callable[[], ClusterMetadata | None]
     metadata: RemoteLogMetadataState
     topics: Policies
-    bounds: Bounds
-    configs: TopicConfigs
+    bounds: Callable[[TopicIdPartition, int], Awaitable[LocalLogBounds]]
+    configs: Callable[[Collection[str], int], Awaitable[Mapping[str, Mapping[str, BrokerValue]]]]
     rules: Rules
     report: Callable[[TopicIdPartition], PartitionReport | None]
     owns: Callable[[TopicIdPartition], bool]
@@ -103,7 +86,7 @@ class Looker:
     async def look(self) -> Look:
         """Raises `RemoteLogError`."""
         began_ms, parts = self._clock_ms(), self._parts
-        cluster = parts.cluster.cached_metadata
+        cluster = parts.cluster()
         partitions = self._partitions()
         answers = await bounded_gather(partitions, lambda each: self._bounds(each, cluster), _ASKED_AT_ONCE)
         topics: dict[str, TopicLine] = {}
@@ -143,7 +126,7 @@ class Looker:
         if cluster is not None and partition.topic_id not in cluster.topics_by_id:
             return None
         try:
-            return await self._parts.bounds.bounds(partition, LEADER_TIMEOUT_MS)
+            return await self._parts.bounds(partition, LEADER_TIMEOUT_MS)
         except RemoteLogError as error:
             return str(error)
 

@@ -207,7 +207,7 @@ class TierView:
         if not unread:
             return
         with suppress(RemoteLogError):  # the page shows the settings that it knows
-            found = await self._parts.configs.of_topics(unread, _CONFIG_TIMEOUT_MS)
+            found = await self._parts.configs(unread, _CONFIG_TIMEOUT_MS)
             self._configs |= {name: (now_ms, found.get(name, {})) for name in unread}
 
     def _settings(self, look: Look, topic: TopicLine) -> Iterable[TopicSetting]:

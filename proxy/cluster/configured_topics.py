@@ -8,7 +8,7 @@ in its first round, when it records that it saw the partition. `ConfiguredTopics
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 from uuid import UUID
 
@@ -31,27 +31,23 @@ class TopicNames(Protocol):
     async def resolve_topic_name(self, topic_id: UUID, timeout_ms: int) -> str | None: ...
 
 
-class PolicyConfigs(Protocol):
-    """The method of `BrokerConfigs` that `ConfiguredTopics` needs."""
-
-    async def of_policy(self, topic: str, timeout_ms: int) -> Mapping[str, str] | None: ...
-
-
 class ConfiguredTopics:
     def __init__(
         self,
         rules: Rules,
         metadata: FreshMetadata,
         topics: TopicNames,
-        configs: PolicyConfigs,
+        of_policy: Callable[[str, int], Awaitable[Mapping[str, str] | None]],
         clock_ms: Callable[[], int],
         max_age_ms: int,
     ) -> None:
-        """`max_age_ms` is the greatest age of the topics' names and of their tier settings."""
+        """`of_policy` is `BrokerConfigs.of_policy`.
+
+        `max_age_ms` is the greatest age of the topics' names and of their tier settings."""
         self._rules = rules
         self._metadata = metadata
         self._topics = topics
-        self._configs = configs
+        self._of_policy = of_policy
         self._clock_ms = clock_ms
         self._max_age_ms = max_age_ms
         self._answers: LRUCache[UUID, tuple[int, TopicConfig, bool]] = LRUCache(_MAX_TOPICS)
@@ -83,7 +79,7 @@ class ConfiguredTopics:
         known = self._answers.get(topic_id)
         if known is not None and known[1] == rule and now_ms - known[0] < _KEPT_FOR_MS:
             return known[2]
-        config = await self._configs.of_policy(name, timeout_ms)
+        config = await self._of_policy(name, timeout_ms)
         is_managed = config is not None and isinstance(policy_of(name, topic_id, 1, rule, config), TopicPolicy)
         self._answers[topic_id] = now_ms, rule, is_managed
         return is_managed

@@ -10,8 +10,8 @@ The broker authorizes: if it refuses the request, its answer stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
 
 from protocol.api_keys import ApiKey, check_version
 from protocol.apis.log_dirs import PartitionSizes, asks_for_all, granted_log_dirs, with_log_dir
@@ -22,17 +22,11 @@ COUNT_TIMEOUT_MS = 5_000
 """How long an answer waits for the sizes. The client's later requests on the same connection wait, too."""
 
 
-class LeaderSizes(Protocol):
-    """`RemoteSizes`."""
-
-    async def led_by(self, node_id: int, timeout_ms: int) -> PartitionSizes: ...
-
-
 class DescribeLogDirsHandler:
-    """Implements `Handler`. `path` is the name of the directory."""
+    """Implements `Handler`. `led_by` is `RemoteSizes.led_by`, and `path` is the name of the directory."""
 
-    def __init__(self, sizes: LeaderSizes, path: str) -> None:
-        self._sizes = sizes
+    def __init__(self, led_by: Callable[[int, int], Awaitable[PartitionSizes]], path: str) -> None:
+        self._led_by = led_by
         self._path = path
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, Respond | None]:
@@ -46,7 +40,7 @@ class DescribeLogDirsHandler:
         dirs = await in_turns(granted_log_dirs.steps(payload, version))
         if dirs is None:
             return (payload,)
-        sizes = await self._sizes.led_by(node_id, COUNT_TIMEOUT_MS)
+        sizes = await self._led_by(node_id, COUNT_TIMEOUT_MS)
         if not sizes:
             return (payload,)
         return (await in_turns(with_log_dir.steps(payload, version, dirs, self._path, sizes)),)

@@ -113,7 +113,7 @@ def _log_dirs(proxy: ProxyParts, metadata: RemoteLogMetadataState) -> Mapping[in
     if config.storage is None:
         return {}
     sizes = RemoteSizes(metadata, proxy.client, monotonic_ms, proxy.spawn)
-    return {ApiKey.DESCRIBE_LOG_DIRS: DescribeLogDirsHandler(sizes, f"remote://{config.storage.implementation}")}
+    return {ApiKey.DESCRIBE_LOG_DIRS: DescribeLogDirsHandler(sizes.led_by, f"remote://{config.storage.implementation}")}
 
 
 def _guarded(config: TidegateConfig, handlers: Mapping[int, Handler], not_ready: Callable[[], list[str]]) -> RemoteTier:
@@ -145,7 +145,7 @@ def tier_handlers(
         clock_ms=monotonic_ms,
         spawn=proxy.spawn,
         configured=ConfiguredTopics(
-            rules, metadata, proxy.topology.topics, broker_configs, monotonic_ms, settings.metadata_max_age_ms
+            rules, metadata, proxy.topology.topics, broker_configs.of_policy, monotonic_ms, settings.metadata_max_age_ms
         ),
         tracer=tracer,
     )

@@ -122,11 +122,11 @@ class ProcessView:
         self._counted.backlog_bytes = lambda: manager.backlog_bytes
         view = TierView(
             TierParts(
-                cluster=client,
+                cluster=lambda: client.cached_metadata,
                 metadata=metadata.state,
                 topics=topics,
-                bounds=BrokerLogSource(client, lane=_LANE),
-                configs=BrokerConfigs(client),
+                bounds=BrokerLogSource(client, lane=_LANE).bounds,
+                configs=BrokerConfigs(client).of_topics,
                 rules=live.rules,
                 report=manager.report,
                 owns=metadata.log.owns,

@@ -33,4 +33,5 @@ class FakeConfigs:
 def configured_topics(
     tier: RemoteTier, cluster: FakeCluster, *rules: TopicConfig, configs: FakeConfigs | None = None
 ) -> ConfiguredTopics:
-    return ConfiguredTopics(lambda: rules, tier.rlmm.log, cluster, configs or FakeConfigs(), monotonic_ms, 5_000)
+    of_policy = (configs or FakeConfigs()).of_policy
+    return ConfiguredTopics(lambda: rules, tier.rlmm.log, cluster, of_policy, monotonic_ms, 5_000)

@@ -25,7 +25,7 @@ class Rig:
         self.cluster = FakeCluster(topics={"orders": ORDERS, "other": OTHER, "__own": OWN})
         self.rules = rules
         self.topics = ConfiguredTopics(
-            lambda: self.rules, tier.rlmm.log, self.cluster, self.configs, lambda: self.now_ms, 5_000
+            lambda: self.rules, tier.rlmm.log, self.cluster, self.configs.of_policy, lambda: self.now_ms, 5_000
         )
 
     async def tiered(self) -> list[bool]:

@@ -80,7 +80,6 @@ class Stage:
             raise answer
         return answer
 
-    @property
     def cached_metadata(self) -> ClusterMetadata:
         topics = [
             TopicMetadata(name, topic_id, {each: PartitionMetadata(each, 1, 4) for each in range(6)})
@@ -108,11 +107,11 @@ class Stage:
 
     def parts(self) -> TierParts:
         return TierParts(
-            cluster=self,
+            cluster=self.cached_metadata,
             metadata=self.metadata.state,
             topics=self,
-            bounds=self,
-            configs=self,
+            bounds=self.bounds,
+            configs=self.of_topics,
             rules=lambda: self.rules,
             report=self.reports.get,
             owns=lambda where: where.partition == 0,

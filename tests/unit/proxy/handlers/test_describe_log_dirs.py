@@ -59,7 +59,7 @@ async def shown(
     frame = build_request_header(key, version, 9, "ui") + request.encode(version=version)
     exchange = FakeExchange(FakeCluster(), frame)
     exchange.node_id = node_id
-    action, respond = DescribeLogDirsHandler(sizes, "remote://s3").on_request(exchange)
+    action, respond = DescribeLogDirsHandler(sizes.led_by, "remote://s3").on_request(exchange)
     assert isinstance(action, Forward)
     assert bytes(action.frame) == frame
     sent = build_response_header(key, version, 9) + bytes(response.encode(version=version))
