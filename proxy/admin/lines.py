@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from proxy.admin.facts import (
@@ -11,10 +11,15 @@ from proxy.admin.facts import (
     SegmentFacts,
     SegmentSpan,
     SegmentState,
+    SettingSource,
     TierBytes,
     TopicLine,
+    TopicSetting,
     TopicState,
 )
+from proxy.cluster.broker_configs import BrokerValue
+from tiers.config.topic_policy import TopicConfig
+from tiers.config.topic_settings import tier_values
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import RemoteLogSegmentState
@@ -212,6 +217,19 @@ def topic_line(
         alarms=tuple(sorted({alarm for each in partitions for alarm in each.alarms})),
         unanswered=sum(each.trouble is not None for each in partitions),
     )
+
+
+def topic_settings(
+    topic: str, rules: Sequence[TopicConfig], own: Mapping[str, str], brokers: Mapping[str, BrokerValue]
+) -> Iterator[TopicSetting]:
+    """Yields the settings of a topic. `own` has its tier settings, and `brokers` what the brokers say of it."""
+    values = tier_values(next((rule for rule in rules if rule.matches(topic)), None), own)
+    for key, value in values.items():
+        source: SettingSource = "topic" if value.is_own else "file" if value.is_from_file else "default"
+        yield TopicSetting(key, value.value, source)
+    for key, said in brokers.items():
+        if key not in values:
+            yield TopicSetting(key, said.value, "broker" if said.value == said.default else "topic")
 
 
 def segment_facts(segment: StoredSegment, local_start: int | None) -> SegmentFacts:

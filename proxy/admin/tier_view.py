@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from proxy.admin.facts import (
     GapFacts,
@@ -27,12 +27,11 @@ from proxy.admin.facts import (
     TopicsPage,
     WhyFacts,
 )
-from proxy.admin.lines import Spans, segment_facts
+from proxy.admin.lines import Spans, segment_facts, topic_settings
 from proxy.admin.tier_look import Look, Looker, TierParts
 from proxy.admin.topic_list import TOPICS_PER_PAGE, matching, page_count, page_of, summed
 from proxy.admin.whys import whys_of
 from proxy.cluster.broker_configs import BrokerValue
-from tiers.config.topic_settings import TierValue, tier_values
 from tiers.errors import RemoteLogError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.model.ids import TopicIdPartition
@@ -212,16 +211,5 @@ class TierView:
 
     def _settings(self, look: Look, topic: TopicLine) -> Iterable[TopicSetting]:
         topic_id = look.ids.get(topic.topic)
-        rule = next((rule for rule in self._parts.rules() if rule.matches(topic.topic)), None)
         own = {} if topic_id is None else self._parts.metadata.topic_tier_config(topic_id)
-        values = tier_values(rule, own)
-        for key, value in values.items():
-            yield TopicSetting(key, value.value, _source_of(value))
-        brokers = self._configs.get(topic.topic, (0, {}))[1]
-        for key, said in brokers.items():
-            if key not in values:
-                yield TopicSetting(key, said.value, "broker" if said.value == said.default else "topic")
-
-
-def _source_of(value: TierValue) -> Literal["topic", "file", "default"]:
-    return "topic" if value.is_own else "file" if value.is_from_file else "default"
+        return topic_settings(topic.topic, self._parts.rules(), own, self._configs.get(topic.topic, (0, {}))[1])

@@ -9,27 +9,21 @@ from typing import Annotated
 
 import typer
 
+from proxy.admin.facts import TopicSetting
+from proxy.admin.lines import topic_settings
 from proxy.cluster.broker_configs import BrokerConfigs, BrokerValue
 from proxy.commands.tier.tools import run_command
 from proxy.config import load_config
 from tiers.access.open_tier import TIMEOUT_MS, OpenMetadata, open_metadata
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text
 from tiers.config.topic_policy import NOT_NAMED, Refusal, TopicConfig, exclusion, managed_rule, paused_work
-from tiers.config.topic_settings import TierValue, tier_values, value_text
+from tiers.config.topic_settings import value_text
 from tiers.explain.gathering import policy_from
 from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiers.tasks.deletion.topic_deletion import deleted_topics
 from tiers.texts import size_text
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """`source` is `topic` (set through the proxy, or on the broker's topic), `file`, `broker` or `default`."""
-
-    value: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class TieredTopic:
     """Why no owner manages the topic: its configuration or a setting; None: an owner does."""
     paused: tuple[str, ...]
     """The work that an operator paused (`tidegate tier pause`)."""
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, TopicSetting]
     exists: bool
     """Whether a broker knows the topic. If not, `tidegate tier delete-missing` says more about the topic."""
     deletion_proved: bool
@@ -145,16 +139,8 @@ def _line(
         for each in tier.state.list_remote_log_segments(partition)
         if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     ]
-    rule = next((rule for rule in rules if rule.matches(topic.topic)), None)
     own = tier.state.topic_tier_config(topic.topic_id)
-    values = tier_values(rule, own)
-    settings = {key: Setting(each.value, _source(each)) for key, each in values.items()}
-    if known is not None:
-        settings |= {
-            key: Setting(each.value, "broker" if each.value == each.default else "topic")
-            for key, each in brokers.get(topic.topic, {}).items()
-            if key.startswith("retention.")
-        }
+    said = {} if known is None else brokers.get(topic.topic, {})
     now_ms = time.time_ns() // 1_000_000
     since_ms = (RemoteLog(tier.state, partition).copy_failing_since_ms(now_ms) for partition in partitions)
     failing = [each for each in since_ms if each is not None and known is not None]
@@ -170,7 +156,7 @@ def _line(
         copy_fails_since_ms=min(failing, default=None),
         refused=None if known is None else _refusal(topic, len(known.partitions), rules, own, brokers),
         paused=tuple(sorted(paused_work(own))),
-        settings=settings,
+        settings={each.key: each for each in topic_settings(topic.topic, rules, own, said)},
         exists=known is not None,
         deletion_proved=known is None and topic.topic_id in deleted_topics(tier.state),
     )
@@ -195,7 +181,3 @@ def _refusal(
 
 def _size(segments: list[RemoteLogSegmentMetadata]) -> int:
     return sum(each.segment_size_bytes for each in segments)
-
-
-def _source(value: TierValue) -> str:
-    return "topic" if value.is_own else "file" if value.is_from_file else "default"

@@ -17,6 +17,7 @@ import typer
 
 from proxy import cli
 from proxy.__main__ import main
+from proxy.admin.facts import TopicSetting
 from proxy.commands.tier import topics
 from proxy.config import load_config
 from proxy.process.remote_log import metadata_folder
@@ -251,9 +252,9 @@ def test_the_settings_of_topics_have_lines_of_their_own(
 ) -> None:
     config.write_text(NOBODY)
     settings = {
-        "retention.ms": topics.Setting("604800000", "broker"),
-        "local.retention.ms": topics.Setting("3600000", "file"),
-        "remote.log.copy.disable": topics.Setting("false", "default"),
+        "retention.ms": TopicSetting("retention.ms", "604800000", "broker"),
+        "local.retention.ms": TopicSetting("local.retention.ms", "3600000", "file"),
+        "remote.log.copy.disable": TopicSetting("remote.log.copy.disable", "false", "default"),
     }
     orders = topics.TieredTopic("orders", "id", 1, 2, 4096, None, None, None, None, (), settings, True, False)
     monkeypatch.setattr(topics, "run_command", lambda work: [orders])
