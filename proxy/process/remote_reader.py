@@ -122,6 +122,9 @@ class RemoteReaderProcess(Role):
         server = RemoteReadServer(self._listener, reader, buffers, metadata.state.reopen_if_replaced)
         self._server = await stack.enter_async_context(server)
 
+    def serve(self, stack: AsyncExitStack) -> None:
+        """Does nothing more: the workers have reached the process since `open_tier`."""
+
 
 def change_fetch_quotas(quotas: RemoteFetchQuotas, config: TidegateConfig) -> None:
     remote_log = config.remote_log

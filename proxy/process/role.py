@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
@@ -18,7 +19,7 @@ from proxy.wire.error_log import Incident
 from tiers.config.upstream_config import broker_client
 
 
-class Role:
+class Role(ABC):
     """Each method opens its parts on a stack, and the stack closes them."""
 
     def __init__(
@@ -36,17 +37,17 @@ class Role:
             return ProcessState.DRAINING
         return ProcessState.SERVING if self._has_begun() else ProcessState.INITIALIZING
 
+    @abstractmethod
     def _has_begun(self) -> bool:
         """Returns whether everything is open that the process works with."""
-        raise NotImplementedError
 
     def not_serving(self) -> list[str]:
         """Returns why the process can serve no client at all, one line each."""
         return [SERVES_NO_CLIENTS]
 
+    @abstractmethod
     def not_ready(self) -> list[str]:
-        """Returns these reasons, and the problems of a process that serves."""
-        raise NotImplementedError
+        """Returns the reasons of `not_serving`, and the problems of a process that serves."""
 
     def errors(self) -> Sequence[Incident]:
         """Returns the last incidents of connections, the oldest first."""
@@ -59,12 +60,13 @@ class Role:
         raise_open_files()
         stack.push_async_callback(self.client.close)
 
+    @abstractmethod
     async def open_tier(self, stack: AsyncExitStack) -> None:
         """Opens the remote tier. Has no deadline, but the caller may cancel it.
 
         Raises `RemoteTierError` and `BrokerRefusedError`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def serve(self, stack: AsyncExitStack) -> None:
         """Starts to serve. Raises `OSError` if a port cannot be bound."""
 
