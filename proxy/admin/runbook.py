@@ -17,7 +17,7 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 @dataclass(frozen=True, slots=True)
 class RunbookPage:
-    """`title` is its first sentence, and `text` what follows. `what_to_do` is a section of the text."""
+    """A page of the runbook. `title` is its first sentence, `text` is the rest, `what_to_do` is a section of `text`."""
 
     name: str
     title: Markup
@@ -33,14 +33,15 @@ def runbook_link(alarm: str) -> str:
 def runbook_page(alarm: str) -> RunbookPage | None:
     """Returns the page about an alarm or an alert; None: there is no such page."""
     name = _page_of(alarm)
+    if not _NAME.fullmatch(name) or name == "index":
+        return None
     path = files("proxy.admin") / "runbook" / f"{name}.md"
-    if not _NAME.fullmatch(name) or name == "index" or not path.is_file():
+    if not path.is_file():
         return None
     _, title, text = path.read_text(encoding="utf-8").split("\n\n", 2)
+    title = _MARKDOWN.renderInline(title.removesuffix("."))
     what_to_do = text.partition("## What to do\n")[2].partition("\n## ")[0]
-    return RunbookPage(
-        name, Markup(_MARKDOWN.renderInline(title.removesuffix("."))), _html(text), _html(what_to_do)
-    )  # fmt: skip
+    return RunbookPage(name, Markup(title), _html(text), _html(what_to_do))
 
 
 def _page_of(alarm: str) -> str:

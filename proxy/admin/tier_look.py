@@ -45,7 +45,9 @@ class Policies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TierParts:
-    """What the view looks at. `owns` and `report` are the owner's; `metadata_partition` is None without a topic.
+    """What the view looks at. Only an owner answers `owns` and `report` for its partitions.
+
+    `metadata_partition` returns None while the metadata topic is not known.
 
     `bounds` is that of a `LogSource`, and `configs` is `BrokerConfigs.of_topics`."""
 
