@@ -16,6 +16,7 @@ import typer
 from proxy.commands.check import checked
 from proxy.config import TidegateConfig, load_config
 from tiers.commands.console import say
+from tiers.commands.quantities import duration_ms
 from tiers.config.tier_config import ConfigError
 
 
@@ -23,6 +24,12 @@ class Store(StrEnum):
     S3 = "s3"
     HDFS = "hdfs"
     LOCAL = "local"
+
+
+def _duration(text: str) -> str:
+    """Returns a duration with its unit as it is. Raises `typer.BadParameter`."""
+    duration_ms(text)
+    return text
 
 
 def init(
@@ -52,7 +59,10 @@ def init(
     url: Annotated[str | None, typer.Option("--url", help="HDFS: hdfs://host:port.")] = None,
     path: Annotated[str | None, typer.Option("--path", help="HDFS or local: the folder of the remote tier.")] = None,
     local_retention: Annotated[
-        str, typer.Option("--local-retention", help="How long the brokers keep copied records, such as 6h.")
+        str,
+        typer.Option(
+            "--local-retention", parser=_duration, help="How long the brokers keep copied records, such as 6h."
+        ),
     ] = "6h",
     check: Annotated[bool, typer.Option("--check/--no-check", help="Run `tidegate check` with the file.")] = True,
 ) -> None:
@@ -95,7 +105,7 @@ path = {_string(state)}    # one folder per proxy, on a local disk
 
 [[topics]]                        # the first rule that matches a topic decides
 pattern = {_string(topics)}
-local.retention.ms = {_time(local_retention)}         # the topic's retention.ms is the total over both tiers
+local.retention.ms = {_string(local_retention)}         # the topic's retention.ms is the total over both tiers
 segment.bytes = "256MiB"          # a segment is copied when it has this size,
 segment.ms = "1h"                 # or this age
 
@@ -133,10 +143,6 @@ def _store(store: Store, given: Mapping[str, str | None]) -> str:
             '# secret.access.key.file = "/etc/tidegate/s3-secret"',
         ]
     return "\n".join(lines)
-
-
-def _time(text: str) -> str:
-    return text if text.isdecimal() else _string(text)
 
 
 def _string(text: str) -> str:
