@@ -26,6 +26,11 @@ class Store(StrEnum):
     LOCAL = "local"
 
 
+_NEEDED = {Store.S3: ("bucket",), Store.HDFS: ("url", "path"), Store.LOCAL: ("path",)}
+_TAKEN = {**_NEEDED, Store.S3: ("bucket", "region", "endpoint.url")}
+"""The settings of a store that are options."""
+
+
 def _duration(text: str) -> str:
     """Returns a duration with its unit as it is. Raises `typer.BadParameter`."""
     duration_ms(text)
@@ -39,7 +44,9 @@ def init(
     advertised_host: Annotated[
         str, typer.Option("--advertised-host", help="The name by which clients reach this machine.")
     ],
-    topics: Annotated[str, typer.Option("--topics", help="The topics to tier: a name, or a pattern such as orders-*.")],
+    topics: Annotated[
+        str, typer.Option("--topics", help="The topics to tier: one name, or one pattern such as orders-*.")
+    ],
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("tidegate.toml"),
     bootstrap_port: Annotated[
         int, typer.Option("--bootstrap-port", min=1, max=65_535, help="The port at which clients begin.")
@@ -57,7 +64,9 @@ def init(
         str | None, typer.Option("--endpoint-url", help="S3: the address of a server that is not Amazon's.")
     ] = None,
     url: Annotated[str | None, typer.Option("--url", help="HDFS: hdfs://host:port.")] = None,
-    path: Annotated[str | None, typer.Option("--path", help="HDFS or local: the folder of the remote tier.")] = None,
+    path: Annotated[
+        str | None, typer.Option("--path", help="HDFS or local: the folder of the remote tier. A local one must exist.")
+    ] = None,
     local_retention: Annotated[
         str,
         typer.Option(
@@ -70,6 +79,8 @@ def init(
 
     S3 needs --bucket too, HDFS --url and --path, a local store --path. Exit code 1: the check found a problem. Exit
     code 2: a problem lies in a setting. The file stays, unless Tidegate cannot read it."""
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder: name a file in it")
     if file.exists():
         raise ConfigError(f"{file} exists: name another file, or remove it")
     servers = [each.strip() for each in bootstrap_servers.split(",") if each.strip()]
@@ -133,6 +144,11 @@ def write(file: Path, text: str) -> TidegateConfig:
 
 
 def _store(store: Store, given: Mapping[str, str | None]) -> str:
+    """Returns the section of the store. Raises `typer.BadParameter` if an option is missing, or is another store's."""
+    if missing := [_option(key) for key in _NEEDED[store] if given[key] is None]:
+        raise typer.BadParameter(f"--store {store} needs {' and '.join(missing)}")
+    if others := [_option(key) for key, value in given.items() if value is not None and key not in _TAKEN[store]]:
+        raise typer.BadParameter(f"--store {store} takes no {' or '.join(others)}")
     lines = [f"implementation = {_string(store)}"]
     lines += [f"{key} = {_string(value)}" for key, value in given.items() if value is not None]
     if store is Store.S3:
@@ -143,6 +159,10 @@ def _store(store: Store, given: Mapping[str, str | None]) -> str:
             '# secret.access.key.file = "/etc/tidegate/s3-secret"',
         ]
     return "\n".join(lines)
+
+
+def _option(key: str) -> str:
+    return f"--{key.replace('.', '-')}"
 
 
 def _string(text: str) -> str:

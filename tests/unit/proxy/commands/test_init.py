@@ -85,6 +85,9 @@ def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([*OPTIONS, *S3, "--local-retention", "6 moons"], "'6 moons': expected a number and one of the units"),
         ([*OPTIONS, *S3, "--local-retention", "7"], "for '--local-retention': '7': expected a number and one of the"),
         ([*OPTIONS, *S3, "--endpoint-url", "\udcff"], "can't decode byte 0xff"),
+        (OPTIONS, "--store s3 needs --bucket"),
+        ([*OPTIONS, *S3, "--url", "x", "--path", "/x"], "--store s3 takes no --url or --path"),
+        ([*OPTIONS, "--store", "hdfs"], "--store hdfs needs --url and --path"),
         ([*OPTIONS, "--store", "tape"], "for '--store': 'tape' is not one of"),
         (advertising("http://tide:9092"), "[listener] advertised.host: 'http://tide:9092' is not a host name"),
         (advertising("10.0.0.300"), "'10.0.0.300' is not a host name or an IP address"),
@@ -110,18 +113,6 @@ def test_a_problem_that_the_check_finds_leaves_the_file(tmp_path: Path, capsys: 
     assert "problem: [upstream] no broker answers at 127.0.0.1:1" in captured.out
     assert f"Correct {file}, and run: tidegate check --config {file}" in captured.err
     assert load_config(file).state.path == tmp_path / "state"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [([], "setting 'bucket' of the s3 storage manager is missing"), ([*S3, "--url", "x"], "unknown setting 'url' of")],
-)
-def test_the_check_names_a_missing_or_wrong_option_of_the_store(
-    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--bootstrap-servers", "127.0.0.1:1", *OPTIONS[2:-1], *options, "--state", str(tmp_path / "state")]
-    assert cli.run(["init", str(tmp_path / "a.toml"), *options]) == 2
-    assert f"problem: [storage] s3: {said}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("address", ["tide_gate", "fd00::1", "kafka-{id}.example.org"])
