@@ -254,11 +254,16 @@ class UncopiedRecords:
     @property
     def size_bytes(self) -> int:
         """The size of all records that are not remote."""
-        return self.between(RemoteLog(self._services.state, self._partition).next_uncopied(self._first))
+        return self.between(self._next_uncopied)
+
+    @property
+    def _next_uncopied(self) -> int:
+        """The first offset that is not remote by now: copies may have ended since the survey."""
+        return RemoteLog(self._services.state, self._partition).next_uncopied(self._first)
 
     def at_least(self) -> int:
         """Returns a lower bound of the bytes that are not remote, by which segments may expire: those of one batch."""
-        return MIN_BATCH_BYTES if self._end > self._first else 0
+        return MIN_BATCH_BYTES if self._end > self._next_uncopied else 0
 
     def _kept(self) -> Iterator[RemoteLogSegmentMetadata]:
         return (each.metadata for each in self._services.spool.kept_in(self._partition))

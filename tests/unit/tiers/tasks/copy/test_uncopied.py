@@ -53,6 +53,8 @@ def test_records_of_one_size_are_never_estimated_too_low(
                         produce(bench, count)
                     case "copy":
                         await bench.copy()
+                        bounds = await bench.log.bounds(PARTITION, 1000)
+                        assert bench.copy_task.uncopied.at_least() <= left_bytes(bench, bounds)
                     case "trim":
                         bench.log.log_start_offset = max(
                             [bench.log.log_start_offset, *(end + 1 for _, end in bench.finished[:count])]
