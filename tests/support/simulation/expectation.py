@@ -32,6 +32,7 @@ class Cut(NamedTuple):
     """The leader epoch of the last record that they had deleted. -1: none."""
     lowest_epoch: int
     """The lowest leader epoch of the records."""
+    highest_epoch: int
 
 
 @dataclass
@@ -87,9 +88,9 @@ class ExpectedPartition:
         common = [one for one in leader_batches if (one.base_offset, one.leader_epoch) in known]
         ends_at = common[-1].next_offset if common else leader_start
         if self.end > ends_at:
-            first_epoch = min((one.leader_epoch for one in self.batches if one.next_offset > ends_at), default=0)
+            epochs = [one.leader_epoch for one in self.batches if one.next_offset > ends_at] or [0]
             deleted_epoch = self._epoch_at(self.deleted_to - 1)
-            self.cuts.append(Cut(ends_at, self.end, self.deleted_to, deleted_epoch, first_epoch))
+            self.cuts.append(Cut(ends_at, self.end, self.deleted_to, deleted_epoch, min(epochs), max(epochs)))
             self.expired_to = max(self.expired_to, min(self._expired_by_size_to(), ends_at))
             self.histories += 1
             self.last_cut_s = at_s

@@ -304,8 +304,8 @@ class Oracle:
             return  # as above: the metadata does not know any more that the copy was finished, and no CUT voids it
         leader_epoch = segment.metadata.segment_leader_epochs[-1].epoch
         for cut in expected.cuts:
-            # A segment of an older epoch is of a history before the one that was cut.
-            is_of_cut_history = cut.lowest_epoch <= leader_epoch < partition.leader_epoch
+            # A segment of another epoch is of a history before the one that was cut, or after it.
+            is_of_cut_history = cut.lowest_epoch <= leader_epoch <= cut.highest_epoch
             is_cut = is_of_cut_history and max(first, cut.first) < min(last + 1, cut.end)
             is_kept = last >= max(expected.deleted_to, cut.deleted_to)
             if is_cut and is_kept and not self._may_have_expired(expected, segment, now_ms):

@@ -67,8 +67,9 @@ async def recover(sim: Simulation, within_s: float) -> None:
         await check_rebuild(sim, is_settled=True)
     for producer in sim.producers:
         producer.is_idle = True
-    if any(machine.may_lack_metadata for machine in sim.machines):
-        # The spool of that machine had the only copy of some records, and the owner waits for it.
+    if sim.store.has_truncated or any(one.may_lack_metadata or one.full_since_s is not None for one in sim.machines):
+        # The spool of a machine that cannot store it, or does not own it, may have the only copy of some records. The
+        # owner waits for it, and then records a gap.
         deadline_s += MEMBER_RETURNS_WITHIN_MS / 1000
     await asyncio.gather(
         *(_read_all(sim, client, deadline_s) for client in sim.clients if client.machine.full_since_s is None)

@@ -50,6 +50,7 @@ class SimStore:
         """How probable it is that a request takes effect, but is answered an error or not at all."""
         self.truncate_rate = 0.0
         """How probable it is that the store keeps only half of a segment's object that it confirms."""
+        self.has_truncated = False
         self.late_put_rate = 0.0
         """How probable it is that a write of a segment's object arrives long after its sender gave it up."""
         self.late_until_s = 0.0
@@ -158,7 +159,7 @@ class SimStore:
         if objects is self.objects:
             self.on_put(key, name, data)
         if self.truncate_rate and parse_segment_key(key) is not None and self.rng.random() < self.truncate_rate:
-            data = data[: len(data) // 2]
+            data, self.has_truncated = data[: len(data) // 2], True
         late_s = self.rng.uniform(0, self.late_ms / 1000) if self.late_ms and key not in objects else 0
         known = objects.get(key)
         visible_at_s = self.loop.time() + late_s if known is None else known.visible_at_s
