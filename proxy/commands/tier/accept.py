@@ -21,7 +21,7 @@ from uuid import UUID
 import typer
 
 from proxy.commands.tier.bounds import PartitionBounds, partition_bounds, show_bounds
-from proxy.commands.tier.tools import parse_target, run_command
+from proxy.commands.tier.tools import parse_partition, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import (
     TIMEOUT_MS,
@@ -74,9 +74,7 @@ def accept(
 
     The owner reads back the whole segments that only the store knows, finishes those that fit, and records a gap for
     the rest. First try to restore the metadata by `tidegate tier rebuild`."""
-    topic, number = parse_target(partition)
-    if topic is None or number is None:
-        raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
+    topic, number = parse_partition(partition)
     settings = load_config(config)
     found, is_needed, lost, not_restored = run_command(lambda: accept_partition(settings, topic, number, yes))
     total, paused = recorded_total(lost), paused_work(lost)

@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from proxy.commands.tier.bounds import PartitionBounds, partition_bounds, show_bounds
-from proxy.commands.tier.tools import parse_target, run_command
+from proxy.commands.tier.tools import parse_partition, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, UnknownTargetError, metadata_to_now, tiered_cluster
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
@@ -74,9 +74,7 @@ def cut(
 
     The owner goes on with the leader's log from that offset on. The void records stay in the store until the total
     retention has passed. First try to restore the broker's log."""
-    topic, number = parse_target(partition)
-    if topic is None or number is None:
-        raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
+    topic, number = parse_partition(partition)
     settings = load_config(config)
     found = run_command(lambda: cut_partition(settings, topic, number, offset, yes))
     if as_json:

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.tier.tools import parse_target, partitions_of, run_command
+from proxy.commands.tier.tools import parse_partition, partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import (
     OpenTier,
@@ -73,7 +73,7 @@ def export_file(config: ConfigFile, partition: _Partition, file: Path, as_json: 
     Replaces an existing file. Also prints the log start, which the file cannot hold: keep it for `import`. Exit code 1:
     unclean elections cut segments of the partition, which the file cannot hold either, so nothing was written."""
     settings = load_config(config)
-    topic, number = _one(partition)
+    topic, number = parse_partition(partition)
 
     async def work() -> tuple[FlatFile, int | None]:
         async with open_tier(settings, TERMINAL) as tier:
@@ -118,7 +118,7 @@ def import_file(
 
     The partition must have no metadata yet."""
     settings = load_config(config)
-    topic, number = _one(partition)
+    topic, number = parse_partition(partition)
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -130,13 +130,6 @@ def import_file(
         typer.echo(f"{file}: {len(made.segments)} segments of {partition} {'were' if yes else 'would be'} written")
     if not yes:
         say("Nothing was written. Use --yes to write.")
-
-
-def _one(partition: str) -> tuple[str, int]:
-    topic, number = parse_target(partition)
-    if topic is None or number is None:
-        raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
-    return topic, number
 
 
 def exported(tier: OpenTier, target: str) -> tuple[FlatFile, int | None]:

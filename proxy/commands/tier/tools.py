@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
@@ -29,6 +30,20 @@ def parse_target(target: str | None) -> tuple[str | None, int | None]:
     return topic, int(number) if colon else None
 
 
+def parse_partition(target: str) -> tuple[str, int]:
+    """Raises `BadParameter` unless `target` is one partition."""
+    topic, number = parse_target(target)
+    if topic is None or number is None:
+        raise typer.BadParameter(f"expected TOPIC:PARTITION, not {target!r}{_hint(target)}")
+    return topic, number
+
+
+def _hint(target: str) -> str:
+    """Kafka's tools and log folders name a partition `topic-number`."""
+    found = re.fullmatch(r"(.+)-(\d+)", target)
+    return f". Did you mean {found[1]}:{found[2]}?" if found else ""
+
+
 def check_topic(topic: str | None) -> None:
     """Raises `BadParameter` for a text with a partition. A topic's name has no colon."""
     if topic is not None and ":" in topic:
@@ -46,7 +61,7 @@ def partitions_of(tier: OpenMetadata, target: str | None) -> list[TopicIdPartiti
     if target is not None and not known:
         there = None if topic is None else tier.cluster.topics.get(topic)
         if there is None:
-            raise UnknownTargetError(f"neither the cluster nor the remote tier has the topic {topic}")
+            raise UnknownTargetError(f"neither the cluster nor the remote tier has the topic {topic}{_hint(target)}")
         if number is not None and number not in there.partitions:
             raise UnknownTargetError(f"{topic} has no partition {number}: it has {len(there.partitions)}, from 0 on")
         raise UnknownTargetError(f"nothing of {target} is in the remote tier")

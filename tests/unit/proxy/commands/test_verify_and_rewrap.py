@@ -7,7 +7,7 @@ import typer
 
 from proxy.commands.tier.rewrap import rewrap_all
 from proxy.commands.tier.segments import segments_with_keys
-from proxy.commands.tier.tools import parse_target
+from proxy.commands.tier.tools import parse_partition, parse_target
 from proxy.commands.tier.verify import verify_tier
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.segments import PARTITION
@@ -79,6 +79,12 @@ def test_a_target_is_a_topic_or_a_partition() -> None:
     for wrong in ("", ":3", "orders:", "orders:x", "orders:-1"):
         with pytest.raises(typer.BadParameter):
             parse_target(wrong)
+
+
+def test_a_folder_name_in_place_of_a_partition_gets_a_hint() -> None:
+    assert parse_partition("orders:3") == ("orders", 3)
+    with pytest.raises(typer.BadParameter, match="Did you mean web-orders:3"):
+        parse_partition("web-orders-3")
 
 
 def test_without_encryption_there_is_nothing_to_rewrap(tidegate: Tidegate) -> None:
