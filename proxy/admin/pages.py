@@ -43,7 +43,10 @@ def page_routes(source: FactSource, version: str) -> list[tuple[str, Handler]]:
             try:
                 text = await render(request)
                 if text is None:
-                    status, text = 404, renderer.message("Not found", "The remote tier does not know it.", tab)
+                    status, text = (
+                        404,
+                        renderer.message("Not found", "There is no such topic, partition or page of the runbook.", tab),
+                    )
             except FactsUnavailableError as error:
                 status, text = 503, renderer.message(heading, f"Not available now: {error}.", tab)
             except web.HTTPBadRequest as error:

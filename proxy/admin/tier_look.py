@@ -17,7 +17,7 @@ from proxy.admin.lines import PartitionKnowledge, SegmentSums, SegmentWalk, part
 from proxy.cluster.broker_configs import BrokerValue
 from tiers.bounded_gather import bounded_gather
 from tiers.broker.cluster_metadata import ClusterMetadata
-from tiers.config.topic_policy import Rules, TopicPolicy, resume_command
+from tiers.config.topic_policy import Rules, TopicPolicy, managed_rule, resume_command
 from tiers.errors import RemoteLogError
 from tiers.explain.answers import PartitionAnswer
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -152,6 +152,8 @@ class Looker:
             return "missing", "no broker knows the topic"
         if known is not None and (reason := parts.topics.refused.get(known.name)):
             return "refused", reason
+        if known is not None and managed_rule(known.name, parts.rules(), {}) is not None:
+            return "paused", "the tier settings of the topic could not be read yet"
         return "paused", "no rule of the settings tiers the topic: its remote log stays readable"
 
     async def _line(

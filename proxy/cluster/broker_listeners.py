@@ -65,7 +65,7 @@ class ListenerAddresses:
         if bound is not None and bound > MAX_PORT:
             return _no_port(bound, node_id, "listener.base.port")
         if bound == self.bootstrap_port:
-            return f"port {bound} is listener.bootstrap.port: change one of the two settings"
+            return f"port {bound} is listener.bootstrap.port: change that setting or listener.base.port"
         advertised = self.advertised(node_id)[1]
         if advertised > MAX_PORT:
             return _no_port(advertised, node_id, "listener.advertised.base.port")

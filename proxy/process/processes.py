@@ -110,7 +110,8 @@ def _begin_alone(config: TidegateConfig) -> bool:
             if now_ms >= state_free_by_ms:
                 raise RemoteTierError(str(error)) from error
             if not is_said:
-                logger.warning("waiting for the end of processes that an earlier proxy left behind: %s", error)
+                wait_s = (state_free_by_ms - now_ms) // 1000
+                logger.warning("an earlier proxy may still be ending: waiting up to %d s: %s", wait_s, error)
                 is_said = True
             port_free_by_ms = now_ms + _PORT_FREE_WITHIN_MS
         except OSError:

@@ -112,7 +112,8 @@ def named_in_errors(setting: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, f"{setting}: {error.strerror or error}") from error
+        hint = ": end the process that has the port, or set another" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(error.errno, f"{setting}: {error.strerror or error}{hint}") from error
 
 
 OpenPort = Callable[[str, int], socket.socket]

@@ -343,7 +343,7 @@ def _hint(section: str, key: str, model: type[TierConfig]) -> str:
         return "; it belongs in [[topics]]"
     is_of_manager = not section and key.startswith(STORAGE_PREFIX)
     ending = f" A storage manager of which this is a setting needs {STORAGE_MANAGER}." if is_of_manager else ""
-    if nearest := difflib.get_close_matches(key, model.keys_of(section), 1, 0.6):
+    if nearest := difflib.get_close_matches(key, model.keys_of(section), 1, 0.8):
         return f"; did you mean {nearest[0]}?{ending}"
     for other in ("", *model.sections()):
         known = model.keys_of(other)

@@ -159,6 +159,8 @@ async def _served(
             listener = at if isinstance(at, socket.socket) else bind(*at, reuse_port=False)
         async with AdminConnections(listener, runner.server, tls):
             bound: Address = listener.getsockname()[:2]
+            if listener is not at:
+                logger.info("the admin port is open", extra={"address": "{}:{}".format(*bound)})
             yield bound
     finally:
         await runner.cleanup()

@@ -149,7 +149,8 @@ def test_a_port_that_is_taken_is_a_failure(setting: str, tmp_path: Path, capsys:
         )
         assert cli.run(["serve", "--config", str(config)]) == FAILED
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tidegate: ")]
-    assert line == f"tidegate: {setting}: 127.0.0.1:{port}: Address already in use"
+    said = "Address already in use: end the process that has the port, or set another"
+    assert line == f"tidegate: {setting}: 127.0.0.1:{port}: {said}"
 
 
 @pytest.mark.parametrize("command", ["explain nosuch", "tier bounds nosuch", "top"])

@@ -170,7 +170,7 @@ async def test_a_broker_whose_port_is_taken_is_advertised_at_no_address(caplog: 
     ("node_id", "reason"),
     [
         (65_535, "port 74635 does not exist, and no listener.base.port fits node id 65535"),
-        (100, "port 9200 is listener.bootstrap.port: change one of the two settings"),
+        (100, "port 9200 is listener.bootstrap.port: change that setting or listener.base.port"),
     ],
 )
 async def test_a_port_that_the_settings_make_impossible_is_named(node_id: int, reason: str) -> None:

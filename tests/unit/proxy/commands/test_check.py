@@ -71,7 +71,7 @@ base.port = 9200
     assert [line for line in lines if line.startswith(shown) and line.endswith(", which this check does not try")]
     both = "broker 7 at 0.0.0.0:9092 and the bootstrap port of 0.0.0.0:9107"
     assert f"problem: [listener] port 9107 is {both}: change the ports of one of them" in lines
-    trouble = "port 9093 is listener.bootstrap.port: change one of the two settings"
+    trouble = "port 9093 is listener.bootstrap.port: change that setting or listener.base.port"
     assert f"problem: broker 7 has no address at 0.0.0.0:9093: {trouble}" in lines
     assert any(line.startswith("problem: 0.0.0.0:9093: [listener.tls] ") for line in lines)
 
