@@ -44,10 +44,21 @@ def read_records(buf: Buffer, batch: RecordBatch) -> Iterator[Record]:
 
     Raises `CorruptBatchError` at the first malformed record, after it has yielded the records before that one.
     """
-    if batch.magic < 2:
-        yield from _read_legacy(buf, batch)
-        return
-    for data, pos, end, timestamp, offset in _locate_records(buf, batch):
+    return _read_legacy(buf, batch) if batch.magic < 2 else decompressed_records(batch, _decompressed(buf, batch))
+
+
+def decompressed_records(batch: RecordBatch, records: Buffer) -> Iterator[Record]:
+    """Yields the records of a batch of magic 2 from its decompressed bytes. Raises as `read_records`.
+
+    * A varint has at most ten bytes and 64 bits. A record ends where its length says. The records fill the batch.
+    * An offset delta lies within the batch's deltas.
+    * A negative length means null, except for a header's key, which is never null. Keys of headers that are not UTF-8
+      are decoded with replacement characters.
+    """
+    data, end = memoryview(records), 0
+    for pos, end, timestamp, offset in _locate_records(batch, data):
+        if not batch.base_offset <= offset <= batch.last_offset:
+            raise CorruptBatchError(f"a record at offset {offset} of [{batch.base_offset}, {batch.last_offset}]")
         key, pos = _read_bytes(data, pos, end)
         value, pos = _read_bytes(data, pos, end)
         count, pos = _read_varint(data, pos)
@@ -55,10 +66,14 @@ def read_records(buf: Buffer, batch: RecordBatch) -> Iterator[Record]:
         for _ in range(count):
             header_key, pos = _read_bytes(data, pos, end)
             header_value, pos = _read_bytes(data, pos, end)
-            headers.append(Header((header_key or b"").decode("utf-8", "replace"), header_value))
+            if header_key is None:
+                raise CorruptBatchError(f"the record at offset {offset} has a header without a key")
+            headers.append(Header(header_key.decode("utf-8", "replace"), header_value))
         if pos != end or count < 0:
             raise CorruptBatchError(f"the record at offset {offset} ends at {pos} instead of {end}")
         yield Record(offset, timestamp, key, value, tuple(headers))
+    if end != len(data):
+        raise CorruptBatchError(f"{len(data) - end} bytes after {batch.records_count} records")
 
 
 def first_record_at_or_after(
@@ -71,7 +86,7 @@ def first_record_at_or_after(
     if batch.max_timestamp < timestamp or batch.last_offset < min_offset:
         return None
     if batch.magic == 2:
-        for _, _, _, found, offset in _locate_records(buf, batch):
+        for _, _, found, offset in _locate_records(batch, _decompressed(buf, batch)):
             if found >= timestamp and offset >= min_offset:
                 return TimestampAndOffset(found, offset)
         return None
@@ -81,10 +96,12 @@ def first_record_at_or_after(
     return None
 
 
-def _locate_records(buf: Buffer, batch: RecordBatch) -> Iterator[tuple[memoryview, int, int, int, int]]:
-    """Yields `(data, position of the key, end, timestamp, offset)` for each record of a batch of magic 2."""
-    body = memoryview(buf)[batch.start + BATCH_HEADER_BYTES : batch.end]
-    data = memoryview(decompress(batch.codec, body))
+def _decompressed(buf: Buffer, batch: RecordBatch) -> memoryview:
+    return memoryview(decompress(batch.codec, memoryview(buf)[batch.start + BATCH_HEADER_BYTES : batch.end]))
+
+
+def _locate_records(batch: RecordBatch, data: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Yields `(position of the key, end, timestamp, offset)` for each record of a batch of magic 2."""
     append_time = batch.max_timestamp if batch.is_log_append_time else None
     base_timestamp = batch.base_timestamp
     base_offset = batch.base_offset
@@ -99,7 +116,7 @@ def _locate_records(buf: Buffer, batch: RecordBatch) -> Iterator[tuple[memoryvie
         if pos > end:
             raise CorruptBatchError(f"a record ends at {end}, before its key at {pos}")
         timestamp = base_timestamp + timestamp_delta if append_time is None else append_time
-        yield data, pos, end, timestamp, base_offset + offset_delta
+        yield pos, end, timestamp, base_offset + offset_delta
         pos = end
 
 
@@ -119,6 +136,8 @@ def _read_varint(data: memoryview, pos: int) -> tuple[int, int]:
             pos += 1
             value |= (byte & 0x7F) << shift
             shift += 7
+        if value >> 64:
+            raise CorruptBatchError(f"the varint that ends at {pos} does not fit 64 bits")
     except IndexError as error:
         raise CorruptBatchError(f"a varint exceeds its batch of {len(data)} bytes") from error
     return value >> 1 ^ -(value & 1), pos
