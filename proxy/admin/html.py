@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final, NamedTuple
@@ -265,7 +265,7 @@ def _chart(series: dict[str, Series], names: Sequence[str]) -> Chart:
     ceiling = 100.0 if shown[0].unit == "%" else max(known)
     lines = tuple(sparkline(each, ceiling) for each in shown)
     legend = tuple(
-        f"{_SERIES_NAMES[each.name]}, up to {_in_unit(each, line.highest)}"
+        f"{_SERIES_NAMES[each.name]}, up to {words.in_unit(each, line.highest)}"
         for each, line in zip(shown, lines, strict=True)
     )
     return Chart(lines, legend, has_values=True, empty="")
@@ -273,21 +273,9 @@ def _chart(series: dict[str, Series], names: Sequence[str]) -> Chart:
 
 def _latest(series: dict[str, Series], name: str) -> str:
     known = series.get(name)
-    return words.NOTHING if known is None or not known.values else _in_unit(known, known.values[-1])
+    return words.NOTHING if known is None or not known.values else words.in_unit(known, known.values[-1])
 
 
 def _sum_of_latest(series: dict[str, Series], names: Sequence[str]) -> str:
     known = [series[name].values[-1] for name in names if name in series and series[name].values]
     return words.rate(sum(value or 0 for value in known)) if known else words.NOTHING
-
-
-def _in_unit(series: Series, value: float | None) -> str:
-    if value is None:
-        return words.NOTHING
-    shown: dict[str, Callable[[float | None], str]] = {
-        "ms": words.milliseconds,
-        "B/s": words.rate,
-        "B": words.size,
-        "%": lambda share: f"{share:.0f} %",
-    }
-    return shown[series.unit](value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from proxy.admin.facts import Outage, SettingLine, TopicSetting
+from proxy.admin.facts import Outage, Series, SettingLine, TopicSetting
 from tiers.config.topic_settings import value_text
 from tiers.texts import duration_text, size_text, three_digits
 
@@ -35,6 +35,19 @@ def milliseconds(value: float | None) -> str:
     if value is None:
         return NOTHING
     return f"{three_digits(value)} ms" if value < 1000 else f"{three_digits(value / 1000)} s"
+
+
+def in_unit(series: Series, value: float | None) -> str:
+    """Returns a value of a series of the history with its unit."""
+    match series.unit:
+        case "ms":
+            return milliseconds(value)
+        case "B/s":
+            return rate(value)
+        case "B":
+            return size(value)
+        case "%":
+            return NOTHING if value is None else f"{value:.0f} %"
 
 
 def duration(ms: float | None) -> str:

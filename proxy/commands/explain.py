@@ -18,7 +18,7 @@ import typer
 
 from proxy.admin.words import outage_lines
 from proxy.cluster.broker_configs import BrokerConfigs
-from proxy.commands.scrape import admin_client
+from proxy.commands.admin_client import admin_client
 from proxy.commands.tier.tools import Target, parse_target, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import (

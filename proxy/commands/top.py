@@ -1,26 +1,21 @@
-"""`tidegate top`: a live view of one proxy: throughput by tier, latency, the backlog of copies, topics, alarms.
-
-It reads `/metrics`, `/readyz` and the overview of the admin port again and again. A rate is the difference of two
-scrapes, so the first screen comes after the first interval.
-"""
+"""`tidegate top`: a live view of one proxy, as its overview and its list of topics have it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import islice
 from typing import Annotated, Final
 
 import typer
 
-from proxy.admin.facts import Overview
-from proxy.admin.words import outage_lines
-from proxy.commands.scrape import AdminClient, Scrape, admin_client
+from proxy.admin import words
+from proxy.admin.facts import Overview, TopicsPage
+from proxy.commands.admin_client import AdminClient, admin_client
 from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.commands.console import ConfigFile, LiveTable, show_live
-from tiers.texts import size_text
 
-_LATENCY: Final = "tidegate_request_latency_seconds"
 _TOPICS: Final = 10
 
 
@@ -32,7 +27,8 @@ def top(
 ) -> None:
     """Shows what a running proxy does, until Ctrl-C.
 
-    Asks the admin port that the file names. Without a terminal, prints one snapshot, after one interval."""
+    Asks the admin port that the file names. Rates and latencies are those of the last 15 seconds. Without a terminal,
+    prints one snapshot."""
     settings = load_config(config)
     try:
         run_command(lambda: watch(settings, interval_s))
@@ -47,122 +43,63 @@ async def watch(config: TidegateConfig, interval_s: float) -> None:
 
 
 async def screens(admin: AdminClient, interval_s: float) -> AsyncIterator[Sequence[LiveTable]]:
-    before = await admin.scrape()
     while True:
+        overview = await admin.overview()
+        yield tables(overview, await admin.largest_backlogs() if overview.is_tiered else None, admin.url)
         await asyncio.sleep(interval_s)
-        now = await admin.scrape()
-        not_ready, overview = await asyncio.gather(admin.not_ready(), admin.overview())
-        yield tables(before, now, overview, admin.url, not_ready)
-        before = now
 
 
-def tables(
-    before: Scrape, now: Scrape, overview: Overview, url: str = "", not_ready: Sequence[str] = ()
-) -> list[LiveTable]:
-    """Returns the screen for the time between two scrapes of one proxy."""
-    outages = [(line,) for outage in overview.outages for line in outage_lines(outage, overview.as_of_ms)]
+def tables(overview: Overview, topics: TopicsPage | None = None, url: str = "") -> list[LiveTable]:
+    """Returns the screen. Without `topics`, it has no list of topics."""
+    outages = [(line,) for outage in overview.outages for line in words.outage_lines(outage, overview.as_of_ms)]
+    fetches = ("tier", "Fetch p50", "Fetch p99", "read by clients")
+    processes = ("process", "state", "connections", "memory", "restarts", "why")
+    backlogs = ("topic", "not copied", "behind", "remote", "state")
     return [
         *([LiveTable("Root cause", ("what",), outages)] if outages else []),
-        *([LiveTable("Not ready", ("reason",), [(reason,) for reason in not_ready])] if not_ready else []),
-        LiveTable(f"tidegate at {url}", ("flow", "per second"), list(_flows(before, now)), ("per second",)),
-        LiveTable(
-            "Fetch by tier",
-            ("tier", "per second", "p50", "p99"),
-            list(_fetches(before, now)),
-            ("per second", "p50", "p99"),
-        ),
-        LiveTable("Now", ("what", "value"), list(_present(now)), ("value",)),
-        LiveTable(
-            "Topics with the largest backlog",
-            ("topic", "not copied", "behind", "copied per second", "remote"),
-            list(_topics(before, now)),
-            ("not copied", "behind", "copied per second", "remote"),
-        ),
+        LiveTable(f"tidegate at {url}", fetches, list(_fetches(overview)), fetches[1:]),
+        LiveTable("Remote tier", ("what", "value"), list(_tier(overview)), ("value",)),
+        LiveTable("Processes", processes, list(_processes(overview)), processes[2:5]),
+        *([] if topics is None else [LiveTable("Largest backlogs", backlogs, list(_topics(topics)), backlogs[1:4])]),
         LiveTable(
             "Other alarms, and pauses" if outages else "Alarms and pauses", ("about", "alarm"), _alarms(overview)
         ),
     ]
 
 
-def _flows(before: Scrape, now: Scrape) -> Iterator[tuple[str, str]]:
-    for what, name in (
-        ("from clients", "tidegate_bytes_from_clients_total"),
-        ("from brokers", "tidegate_bytes_from_brokers_total"),
-        ("from the remote tier to clients", "tidegate_remote_fetch_bytes_total"),
-        ("from the store", "tidegate_remote_reader_downloaded_bytes_total"),
-        ("copied to the store", "tidegate_remote_copy_bytes_total"),
-    ):
-        if name in now.samples:
-            yield what, size_text(_rate(before, now, name))
+def _latest(overview: Overview, name: str) -> str | None:
+    """Returns the last value of a series of the history. None: there is no value yet, or no such read."""
+    series = next((each for each in overview.history.series if each.name == name), None)
+    value = series.values[-1] if series is not None and series.values else None
+    return None if series is None or value is None else words.in_unit(series, value)
 
 
-def _fetches(before: Scrape, now: Scrape) -> Iterator[tuple[str, str, str | None, str | None]]:
-    tiers = sorted(now.by("tier", f"{_LATENCY}_count", api="Fetch"))
-    for tier in tiers:
-        labels = {"api": "Fetch", "tier": tier}
-        buckets = {
-            float(bound): count - before.total(f"{_LATENCY}_bucket", le=bound, **labels)
-            for bound, count in now.by("le", f"{_LATENCY}_bucket", **labels).items()
-        }
-        rate = _rate(before, now, f"{_LATENCY}_count", **labels)
-        name = "local, with long polls" if tier == "local" else tier
-        yield name, f"{rate:.1f}", quantile_text(buckets, 0.5), quantile_text(buckets, 0.99)
+def _fetches(overview: Overview) -> Iterator[tuple[str | None, ...]]:
+    for tier, name in (("local, with long polls", "local"), ("remote", "remote")):
+        yield tier, *(_latest(overview, f"{name}_{what}") for what in ("p50", "p99", "bytes"))
 
 
-def _present(now: Scrape) -> Iterator[tuple[str, str | None]]:
-    yield "connections of clients", f"{now.total('tidegate_open_connections'):.0f}"
-    yield "partitions owned", f"{now.total('tidegate_owned_partitions'):.0f}"
+def _tier(overview: Overview) -> Iterator[tuple[str, str | None]]:
+    yield "copied to the store", _latest(overview, "copied_bytes")
     # Only owners know the backlog. While no broker answers, no process is an owner.
-    backlog, behind = "tidegate_remote_copy_lag_bytes", "tidegate_remote_oldest_uncopied_seconds"
-    yield "not copied", size_text(now.total(backlog)) if backlog in now.samples else None
-    yield "longest behind", f"{_most(now, behind):.0f} s" if behind in now.samples else None
-    yield "Fetches that wait for the store", f"{now.total('tidegate_remote_fetch_pending'):.0f}"
-    for name, what in (
-        ("tidegate_unfit", "unfit processes"),
-        ("tidegate_remote_reader_circuit_open", "stores whose reads are rejected"),
-        ("tidegate_remote_storage_write_circuit_open", "stores whose writes are rejected"),
-    ):
-        if now.total(name):
-            yield what, f"{now.total(name):.0f}"
+    yield "not copied", _latest(overview, "backlog")
+    yield "chunks found in caches", _latest(overview, "cache_hits")
+    yield "clients that wait for the remote tier", str(overview.waiting_clients)
 
 
-def _topics(before: Scrape, now: Scrape) -> Iterator[tuple[str, str, str, str, str]]:
-    backlog = now.by("topic", "tidegate_remote_copy_lag_bytes")
-    sizes = now.by("topic", "tidegate_remote_log_size_bytes")
-    behind: dict[str, float] = {}
-    for labels, value in now.of("tidegate_remote_oldest_uncopied_seconds"):
-        behind[labels["topic"]] = max(behind.get(labels["topic"], 0.0), value)
-    names = sorted(backlog.keys() | sizes.keys(), key=lambda name: (-backlog.get(name, 0), -sizes.get(name, 0), name))
-    for name in names[:_TOPICS]:
-        yield (
-            name,
-            size_text(backlog.get(name, 0)),
-            f"{behind.get(name, 0):.0f} s",
-            size_text(_rate(before, now, "tidegate_remote_copy_bytes_total", topic=name)),
-            size_text(sizes.get(name, 0)),
-        )
+def _processes(overview: Overview) -> Iterator[tuple[object, ...]]:
+    for each in overview.processes:
+        memory = None if each.rss_bytes is None else words.size(each.rss_bytes)
+        yield each.name, each.state, each.connections, memory, each.restarts, "; ".join(each.reasons)
+
+
+def _topics(found: TopicsPage) -> Iterator[tuple[str, ...]]:
+    for each in islice(found.topics, _TOPICS):
+        remote = words.size(each.bytes.remote_only + each.bytes.both)
+        yield each.topic, words.size(each.backlog_bytes), words.duration(each.backlog_ms), remote, each.state
 
 
 def _alarms(overview: Overview) -> list[tuple[str, str]]:
     alarms = [(each.about, each.name) for each in overview.alarms]
     paused = () if overview.cluster is None else overview.cluster.paused
     return [*alarms, *((each.topic, f"paused: {each.reason}") for each in paused)]
-
-
-def _rate(before: Scrape, now: Scrape, name: str, **labels: str) -> float:
-    """Returns the increase per second. A process that was restarted counts from 0."""
-    return max(0.0, now.total(name, **labels) - before.total(name, **labels)) / max(1e-3, now.at_s - before.at_s)
-
-
-def _most(now: Scrape, name: str) -> float:
-    return max((value for _, value in now.of(name)), default=0.0)
-
-
-def quantile_text(buckets: dict[float, float], share: float) -> str | None:
-    """Returns the upper bound of the bucket with that quantile. `buckets` are cumulative counts by upper bound."""
-    total = max(buckets.values(), default=0.0)
-    if total <= 0:
-        return None
-    bound = next(bound for bound in sorted(buckets) if buckets[bound] >= share * total)
-    finite = [each for each in buckets if each != float("inf")]
-    return f"> {max(finite) * 1000:g} ms" if bound == float("inf") else f"<= {bound * 1000:g} ms"

@@ -1,4 +1,4 @@
-"""`tidegate top` shows rates between two scrapes, and ends with one line when the process is gone."""
+"""`tidegate top` shows the overview of a proxy, and ends with one line when the process is gone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from rich.console import Console
 
 from proxy import cli
-from proxy.admin.facts import Outage, Overview, PausedTopic, RaisedAlarm
-from proxy.commands.scrape import Scrape, admin_client, parse_scrape
-from proxy.commands.top import quantile_text, screens, tables
+from proxy.admin.facts import (
+    Outage,
+    Overview,
+    PausedTopic,
+    RaisedAlarm,
+    Series,
+    TierBytes,
+    TopicLine,
+    TopicQuery,
+    TopicsPage,
+)
+from proxy.admin.source import FactsUnavailableError
+from proxy.admin.words import NOTHING
+from proxy.commands.admin_client import admin_client
+from proxy.commands.top import screens, tables
 from proxy.config import AdminConfig
 from proxy.process.admin.access import admin_access
 from proxy.process.admin.http import admin_pages
@@ -26,45 +37,13 @@ from tiers.commands.console import LiveTable, show_live
 from tiers.errors import Peer
 
 SETTINGS = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nhost = "127.0.0.1"\n'
-FIRST = """\
-# TYPE tidegate_bytes_from_brokers_total counter
-tidegate_bytes_from_brokers_total{process="worker-1"} 1000
-tidegate_bytes_from_brokers_total{process="worker-2"} 0
-# TYPE tidegate_remote_copy_bytes_total counter
-tidegate_remote_copy_bytes_total{topic="orders"} 0
-# TYPE tidegate_request_latency_seconds histogram
-tidegate_request_latency_seconds_bucket{api="Fetch",tier="remote",le="0.1"} 0
-tidegate_request_latency_seconds_bucket{api="Fetch",tier="remote",le="1.0"} 0
-tidegate_request_latency_seconds_bucket{api="Fetch",tier="remote",le="+Inf"} 0
-tidegate_request_latency_seconds_count{api="Fetch",tier="remote"} 0
-"""
-SECOND = """\
-# TYPE tidegate_bytes_from_brokers_total counter
-tidegate_bytes_from_brokers_total{process="worker-1"} 3000
-tidegate_bytes_from_brokers_total{process="worker-2"} 8000
-# TYPE tidegate_remote_copy_bytes_total counter
-tidegate_remote_copy_bytes_total{topic="orders"} 4000000
-# TYPE tidegate_request_latency_seconds histogram
-tidegate_request_latency_seconds_bucket{api="Fetch",tier="remote",le="0.1"} 9
-tidegate_request_latency_seconds_bucket{api="Fetch",tier="remote",le="1.0"} 10
-tidegate_request_latency_seconds_bucket{api="Fetch",tier="remote",le="+Inf"} 10
-tidegate_request_latency_seconds_count{api="Fetch",tier="remote"} 10
-# TYPE tidegate_remote_copy_lag_bytes gauge
-tidegate_remote_copy_lag_bytes{topic="clicks",partition="0"} 5
-tidegate_remote_copy_lag_bytes{topic="orders",partition="0"} 1500
-tidegate_remote_copy_lag_bytes{topic="orders",partition="1"} 500
-# TYPE tidegate_remote_oldest_uncopied_seconds gauge
-tidegate_remote_oldest_uncopied_seconds{topic="orders",partition="0"} 7
-tidegate_remote_oldest_uncopied_seconds{topic="orders",partition="1"} 61
-"""
+
+
+BEHIND = TopicLine("orders", "a", "tiered", bytes=TierBytes(1024, 2048, 2000), backlog_bytes=2000, backlog_ms=61_000)
 
 
 async def overview(**changes: Any) -> Overview:
     return replace(await ScriptedFacts().overview(), **changes)
-
-
-def scrapes() -> tuple[Scrape, Scrape]:
-    return parse_scrape(FIRST, 10.0), parse_scrape(SECOND, 12.0)
 
 
 def by_title(shown: list[LiveTable]) -> dict[str, list[tuple[object, ...]]]:
@@ -76,14 +55,30 @@ async def test_rates_backlogs_alarms_and_pauses_are_rows() -> None:
     assert quiet.cluster is not None
     paused = replace(quiet.cluster, paused=(PausedTopic("orders", "an operator paused trimming"),))
     alarms = (RaisedAlarm("copy-lag", "orders, 2 partitions"), RaisedAlarm("missing-right", "worker-1, worker-2"))
-    found = by_title(tables(*scrapes(), replace(quiet, alarms=alarms, cluster=paused), "http://here"))
-    assert found["tidegate at http://here"] == [("from brokers", "4.88 KiB"), ("copied to the store", "1.91 MiB")]
-    assert found["Fetch by tier"] == [("remote", "5.0", "<= 100 ms", "<= 1000 ms")]
-    assert ("not copied", "1.96 KiB") in found["Now"]
-    assert ("longest behind", "61 s") in found["Now"]
-    assert found["Topics with the largest backlog"] == [
-        ("orders", "1.95 KiB", "61 s", "1.91 MiB", "0 B"),
-        ("clicks", "5 B", "0 s", "0 B", "0 B"),
+    series = (
+        Series("local_p50", "ms", (1.0, 0.5)),
+        Series("remote_bytes", "B/s", (1.0, 2048.0)),
+        Series("remote_p99", "ms", (1.0, None)),
+        Series("copied_bytes", "B/s", (1.0, 2_000_000.0)),
+        Series("cache_hits", "%", (1.0, 97.0)),
+    )
+    topics = TopicsPage(0, TopicQuery(), 2, 2, 2, 1, TierBytes(), (BEHIND, TopicLine("clicks", "b", "refused")))
+    history = replace(quiet.history, series=series)
+    found = by_title(tables(replace(quiet, alarms=alarms, cluster=paused, history=history), topics, "http://here"))
+    assert found["tidegate at http://here"] == [
+        ("local, with long polls", "0.50 ms", None, None),
+        ("remote", None, None, "2.00 KiB/s"),
+    ]
+    assert found["Remote tier"] == [
+        ("copied to the store", "1.91 MiB/s"),
+        ("not copied", None),
+        ("chunks found in caches", "97 %"),
+        ("clients that wait for the remote tier", "0"),
+    ]
+    assert found["Processes"][2] == ("remote-log", "SERVING", None, "140 MiB", 1, "")
+    assert found["Largest backlogs"] == [
+        ("orders", "1.95 KiB", "1 min 1 s", "3.00 KiB", "tiered"),
+        ("clicks", NOTHING, NOTHING, "0 B", "refused"),
     ]
     assert found["Alarms and pauses"] == [
         ("orders, 2 partitions", "copy-lag"),
@@ -97,26 +92,12 @@ async def test_a_root_cause_comes_first_with_what_follows_from_it() -> None:
     outage = Outage(
         Peer.STORE, "store-failing", what, "connection refused", NOW_MS, partitions=3, consequences=(unfit,)
     )
-    found = by_title(tables(*scrapes(), await overview(outages=(outage,), alarms=(lag,))))
+    found = by_title(tables(await overview(outages=(outage,), alarms=(lag,))))
     assert next(iter(found)) == "Root cause"
     (title,), *rest = found["Root cause"]
     assert str(title).startswith("store s3 at http://s3: connection refused since ")
     assert rest == [("  the copying of 3 partitions waits",), ("  unfit: remote-log",)]
     assert found["Other alarms, and pauses"] == [("orders", "copy-lag")]
-
-
-async def test_a_restarted_process_has_no_negative_rate() -> None:
-    first, second = scrapes()
-    found = by_title(tables(second, first, await overview()))
-    assert found["tidegate at "] == [("from brokers", "0 B"), ("copied to the store", "0 B")]
-
-
-@pytest.mark.parametrize(
-    ("buckets", "text"),
-    [({0.1: 0.0, float("inf"): 0.0}, None), ({0.1: 1.0, float("inf"): 2.0}, "> 100 ms"), ({}, None)],
-)
-def test_a_quantile_is_a_bound(buckets: dict[float, float], text: str | None) -> None:
-    assert quantile_text(buckets, 0.99) == text
 
 
 async def one_screen() -> AsyncIterator[list[LiveTable]]:
@@ -134,42 +115,37 @@ async def test_a_terminal_shows_every_screen_and_a_file_one(capsys: pytest.Captu
     assert re.search(r"b +-", out.getvalue())
 
 
-async def test_the_screens_come_from_the_admin_port_until_it_is_gone(tmp_path: Path) -> None:
-    registry = CollectorRegistry()
-    copied = Counter("tidegate_remote_copy_bytes", "x", ["topic"], registry=registry)
-    Gauge("tidegate_open_connections", "x", registry=registry).set(3)
+async def test_the_screens_come_from_the_admin_port(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
     guarded = AdminConfig.model_validate({"token.file": token, "port": 1})
-    reasons: list[str] = []
 
-    class Pages(NoPages):
-        async def metrics(self) -> bytes:
-            return generate_latest(registry)
+    class Facts(ScriptedFacts):
+        async def topics(self, query: TopicQuery) -> TopicsPage:
+            if self.dead_store:
+                raise FactsUnavailableError("no process answers")
+            return await super().topics(query)
 
-        async def not_ready(self) -> list[str]:
-            return reasons
-
-    pages = admin_pages(("127.0.0.1", 0), Pages(), ScriptedFacts(), admin_access(guarded))
-    async with pages as (_, port):
+    facts = Facts()
+    async with admin_pages(("127.0.0.1", 0), NoPages(), facts, admin_access(guarded)) as (_, port):
         config = AdminConfig.model_validate({"token.file": token, "port": port})
         async with admin_client(config) as admin:
             shown = screens(admin, 0.01)
-            copied.labels("orders").inc(7)
-            first = by_title(list(await anext(shown)))
-            assert first["Now"][0] == ("connections of clients", "3")
-            copied.labels("orders").inc(10**9)
-            assert ("copied to the store", "0 B") not in next(iter(by_title(list(await anext(shown))).values()))
-            reasons.append("no broker answers")
-            assert by_title(list(await anext(shown)))["Not ready"] == [("no broker answers",)]
+            backlogs = by_title(list(await anext(shown)))["Largest backlogs"]
+            lines = [line for line, _ in facts.topic_lines.values()]
+            largest = max(lines, key=lambda line: line.backlog_bytes or 0)
+            assert (len(backlogs), backlogs[0][0]) == (10, largest.topic)
+            facts.dead_store = True
+            outage = by_title(list(await anext(shown)))
+            assert ("Root cause" in outage, "Largest backlogs" in outage) == (True, False)
         async with admin_client(AdminConfig.model_validate({"port": port})) as stranger:
             with pytest.raises(RemoteTierError, match="asks for a token or a client certificate"):
-                await stranger.scrape()
+                await stranger.overview()
         other = tmp_path / "other"
         other.write_text("guess\n")
         async with admin_client(config.model_copy(update={"token_file": other})) as guessing:
             with pytest.raises(RemoteTierError, match=r"refuses the token of \[admin\] token.file"):
-                await guessing.scrape()
+                await guessing.overview()
     async with admin_client(config.model_copy(update={"host": "::"})) as everywhere:
         assert everywhere.url == f"http://[::1]:{port}"
 

@@ -1,20 +1,17 @@
-"""Reads the metrics and the overview of a running proxy, and whether it is ready, from its admin port."""
+"""Reads the overview and the topics of a running proxy from its admin port."""
 
 from __future__ import annotations
 
 import ssl
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
 from proxy.admin.api import PREFIX, adapter
-from proxy.admin.facts import Overview
+from proxy.admin.facts import Overview, TopicsPage
 from proxy.config import AdminConfig
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError, explain, load_authorities
@@ -24,43 +21,8 @@ _TIMEOUT_S: Final = 20.0
 """The overview waits for brokers that do not answer."""
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # it is replaced, and not bound
 
-Labels = Mapping[str, str]
 
-
-@dataclass(frozen=True, slots=True)
-class Scrape:
-    """The samples of one moment. `at_s` is a time of the monotonic clock."""
-
-    at_s: float
-    samples: Mapping[str, tuple[tuple[Labels, float], ...]]
-
-    def of(self, name: str, **labels: str) -> Iterator[tuple[Labels, float]]:
-        """Yields the samples with these labels."""
-        for found, value in self.samples.get(name, ()):
-            if all(found.get(key) == wanted for key, wanted in labels.items()):
-                yield found, value
-
-    def total(self, name: str, **labels: str) -> float:
-        return sum(value for _, value in self.of(name, **labels))
-
-    def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
-        """Returns the sums by the values of one label."""
-        sums: dict[str, float] = {}
-        for found, value in self.of(name, **labels):
-            sums[found.get(label, "")] = sums.get(found.get(label, ""), 0.0) + value
-        return sums
-
-
-def parse_scrape(text: str, at_s: float) -> Scrape:
-    """Parses Prometheus's text format. Raises `RemoteTierError`."""
-    samples: dict[str, list[tuple[Labels, float]]] = {}
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
-    except ValueError as error:
-        raise RemoteTierError(f"the answer of the admin port is no metrics: {error}") from error
-    return Scrape(at_s, {name: tuple(found) for name, found in samples.items()})
+Answer = TypeVar("Answer")
 
 
 class AdminClient:
@@ -70,25 +32,23 @@ class AdminClient:
         self.url = url
         self._session = session
 
-    async def scrape(self) -> Scrape:
-        """Raises `RemoteTierError` with a message of one line."""
-        _, text = await self._get("/metrics", 200)
-        return parse_scrape(text, time.monotonic())
-
-    async def not_ready(self) -> list[str]:
-        """Returns why the proxy is not ready, one line each. Raises `RemoteTierError`."""
-        status, text = await self._get("/readyz", 200, 503)
-        return text.splitlines() if status == 503 else []
-
     async def overview(self) -> Overview:
-        """Raises `RemoteTierError`."""
+        """Raises `RemoteTierError` with a message of one line."""
         _, text = await self._get(f"{PREFIX}/overview", 200)
+        return self._parsed(Overview, text)
+
+    async def largest_backlogs(self) -> TopicsPage | None:
+        """Returns the topics by their backlog, the largest first. None: no process knows them now.
+
+        Raises `RemoteTierError`."""
+        status, text = await self._get(f"{PREFIX}/topics?sort=backlog&descending=true", 200, 503)
+        return self._parsed(TopicsPage, text) if status == 200 else None
+
+    def _parsed(self, answer: type[Answer], text: str) -> Answer:
         try:
-            found: Overview = adapter(Overview).validate_json(text)
+            found: Answer = adapter(answer).validate_json(text)
         except ValidationError as error:
-            raise RemoteTierError(
-                f"the proxy at {self.url} has another release: its overview cannot be read"
-            ) from error
+            raise RemoteTierError(f"the proxy at {self.url} has another release: its answer cannot be read") from error
         return found
 
     async def _get(self, path: str, *expected: int) -> tuple[int, str]:
