@@ -204,7 +204,7 @@ def test_a_reader_of_the_readme_runs_a_proxy(site: OrdersSite, tools: KafkaTools
         bounds = reader.next_is("tidegate tier bounds")
         until(lambda: succeeds(lambda: reader.run(bounds))() and site.topic in reader.run(bounds))
         assert site.topic in reader.run(reader.next_is("tidegate explain"))
-        assert "Fetch by tier" in reader.run(reader.next_is("tidegate top"))
+        assert "local, with long polls" in reader.run(reader.next_is("tidegate top"))
         altered = reader.run(reader.next_is("kafka-configs.sh"))
         assert f"Completed updating config for topic {site.topic}." in altered
     assert reader.is_done()
