@@ -449,7 +449,6 @@ class ErrorLine:
     api: str | None = None
     api_version: int | None = None
     position: int | None = None
-    dump: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,11 +291,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         """Begins a response. Returns the rest of the part, of which too much was to be patched at once."""
         slot = self._client.queue.awaiting.popleft()
         self._slot = slot
-        if not slot.is_raw_token:
-            # A response that answers another request may have records. So an error shows its head alone.
-            self._begun = part.data[LENGTH_BYTES : LENGTH_BYTES + RESPONSE_HEAD_BYTES]
-            _check_head(slot, part)
         self._begun = part.data[LENGTH_BYTES:]
+        if not slot.is_raw_token:
+            _check_head(slot, part)
         if slot.answer is not None:
             return None
         is_held = slot.holds(part.size)
@@ -360,7 +358,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if slot is None or self._begun is None:
             return None
         api_key = None if slot.is_raw_token else slot.api_key
-        return FaultyFrame("broker", self._begun, api_key, slot.api_version)
+        return FaultyFrame("broker", api_key=api_key, api_version=slot.api_version)
 
 
 def _check_head(slot: Slot, part: FramePart) -> None:

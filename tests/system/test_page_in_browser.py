@@ -67,10 +67,9 @@ def facts(topics: int = 1000, *, in_trouble: bool = False) -> ScriptedFacts:
         ReaderLine("spark-backfill", "orders-0000", 84_213 * MIB, 61e6, 12_000, 0, 11_400, NOW_MS - 4_000),
         ReaderLine("<script>alert(1)</script>", "audit-0003", 912 * MIB, 1.2e6, 411, 37, 120, NOW_MS - 4_000),
     )
-    frame = tuple(f"{16 * each:08x}  " + "ff " * 16 + " |................|" for each in range(3))
     found.incidents = (
         ErrorLine(NOW_MS, "throttled", "the client is above max.connections", "worker-1", "10.2.3.4:51234"),
-        ErrorLine(NOW_MS, "undecodable", "a negative length", "worker-2", "[::1]:5", 2, "x", "client", dump=frame),
+        ErrorLine(NOW_MS, "undecodable", "a negative length", "worker-2", "[::1]:5", 2, "x", "client"),
     )
     if in_trouble:
         found.events = (

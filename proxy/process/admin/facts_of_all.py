@@ -19,7 +19,6 @@ from proxy.admin.counts import History, ProcessReport
 from proxy.admin.facts import (
     THIS_PROCESS,
     ClusterFacts,
-    ErrorLine,
     ErrorsPage,
     EventLine,
     Overview,
@@ -199,10 +198,10 @@ class FactsOfAll:
         children = self._supervisor.children
         answers = await asyncio.gather(*(self._pages.ask(child, f"{PREFIX}/errors") for child in children))
         found = [
-            ErrorLine(**{**entry, "process": child.name, "dump": tuple(entry["dump"])})
+            replace(entry, process=child.name)
             for child, (status, text) in zip(children, answers, strict=True)
             if status == 200
-            for entry in json.loads(text)["errors"]
+            for entry in self._decoded(ErrorsPage, text).errors
         ]
         return ErrorsPage(tuple(sorted(found, key=lambda entry: entry.time_ms)))
 

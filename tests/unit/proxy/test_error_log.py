@@ -1,4 +1,4 @@
-"""The ring of the last errors, and what a dump of a frame shows."""
+"""The ring of the last errors."""
 
 from __future__ import annotations
 
@@ -15,19 +15,6 @@ from tests.support.proxy.proxy_harness import forwarded, relayed
 SECRET = b"the record's own bytes"
 
 
-def dump_of(api_key: int, version: int, body: bytes) -> str:
-    log = ErrorLog()
-    frame = build_request_header(api_key, version, 7, "app") + body
-    log.note("undecodable", "damaged", peer="10.0.0.1:5", frame=FaultyFrame("client", frame))
-    return "\n".join(log.incidents[-1].dump)
-
-
-def bytes_in(dump: str) -> bytes:
-    """Returns the bytes that the dump shows."""
-    digits = [digit for line in dump.splitlines() if "more bytes" not in line for digit in line[10:57].split()]
-    return bytes.fromhex("".join(digit for digit in digits if digit != "**"))
-
-
 def test_an_entry_has_peer_client_id_api_and_position() -> None:
     log = ErrorLog(wall_clock_ms=lambda: 1_000)
     frame = build_request_header(ApiKey.METADATA, 12, 7, "app") + b"\x05"
@@ -42,7 +29,6 @@ def test_an_entry_has_peer_client_id_api_and_position() -> None:
     assert (entry.time_ms, entry.kind, entry.reason) == (1_000, "undecodable", "an array announces 4 elements")
     assert (entry.peer, entry.node_id, entry.client_id, entry.sender) == ("10.0.0.1:5", 2, "app", "client")
     assert (entry.api, entry.api_version, entry.position) == ("METADATA", 12, 15)
-    assert bytes_in("\n".join(entry.dump)) == frame
 
 
 def test_the_ring_keeps_the_last_entries() -> None:
@@ -50,21 +36,6 @@ def test_the_ring_keeps_the_last_entries() -> None:
     for number in range(5):
         log.note("refused", f"limit {number}", peer=None)
     assert [entry.reason for entry in log.incidents] == ["limit 2", "limit 3", "limit 4"]
-
-
-def test_records_of_a_produce_request_are_masked() -> None:
-    dump = dump_of(ApiKey.PRODUCE, 9, b"\x00\xff\xff" + SECRET * 20)
-    header = build_request_header(ApiKey.PRODUCE, 9, 7, "app")
-    assert bytes_in(dump) == header
-    assert "more bytes" in dump
-    assert "record" not in dump
-
-
-def test_sasl_tokens_are_masked() -> None:
-    dump = dump_of(ApiKey.SASL_AUTHENTICATE, 2, b"\x0e\x00alice\x00secret\x00")
-    assert bytes_in(dump) == build_request_header(ApiKey.SASL_AUTHENTICATE, 2, 7, "app")
-    assert "alice" not in dump
-    assert "secret" not in dump
 
 
 @pytest.mark.parametrize(
@@ -79,23 +50,12 @@ def test_sasl_tokens_are_masked() -> None:
     ],
     ids=["too short", "no client id", "cut", "unknown API", "another client id", "a null client id"],
 )
-def test_a_frame_that_may_be_no_request_is_masked(frame: bytes) -> None:
+def test_a_frame_that_may_be_no_request_has_no_client_id(frame: bytes) -> None:
     """A client that counts the bytes of a request wrongly sends the rest of it as a frame of its own."""
     log = ErrorLog()
     log.note("undecodable", "damaged", peer=None, client_id="app", frame=FaultyFrame("client", frame))
     (entry,) = log.incidents
-    assert bytes_in("\n".join(entry.dump)) == b""
-    assert len(entry.dump) > 0
     assert (entry.client_id, entry.api, entry.api_version) == ("app", None, None)
-
-
-def test_records_of_a_fetch_response_are_masked() -> None:
-    log = ErrorLog()
-    frame = b"\x00\x00\x00\x07\x00" + SECRET
-    log.note("undecodable", "damaged", peer=None, frame=FaultyFrame("broker", frame, ApiKey.FETCH, 12))
-    (entry,) = log.incidents
-    assert bytes_in("\n".join(entry.dump)) == frame[:4]
-    assert (entry.api, entry.api_version, entry.sender) == ("FETCH", 12, "broker")
 
 
 async def test_an_undecodable_request_is_noted_with_its_sender() -> None:
@@ -105,7 +65,6 @@ async def test_an_undecodable_request_is_noted_with_its_sender() -> None:
         (entry,) = proxy.server.errors.incidents
     assert (entry.kind, entry.sender, entry.client_id, entry.api) == ("undecodable", "client", "test", "FETCH")
     assert str(entry.peer).startswith("127.0.0.1:")
-    assert bytes_in("\n".join(entry.dump)) == request(ApiKey.FETCH, 3, 2, b"\x00")
 
 
 async def test_an_undecodable_response_is_noted_with_the_api_of_its_request() -> None:
@@ -116,13 +75,3 @@ async def test_an_undecodable_response_is_noted_with_the_api_of_its_request() ->
         (entry,) = proxy.server.errors.incidents
     assert (entry.kind, entry.sender, entry.api, entry.api_version) == ("undecodable", "broker", "METADATA", 9)
     assert entry.position is not None
-
-
-async def test_a_response_that_answers_another_request_shows_its_head_alone() -> None:
-    async with relayed() as (client, broker, proxy):
-        upstream = await forwarded(client, broker, request(ApiKey.LIST_OFFSETS, 5, 2))
-        await upstream.send(response(1, b"a record of a Fetch that was answered twice"))
-        assert await client.ended() == b""
-        (entry,) = proxy.server.errors.incidents
-        assert entry.api == "LIST_OFFSETS"
-        assert bytes_in("\n".join(entry.dump)) == bytes((0, 0, 0, 1))

@@ -17,7 +17,7 @@ from tests.support.repository import ROOT
 def facts() -> ScriptedFacts:
     found = ScriptedFacts(dead_store=True, gone_broker=True)
     found.readers_seen = (ReaderLine("spark", "orders", 1, 2.5, 3, 0, 1, NOW_MS),)
-    found.incidents = (ErrorLine(NOW_MS, "closed", "it sends nothing", dump=("00",)),)
+    found.incidents = (ErrorLine(NOW_MS, "closed", "it sends nothing"),)
     return found
 
 

@@ -146,9 +146,7 @@ async def test_texts_of_users_stay_texts() -> None:
     )
     facts = ScriptedFacts({HOSTILE: (line, lines)})
     facts.readers_seen = (ReaderLine(HOSTILE, HOSTILE, 1, 1.0, 1, 1, 0, NOW_MS),)
-    facts.incidents = (
-        ErrorLine(NOW_MS, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE, "client", HOSTILE, 1, 2, (HOSTILE,)),
-    )
+    facts.incidents = (ErrorLine(NOW_MS, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE, "client", HOSTILE, 1, 2),)
     overview = await facts.overview()
     topic, partition = await facts.topic(HOSTILE, 1), await facts.partition(HOSTILE, 0, 0)
     assert topic is not None
