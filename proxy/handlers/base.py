@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 from uuid import UUID
 
+from opentelemetry.trace import Tracer
+
 from protocol.api_keys import ApiKey
 from protocol.apis.topic_reference import TopicReference
 from protocol.errors import ErrorCode
@@ -23,7 +25,6 @@ from tiers.metadata.metadata_log import FreshMetadata
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.reader.remote_reads import RemoteReads
-from tiers.tracing import Tracer
 from tiers.two_tier_log import TwoTierLog
 
 KIB = 1024

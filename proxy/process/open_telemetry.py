@@ -1,4 +1,4 @@
-"""The tracer that sends spans to a collector of OpenTelemetry. Only a process with traces imports this module.
+"""Sends spans to a collector of OpenTelemetry. Only a process with traces imports this module.
 
 The library's own thread sends the spans in batches, from a bounded queue. When the queue is full, its oldest spans are
 dropped. So a collector that is slow or down holds up no request. The proxy logs failed exports at growing intervals,
@@ -10,12 +10,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
 try:
-    from opentelemetry.context import Context
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.environment_variables import (
         OTEL_EXPORTER_OTLP_ENDPOINT,
@@ -27,113 +25,21 @@ try:
     from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
     from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-    from opentelemetry.trace import Span as OtelSpan
-    from opentelemetry.trace import SpanKind, Status, StatusCode, get_current_span, set_span_in_context
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise ImportError("opentelemetry is missing: run `pip install '.[otel]'` in the clone of Tidegate") from error
 
 from tiers.lasting_trouble import LastingTrouble
-from tiers.storage.blocking_calls import BlockingCalls
-from tiers.tracing import Attributes
+from tiers.tracing import MAX_TEXT
 
 logger = logging.getLogger(__name__)
 
-FLUSH_S: Final = 2.0
-"""How long the end of the process waits for the last spans to leave."""
 _SAMPLED_PART: Final = 0.01
 """The part of the Fetches that is traced by default. A traced Fetch takes about twice the CPU time."""
 _COLLECTOR: Final = "http://localhost:4318"
 """The library's own default."""
-_MAX_TEXT: Final = 1_000
-_NS_PER_MS: Final = 1_000_000
 _LIBRARY: Final = "opentelemetry"
 """The library's loggers are below this one, and those of its exporters below the next one."""
 _EXPORTERS: Final = f"{_LIBRARY}.exporter"
-_propagator: Final = TraceContextTextMapPropagator()
-
-
-class OpenTelemetrySpan:
-    """Implements `Span`."""
-
-    def __init__(self, tracer: OpenTelemetryTracer, span: OtelSpan) -> None:
-        self._tracer = tracer
-        self._span = span
-
-    @property
-    def context(self) -> str:
-        carrier: dict[str, str] = {}
-        _propagator.inject(carrier, set_span_in_context(self._span, Context()))
-        return carrier["traceparent"]
-
-    def child(
-        self, name: str, attributes: Attributes, *, is_call: bool = False, began_at_ms: int | None = None
-    ) -> OpenTelemetrySpan:
-        inner = set_span_in_context(self._span, Context())
-        return self._tracer.started(name, _kind(is_call), attributes, inner, began_at_ms)
-
-    def uses(self, context: str) -> None:
-        self._span.add_link(get_current_span(_context_of(context)).get_span_context())
-
-    def found(self, attributes: Attributes) -> None:
-        self._span.set_attributes(attributes)
-
-    def failed(self, error: BaseException | str) -> None:
-        if isinstance(error, BaseException):
-            self._span.record_exception(error)
-            kind, text = type(error).__name__, str(error)
-        else:
-            kind, text = error, ""
-        self._span.set_attribute("error.type", kind)
-        self._span.set_status(Status(StatusCode.ERROR, text[:_MAX_TEXT] or None))
-
-    def end(self) -> None:
-        self._span.end()
-
-
-class OpenTelemetryTracer:
-    """Implements `Tracer`. `wall_clock_ns` is the time that spans have; `clock_ms` is the monotonic clock."""
-
-    def __init__(
-        self, provider: TracerProvider, version: str, clock_ms: Callable[[], int], wall_clock_ns: Callable[[], int]
-    ) -> None:
-        self._provider = provider
-        self._tracer = provider.get_tracer("tidegate", version)
-        self._clock_ms = clock_ms
-        self._wall_clock_ns = wall_clock_ns
-
-    def begin(self, name: str, attributes: Attributes, began_at_ms: int) -> OpenTelemetrySpan | None:
-        span = self.started(name, SpanKind.SERVER, attributes, Context(), began_at_ms)
-        return span if span._span.is_recording() else None
-
-    def child_of(self, context: str, name: str, attributes: Attributes, *, is_call: bool = False) -> OpenTelemetrySpan:
-        return self.started(name, _kind(is_call), attributes, _context_of(context), None)
-
-    def started(
-        self, name: str, kind: SpanKind, attributes: Attributes, context: Context, began_at_ms: int | None
-    ) -> OpenTelemetrySpan:
-        age_ms = 0 if began_at_ms is None else self._clock_ms() - began_at_ms
-        start_ns = self._wall_clock_ns() - age_ms * _NS_PER_MS
-        return OpenTelemetrySpan(self, self._tracer.start_span(name, context, kind, attributes, start_time=start_ns))
-
-    def discard(self) -> None:
-        """Ends a tracer that has begun no span."""
-        self._provider.shutdown()
-
-    async def close(self) -> None:
-        """Sends the spans in the queue, for at most `FLUSH_S`. The rest is dropped."""
-        calls = BlockingCalls("tracing", 1)
-        with suppress(TimeoutError):
-            await calls.run(lambda _: self._provider.shutdown(), FLUSH_S)
-        calls.close()
-
-
-def tracer_to_collector(
-    version: str, clock_ms: Callable[[], int], wall_clock_ns: Callable[[], int]
-) -> OpenTelemetryTracer:
-    """Raises `ValueError` if the library cannot use its environment variables."""
-    provider = provider_of(version, batches_to_collector(clock_ms))
-    return OpenTelemetryTracer(provider, version, clock_ms, wall_clock_ns)
 
 
 def provider_of(version: str, processor: SpanProcessor) -> TracerProvider:
@@ -147,8 +53,8 @@ def provider_of(version: str, processor: SpanProcessor) -> TracerProvider:
     provider = TracerProvider(
         sampler=sampler,
         resource=Resource.create({"service.name": name, "service.version": version, "process.pid": os.getpid()}),
-        shutdown_on_exit=False,  # it has no deadline; `close` has one
-        span_limits=SpanLimits(max_attribute_length=_MAX_TEXT),
+        shutdown_on_exit=False,  # it has no deadline; `flush` has one
+        span_limits=SpanLimits(max_attribute_length=MAX_TEXT),
     )
     provider.add_span_processor(processor)
     return provider
@@ -213,11 +119,3 @@ class _Watched(SpanExporter):
 
     def shutdown(self) -> None:
         self._inner.shutdown()
-
-
-def _context_of(context: str) -> Context:
-    return _propagator.extract({"traceparent": context}, Context())
-
-
-def _kind(is_call: bool) -> SpanKind:
-    return SpanKind.CLIENT if is_call else SpanKind.INTERNAL

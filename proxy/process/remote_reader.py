@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
 
+from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
@@ -38,7 +39,6 @@ from tiers.reader.remote_reads import TracedStore
 from tiers.reader.shared.channel import SharedBuffers
 from tiers.reader.shared.lent_reads import RemoteReadServer
 from tiers.storage.locations import LocatedRemoteStorageManager
-from tiers.tracing import Tracer
 
 SHARED_BYTES = GaugeSpec(
     "tidegate_remote_reader_shared_bytes",

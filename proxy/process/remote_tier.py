@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
 
 from protocol.api_keys import ApiKey
@@ -50,7 +51,6 @@ from tiers.reader.shared.channel import Address
 from tiers.reader.shared.lent_reads import RemoteReadClient
 from tiers.tasks.deletion.failed_deletions import FAILED_DELETIONS_TOPIC
 from tiers.tasks.history.align import require_aligned
-from tiers.tracing import Tracer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from opentelemetry.trace import SpanKind, Tracer
+
 from tiers.errors import RemoteLogError
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
@@ -19,7 +21,7 @@ from tiers.reader.chunk_fetcher import Caller
 from tiers.reader.remote_log_offset_reader import TimestampOffset
 from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
 from tiers.storage.remote_storage_manager import SegmentReads
-from tiers.tracing import Tracer, current_context, partition_attributes, spanned
+from tiers.tracing import current_trace, partition_attributes, spanned, traceparent, within_named
 
 T = TypeVar("T", memoryview, bytes)
 
@@ -58,17 +60,18 @@ class TracedReads:
             return await self._inner.read(request)
         partition = request.partition
         topic = partition.topic or self._topic_name(partition, request.offset)
-        attributes = {
+        attributes: dict[str, str | int] = {
             **partition_attributes(topic, partition.partition),
             "messaging.kafka.offset": request.offset,
             "tidegate.topic.id": str(partition.topic_id),
             "tidegate.read.max_bytes": request.max_bytes,
         }
-        with spanned(self._tracer.child_of(request.trace, f"read {topic}".rstrip(), attributes)) as span:
-            read = await self._inner.read(replace(request, trace=span.context))
+        name = f"read {topic}".rstrip()
+        with spanned(self._tracer.start_span(name, within_named(request.trace), attributes=attributes)) as span:
+            read = await self._inner.read(replace(request, trace=traceparent(span)))
             segment = {} if read.segment_id is None else {"tidegate.segment.id": str(read.segment_id)}
             cache = "hit" if read.is_cache_hit else "miss"
-            span.found({**segment, "tidegate.read.bytes": read.size_bytes, "tidegate.chunk_cache": cache})
+            span.set_attributes({**segment, "tidegate.read.bytes": read.size_bytes, "tidegate.chunk_cache": cache})
             return read
 
     def _topic_name(self, partition: TopicIdPartition, offset: int) -> str:
@@ -104,15 +107,16 @@ class TracedStore:
         start_position: int | None = None,
         end_position: int | None = None,
     ) -> T:
-        if not (context := current_context()):
+        if not (name := current_trace()):
             return await read
         places = {"start_position": start_position, "end_position": end_position}
-        attributes = {
+        attributes: dict[str, str | int] = {
             **partition_attributes(metadata.topic_id_partition.topic, metadata.topic_id_partition.partition),
             "tidegate.segment.id": str(metadata.segment_id.id),
             **{f"tidegate.store.{name}": place for name, place in places.items() if place is not None},
         }
-        with spanned(self._tracer.child_of(context, operation, attributes, is_call=True)) as span:
+        span = self._tracer.start_span(operation, within_named(name), SpanKind.CLIENT, attributes)
+        with spanned(span):
             data = await read
-            span.found({"tidegate.store.bytes": len(data)})
+            span.set_attribute("tidegate.store.bytes", len(data))
             return data

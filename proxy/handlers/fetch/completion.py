@@ -118,7 +118,7 @@ class FetchCompleter:
         with spanned(None if held.trace is None else held.trace.judging()) as judging:
             judgements = await self._judge.judge(held, response)
             if judging is not None:
-                judging.found({"tidegate.verdicts": sorted({each.verdict.value for each in judgements.values()})})
+                judging.set_attribute("tidegate.verdicts", sorted({each.verdict.value for each in judgements.values()}))
         tiered = any(
             judgement.is_tiered and judgement.verdict is not Verdict.RELAY for judgement in judgements.values()
         )
@@ -234,7 +234,7 @@ class FetchCompleter:
         with spanned(None if held.trace is None else held.trace.waiting(operation.reads)) as waiting:
             completion = await self._purgatory.wait(operation, partial(self._poll_local, fetch, operation))
             if waiting is not None:
-                waiting.found({"tidegate.completion": completion.value})
+                waiting.set_attribute("tidegate.completion", completion.value)
 
     async def _poll_local(self, fetch: _JudgedFetch, operation: DelayedRemoteFetch) -> None:
         """Polls the idle local partitions upstream until the operation completes.

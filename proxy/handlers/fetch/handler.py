@@ -322,7 +322,7 @@ class FetchHandler:
         received_at_ms = exchange.request.received_at_ms
         client_id = client_id_of(exchange.request)
         tracer = self._tools.tracer
-        trace = None if tracer is None else begin_trace(tracer, exchange, parsed, client_id)
+        trace = None if tracer is None else begin_trace(tracer, exchange, parsed, client_id, self._tools.clock_ms())
         if trace is not None:
             exchange.on_sent = trace.ends_after(grant.release)
         read_ms = min(self._tools.settings.remote_log.fetch_max_wait_ms, _READ_CAP_MS)

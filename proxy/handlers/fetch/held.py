@@ -66,7 +66,7 @@ class HeldFetch:
             self.deadline_ms,
             self.exchange.connection_id,
             self.client_id,
-            "" if self.trace is None else self.trace.context,
+            "" if self.trace is None else self.trace.name,
         )
 
 

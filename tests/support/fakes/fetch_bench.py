@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opentelemetry.trace import Tracer
+
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
 from protocol.header import response_body_position
@@ -30,7 +32,6 @@ from tiers.model.ids import TopicIdPartition
 from tiers.reader.chunk_fetcher import RemoteLogReaderSettings
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.reader.remote_reads import TracedReads, TracedStore
-from tiers.tracing import Tracer
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 P1 = TopicIdPartition(TOPIC_ID, 1, "orders")

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Tracer
 
 from proxy import cli
 from proxy.handlers.base import FetchSettings
 from proxy.handlers.fetch.trace import ABANDONED
-from proxy.process import open_telemetry
-from proxy.process.open_telemetry import OpenTelemetryTracer, batches_to_collector, provider_of
+from proxy.process import open_telemetry, tracing
+from proxy.process.open_telemetry import batches_to_collector, provider_of
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.broker.fetch_frames import fetch_frame
 from tests.support.fakes.fetch_bench import P0, ask, ask_local, bench_of, codes, records
@@ -34,6 +34,7 @@ from tests.support.tiers.waiting import until
 from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import RemoteStorageError
+from tiers.tracing import fail, traceparent, within_named
 
 ALL, NONE = "1", "0"
 TRACING = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n[tracing]\nenabled = true\n'
@@ -45,8 +46,8 @@ def all_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", ALL)
 
 
-def tracer_to(processor: SpanProcessor) -> OpenTelemetryTracer:
-    return OpenTelemetryTracer(provider_of("1.2", processor), "1.2", monotonic_ms, time.time_ns)
+def tracer_to(processor: SpanProcessor) -> Tracer:
+    return provider_of("1.2", processor).get_tracer("tidegate")
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def memory() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def tracer(memory: InMemorySpanExporter) -> OpenTelemetryTracer:
+def tracer(memory: InMemorySpanExporter) -> Tracer:
     return tracer_to(SimpleSpanProcessor(memory))
 
 
@@ -81,7 +82,7 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 
 
 async def test_a_fetch_over_both_tiers_is_one_trace(
-    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, tmp_path: Path
+    memory: InMemorySpanExporter, tracer: Tracer, tmp_path: Path
 ) -> None:
     async with bench_of(tmp_path, tracer=tracer) as bench:
         response = await bench.fetch(
@@ -142,7 +143,7 @@ async def test_a_fetch_over_both_tiers_is_one_trace(
 
 
 async def test_an_error_is_on_its_span_and_on_the_whole_fetch(
-    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, tmp_path: Path
+    memory: InMemorySpanExporter, tracer: Tracer, tmp_path: Path
 ) -> None:
     async with bench_of(tmp_path, tracer=tracer) as bench:
         bench.tier.storage.failures.append(RemoteStorageError("access denied"))
@@ -160,7 +161,7 @@ async def test_an_error_is_on_its_span_and_on_the_whole_fetch(
 
 
 async def test_a_chunk_in_memory_needs_no_call_of_the_store(
-    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, tmp_path: Path
+    memory: InMemorySpanExporter, tracer: Tracer, tmp_path: Path
 ) -> None:
     """A Fetch of the local tier has no trace."""
     async with bench_of(tmp_path, tracer=tracer) as bench:
@@ -174,7 +175,7 @@ async def test_a_chunk_in_memory_needs_no_call_of_the_store(
 
 
 async def test_a_fetch_names_the_trace_whose_slow_read_it_uses(
-    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, tmp_path: Path
+    memory: InMemorySpanExporter, tracer: Tracer, tmp_path: Path
 ) -> None:
     settings = FetchSettings(local_poll_ms=20, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
     async with bench_of(tmp_path, settings, tracer=tracer) as bench, asyncio.timeout(60):
@@ -193,7 +194,7 @@ async def test_a_fetch_names_the_trace_whose_slow_read_it_uses(
 
 
 async def test_a_foreseen_fetch_that_is_abandoned_ends_its_spans(
-    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, tmp_path: Path
+    memory: InMemorySpanExporter, tracer: Tracer, tmp_path: Path
 ) -> None:
     async with bench_of(tmp_path, tracer=tracer) as bench:
         await bench.fetch(13, ask(13, 0))
@@ -222,51 +223,31 @@ async def test_a_fetch_that_is_not_sampled_has_no_spans(
 
 
 def test_a_span_continues_in_another_process(
-    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, monkeypatch: pytest.MonkeyPatch
+    memory: InMemorySpanExporter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_memory = InMemorySpanExporter()
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", NONE)  # the process that began the trace has decided
     other = tracer_to(SimpleSpanProcessor(other_memory))
-    fetch = tracer.begin("Fetch", {}, monotonic_ms())
-    assert fetch is not None
-    other.child_of(fetch.context, "read orders", {}).end()
-    fetch.uses(fetch.context)
+    fetch = tracer.start_span("Fetch")
+    other.start_span("read orders", within_named(traceparent(fetch))).end()
     fetch.end()
     (parent,), (child,) = memory.get_finished_spans(), other_memory.get_finished_spans()
     assert parent.context is not None
     assert child.parent is not None
     assert (child.parent.trace_id, child.parent.span_id) == (parent.context.trace_id, parent.context.span_id)
-    assert [link.context.span_id for link in parent.links] == [parent.context.span_id]
 
 
-def test_long_texts_are_cut(memory: InMemorySpanExporter, tracer: OpenTelemetryTracer) -> None:
-    fetch = tracer.begin("Fetch", {"messaging.client.id": "x" * 30_000}, monotonic_ms())
-    assert fetch is not None
-    fetch.failed(RemoteStorageError("y" * 30_000))
+def test_long_texts_are_cut(memory: InMemorySpanExporter, tracer: Tracer) -> None:
+    fetch = tracer.start_span("Fetch", attributes={"messaging.client.id": "x" * 30_000})
+    fail(fetch, RemoteStorageError("y" * 30_000))
     fetch.end()
     (span,) = memory.get_finished_spans()
     assert (attributes(span)["messaging.client.id"], span.status.description) == ("x" * 1_000, "y" * 1_000)
 
 
-def test_a_span_begins_when_its_work_began(memory: InMemorySpanExporter) -> None:
-    provider = provider_of("1.2", SimpleSpanProcessor(memory))
-    tracer = OpenTelemetryTracer(provider, "1.2", lambda: 1_000, lambda: 50_000_000_000)
-    fetch = tracer.begin("Fetch", {}, 400)
-    assert fetch is not None
-    fetch.end()
-    (span,) = memory.get_finished_spans()
-    assert span.start_time == 50_000_000_000 - 600 * 1_000_000
-
-
 @pytest.fixture
 def quick_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
-
-
-def export(tracer: OpenTelemetryTracer) -> None:
-    span = tracer.begin("Fetch", {}, monotonic_ms())
-    assert span is not None
-    span.end()
 
 
 @pytest.mark.usefixtures("quick_batches")
@@ -277,17 +258,18 @@ async def test_a_collector_that_refuses_costs_one_line(
     caplog.set_level(logging.INFO)
     async with running_collector() as collector, asyncio.timeout(60):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"{collector.endpoint}/")
-        tracer = tracer_to(batches_to_collector(monotonic_ms))
+        provider = provider_of("1.2", batches_to_collector(monotonic_ms))
+        tracer = provider.get_tracer("tidegate")
         collector.status = 401
         for _ in range(3):
-            export(tracer)
+            tracer.start_span("Fetch").end()
             await collector.refusals.acquire()
         collector.status = 200
-        export(tracer)
+        tracer.start_span("Fetch").end()
         assert (await collector.arrived.get()).name == "Fetch"
         assert collector.headers["x-team"] == "tiers"
-        export(tracer)
-        await tracer.close()
+        tracer.start_span("Fetch").end()
+        await tracing.flush(provider)
         assert len(collector.taken()) == 1
     began, ended = (record for record in caplog.records if record.name == open_telemetry.__name__)
     assert began.message == "the collector takes no traces"
@@ -312,16 +294,17 @@ def test_a_collector_without_a_scheme_or_with_a_secret_is_refused(url: str, monk
 async def test_a_dead_collector_holds_up_neither_a_fetch_nor_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(open_telemetry, "FLUSH_S", 0.01)
+    monkeypatch.setattr(tracing, "FLUSH_S", 0.01)
     (port,) = free_ports(1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.05")  # the library gives up at once
-    tracer = tracer_to(batches_to_collector(monotonic_ms))
+    provider = provider_of("1.2", batches_to_collector(monotonic_ms))
+    tracer = provider.get_tracer("tidegate")
     async with bench_of(tmp_path, tracer=tracer) as bench, asyncio.timeout(60):
         for offset in (0, 60):
             assert records(await bench.fetch(13, ask(13, offset)))
         await until(lambda: "the collector takes no traces" in caplog.messages)
-        await tracer.close()
+        await tracing.flush(provider)
     said = [record for record in caplog.records if record.name == open_telemetry.__name__]
     assert [record.message for record in said] == ["the collector takes no traces"]
     assert vars(said[0])["error"]
@@ -335,16 +318,16 @@ async def test_an_export_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest
             reached.set()
             hanging.wait()
 
-    monkeypatch.setattr(open_telemetry, "FLUSH_S", 0.01)
-    await tracer_to(Hangs()).close()
+    monkeypatch.setattr(tracing, "FLUSH_S", 0.01)
+    await tracing.flush(provider_of("1.2", Hangs()))
     assert reached.wait(60)
     hanging.set()
 
 
-def test_a_proxy_without_traces_imports_nothing_of_opentelemetry() -> None:
+def test_a_proxy_without_traces_imports_no_sdk() -> None:
     program = (
         "import sys, proxy.cli, proxy.process.child\n"
-        "print(*(name for name in sys.modules if name.startswith('opentelemetry')))"
+        "print(*(name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))))"
     )
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout == "\n"
@@ -353,7 +336,7 @@ def test_a_proxy_without_traces_imports_nothing_of_opentelemetry() -> None:
 @pytest.fixture
 def without_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "proxy.process.open_telemetry")
-    monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
 
 
 @pytest.mark.usefixtures("without_extra")

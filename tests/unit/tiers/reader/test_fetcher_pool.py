@@ -10,7 +10,7 @@ import pytest
 from tiers.errors import ReaderQueueFullError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.reader import fetcher_pool
 from tiers.reader.fetcher_pool import FetcherPool, Flight
-from tiers.tracing import current_context, in_trace
+from tiers.tracing import current_trace, in_trace
 
 
 class Downloads:
@@ -26,7 +26,7 @@ class Downloads:
 
         async def download() -> str:
             self.started.append(name)
-            self.contexts.append(current_context())
+            self.contexts.append(current_trace())
             await self._gates[name].wait()
             return name
 

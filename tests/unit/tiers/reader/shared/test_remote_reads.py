@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,7 +16,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from proxy.process.open_telemetry import OpenTelemetryTracer
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.remote_requests import P0, asked, in_ms, joined
 from tests.support.fakes.remote_tier import RemoteTier
@@ -38,6 +36,7 @@ from tiers.reader.remote_reads import TracedReads, TracedStore
 from tiers.reader.shared import channel
 from tiers.reader.shared.channel import SharedBuffers, listen
 from tiers.reader.shared.lent_reads import RemoteReadClient, RemoteReadServer, sendable
+from tiers.tracing import traceparent
 
 LARGE = 300_000
 """The size of a batch whose chunk is large enough for shared memory."""
@@ -51,7 +50,7 @@ class Processes:
         self.spans = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.spans))
-        self.tracer = OpenTelemetryTracer(provider, "1.2", monotonic_ms, time.time_ns)
+        self.tracer = provider.get_tracer("tidegate")
         self.listener = stack.enter_context(listen())
         self.buffers = SharedBuffers()
         remote_log = RemoteLogConfig(chunk_cache_bytes=LARGE * 3)
@@ -299,9 +298,8 @@ async def test_a_trace_goes_on_in_the_process_that_reads(processes: Processes) -
     await processes.fill()
     tracer = processes.tracer
     reads = TracedReads(await processes.client(), tracer, processes.tier.state)
-    fetch = tracer.begin("Fetch", {}, 0)
-    assert fetch is not None
-    for trace in (fetch.context, fetch.context, ""):
+    fetch = tracer.start_span("Fetch")
+    for trace in (traceparent(fetch), traceparent(fetch), ""):
         await reads.read(asked(0, trace=trace))
     fetch.end()
     spans = processes.spans.get_finished_spans()
