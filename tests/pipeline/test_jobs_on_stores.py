@@ -158,7 +158,7 @@ def test_all_jobs_over_a_topic(site: Site, tmp_path: Path) -> None:
 
     objects = site.objects()
     assert whole.stored_bytes == sum(objects.values())
-    [line] = asyncio.run(usage(site.config, UsageBy.TOPIC)).lines
+    [line] = asyncio.run(usage(site.config, UsageBy.TOPIC))
     logs = sum(size_bytes for key, size_bytes in objects.items() if key.endswith(".log"))
     assert (line.log_bytes, line.unfinished_bytes) == (logs, 0)
 
