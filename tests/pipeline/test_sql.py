@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import math
-from decimal import Decimal
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 
 from pipeline import cli
-from pipeline.commands.sql import plain
 from tests.support.pipeline.read_stage import ReadStage
 
 
@@ -59,13 +56,11 @@ def test_no_more_rows_than_asked_for_and_it_says_so(arguments: list[str], capsys
     [
         (["selec 1"], "PARSE_SYNTAX_ERROR"),
         (["select count(*) from tiered", "--option", "startingOffset=earliest"], "did you mean startingOffsets?"),
-        (["select struct(1 as a, 2 as a)"], "several columns or fields are named a: each needs an alias"),
-        (["select array(map(1, struct(2 as b, 3 as b)))", "--json"], "several columns or fields are named b"),
+        (["select 1 as a, 2 as a", "--json"], "several columns are named a: each needs an alias"),
         (
-            ["select map(array(1), 2)"],
-            "map<array<int>,int> has arrays or structs as keys: map_entries() makes an array",
+            ["select struct(map(array(1), 2))", "--json"],
+            "a map has keys of the type array: map_entries() makes an array",
         ),
-        (["select struct(map(struct(array(1)), 2))", "--json"], "has arrays or structs as keys"),
     ],
 )
 def test_a_wrong_query_is_one_line(
@@ -81,17 +76,18 @@ def test_a_wrong_query_is_one_line(
 @pytest.mark.parametrize(
     ("expression", "text", "value"),
     [
-        ("timestamp_micros(1700000000000000000)", "+55840-11-08 22:13:20", "+55840-11-08 22:13:20"),
-        ("timestamp_ntz'-0044-03-15 12:00:00'", "-0044-03-15 12:00:00", "-0044-03-15 12:00:00"),
+        ("timestamp_micros(1700000000000000000)", "+55840-11-08 22:13:20", "+55840-11-08T22:13:20.000Z"),
         ("date'+12000-01-01'", "+12000-01-01", "+12000-01-01"),
-        ("array(date'+12000-01-01', null)", '["+12000-01-01", null]', ["+12000-01-01", None]),
-        ("map(date'+12000-01-01', 1)", '{"+12000-01-01": 1}', {"+12000-01-01": 1}),
-        ("named_struct('day', date'+12000-01-01')", '{"day": "+12000-01-01"}', {"day": "+12000-01-01"}),
-        ("map_entries(map(array(1), 2))", '[{"key": [1], "value": 2}]', [{"key": [1], "value": 2}]),
+        ("array(date'+12000-01-01', null)", "[+12000-01-01, null]", ["+12000-01-01", None]),
+        ("map(7, 1)", "{7 -> 1}", {"7": 1}),
+        ("named_struct('h', x'76', 'n', null)", "{v, null}", {"h": "dg==", "n": None}),
+        ("map_entries(map(array(1), 2))", "[{[1], 2}]", [{"key": [1], "value": 2}]),
         ("interval '1' month", "INTERVAL '1' MONTH", "INTERVAL '1' MONTH"),
+        ("double('nan')", "NaN", "NaN"),
+        ("x'00'", "0x00", "AA=="),
     ],
 )
-def test_a_value_that_python_lacks_is_text(
+def test_a_value_of_any_type_is_shown(
     arguments: list[str], expression: str, text: str, value: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run([*arguments, f"select {expression} as `a.b`"]) == 0
@@ -103,21 +99,3 @@ def test_a_value_that_python_lacks_is_text(
 def test_columns_of_one_name_are_shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([*arguments, "select 41 as a, 42 as a"]) == 0
     assert capsys.readouterr().out.split()[-2:] == ["41", "42"]
-
-
-def test_every_answer_of_spark_is_json() -> None:
-    """Numbers that JSON lacks, and keys that are no text, too."""
-    answer = Row(
-        ratio=math.nan,
-        price=Decimal("1.50"),
-        counts={b"k": 1, 7: -math.inf},
-        headers=[Row(key="h", value=bytearray(b"v"))],
-        nothing=None,
-    )
-    assert json.loads(json.dumps(plain(answer), allow_nan=False)) == {
-        "ratio": "nan",
-        "price": "1.50",
-        "counts": {"aw==": 1, "7": "-inf"},
-        "headers": [{"key": "h", "value": "dg=="}],
-        "nothing": None,
-    }
