@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from typing import NamedTuple
 
-from protocol.records.record_batch import crc32c
 from tiers.bounded_gather import in_order
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -107,7 +106,7 @@ def _opened(index: SegmentIndex, run: list[_Numbered], view: memoryview) -> Iter
     for number, chunk in run:
         piece = view[chunk.stored_position - start :][: chunk.stored_bytes]
         try:
-            log_bytes = _checked(chunk, index.open_chunk(number, piece))
+            log_bytes = index.open_chunk(number, piece)
         except CorruptSegmentError as error:
             damage = error
             break
@@ -123,16 +122,6 @@ def _opened(index: SegmentIndex, run: list[_Numbered], view: memoryview) -> Iter
             yield _batches(index, log_bytes, chunk, chunk)
     if damage is not None:
         raise damage
-
-
-def _checked(chunk: Chunk, log_bytes: memoryview) -> memoryview:
-    """Returns `log_bytes`. Raises `CorruptSegmentError` if they differ from the chunk's length or checksum."""
-    if len(log_bytes) != chunk.log_bytes or crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
-        raise CorruptSegmentError(
-            f"the chunk with offsets {chunk.first_offset} to {chunk.last_offset}, at {chunk.stored_position}, "
-            "is not what was stored"
-        )
-    return log_bytes
 
 
 def _batches(index: SegmentIndex, log_bytes: memoryview, first: Chunk, last: Chunk) -> RawBatches:

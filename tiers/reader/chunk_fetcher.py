@@ -21,7 +21,6 @@ from uuid import UUID
 
 from cachetools import LRUCache
 
-from protocol.records.record_batch import crc32c
 from tiers.backoff import Backoff
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import (
@@ -427,14 +426,7 @@ def _opened(segment: IndexedSegment, first_number: int, stored: Sequence[memoryv
     chunks: list[memoryview] = []
     for number, stored_bytes in enumerate(stored, first_number):
         try:
-            view = segment.index.open_chunk(number, stored_bytes)
+            chunks.append(segment.index.open_chunk(number, stored_bytes))
         except CorruptSegmentError:
             break
-        if not _is_intact(view, segment.chunks[number]):
-            break
-        chunks.append(view)
     return tuple(chunks)
-
-
-def _is_intact(view: memoryview, chunk: Chunk) -> bool:
-    return len(view) == chunk.log_bytes and crc32c(view, 0, len(view)) == chunk.crc32c

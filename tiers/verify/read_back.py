@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
-from tiers.segment.indexes.segment_index import Chunk, SegmentIndex
+from tiers.segment.indexes.segment_index import Chunk
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 
@@ -44,26 +43,10 @@ async def read_back(
         for number, chunk in enumerate(run.chunks, run.first_number):
             start = chunk.stored_position - run.start_position
             try:
-                open_chunk(index, number, chunk, data[start : start + chunk.stored_bytes])
+                index.open_chunk(number, data[start : start + chunk.stored_bytes])
             except CorruptSegmentError as error:
-                place = f"segment {segment.segment_id.id}, at {chunk.stored_position}"
-                raise CorruptSegmentError(f"{place}: {error}") from error
+                raise CorruptSegmentError(f"segment {segment.segment_id.id}: {error}") from error
     return stored.metadata
-
-
-def open_chunk(index: SegmentIndex, number: int, chunk: Chunk, stored: memoryview) -> memoryview:
-    """Returns the log bytes of a stored chunk. Raises `CorruptSegmentError` when they are not what was written."""
-    if len(stored) != chunk.stored_bytes:
-        raise CorruptSegmentError(f"the .log object has {len(stored)} of the chunk's {chunk.stored_bytes} bytes")
-    try:
-        log_bytes = index.open_chunk(number, stored)
-    except CorruptSegmentError as error:
-        raise CorruptSegmentError("the chunk is not what was encrypted") from error
-    if len(log_bytes) != chunk.log_bytes:
-        raise CorruptSegmentError(f"the chunk has {len(log_bytes)} log bytes, not {chunk.log_bytes}")
-    if crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
-        raise CorruptSegmentError("the chunk's checksum differs")
-    return log_bytes
 
 
 async def check_stored(

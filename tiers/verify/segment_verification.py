@@ -39,7 +39,7 @@ from tiers.segment.leader_epochs import UnknownEpochStartError, clipped
 from tiers.segment.segment_builder import Carried, IndexBuilder, SegmentOverflowError
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import FIRST_PAUSE_MS, with_retries
-from tiers.verify.read_back import ChunkRun, chunk_runs, open_chunk
+from tiers.verify.read_back import ChunkRun, chunk_runs
 
 DEFAULT_RUN_BYTES = 8 << 20
 _ANY_BYTES = 1 << 62
@@ -162,7 +162,7 @@ class SegmentVerification:
     def _trouble(self, number: int, chunk: Chunk, stored: memoryview) -> str | None:
         assert self._index is not None
         try:
-            log_bytes = open_chunk(self._index, number, chunk, stored)
+            log_bytes = self._index.open_chunk(number, stored)
             batches = verify_batches(log_bytes, chunk.first_offset)
             if not batches or batches[-1].end != len(log_bytes) or batches[-1].last_offset != chunk.last_offset:
                 return "the chunk does not end with the record batch that its index entry names"

@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
+from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 
@@ -117,7 +118,7 @@ def decode_chunks(
             raise CorruptSegmentError(f"remote log index entry at {pos}: CRC mismatch")
         if end - pos != ENTRY_BYTES + tail_bytes:
             raise CorruptSegmentError(f"remote log index entry at {pos}: an RDI of {end - pos - _BEFORE_RDI} bytes")
-        first, last, first_ms, max_ms, log_bytes, rdi_bytes, kind, position, stored_bytes, crc32c = _BODY.unpack_from(
+        first, last, first_ms, max_ms, log_bytes, rdi_bytes, kind, position, stored_bytes, checksum = _BODY.unpack_from(
             view, pos + _PREFIX.size
         )
         if (rdi_bytes, kind) != (_RDI_BYTES + tail_bytes, version):
@@ -127,7 +128,7 @@ def decode_chunks(
         if last_offset is not None and last <= last_offset:
             raise CorruptSegmentError(f"remote log index entry at {pos}: last offset {last} after {last_offset}")
         last_offset = last
-        chunk = Chunk(first, last, first_ms, max_ms, position, stored_bytes, log_bytes, crc32c)
+        chunk = Chunk(first, last, first_ms, max_ms, position, stored_bytes, log_bytes, checksum)
         found.append((chunk, bytes(view[pos + ENTRY_BYTES : end])))
         pos = end
     return found, pos
@@ -230,10 +231,17 @@ class SegmentIndex:
         return overlapping(self._aborted, first_offset, last_offset)
 
     def open_chunk(self, number: int, stored: memoryview) -> memoryview:
-        """Returns the log bytes of a chunk: `stored` itself, or the decrypted bytes. Raises `CorruptSegmentError`.
+        """Returns the log bytes of a chunk: `stored` itself, or the decrypted bytes.
 
-        The caller must verify the result by the chunk's checksum."""
-        return stored if self._open_chunk is None else memoryview(self._open_chunk(number, stored))
+        Raises `CorruptSegmentError` when they are not what was written."""
+        chunk = self._chunks[number]
+        log_bytes = stored if self._open_chunk is None else memoryview(self._open_chunk(number, stored))
+        if len(log_bytes) != chunk.log_bytes or crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
+            raise CorruptSegmentError(
+                f"the chunk with offsets {chunk.first_offset} to {chunk.last_offset}, at {chunk.stored_position}, "
+                "is not what was stored"
+            )
+        return log_bytes
 
     def leader_epochs(self) -> tuple[LeaderEpochEntry, ...]:
         """Returns every leader epoch known at the segment's end, including those of earlier segments (cumulative)."""

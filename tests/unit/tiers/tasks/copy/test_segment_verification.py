@@ -91,8 +91,6 @@ async def test_a_log_that_is_cut_short(stored: Stored) -> None:
     stored.change(".log", lambda data: data[: stored.chunks[2].stored_position + 5])
     found = await stored.verify()
     assert [each.position for each in found] == [chunk.stored_position for chunk in stored.chunks[2:]]
-    assert "5 of the chunk's" in found[0].what
-    assert "0 of the chunk's" in found[1].what
 
 
 @pytest.mark.parametrize(("suffix", "position"), [(".log", 0), (".indexes", None)])
