@@ -12,7 +12,7 @@ from typing import Final
 import uvloop
 
 from tiers.sockets import Addresses, Question, Resolver
-from tiers.storage.blocking_calls import BlockingCalls
+from tiers.storage.activity import BlockingCalls
 
 MAX_LOOK_UPS: Final = 64
 """The look-ups at a time. More of them wait."""

@@ -18,15 +18,18 @@ from prometheus_client.core import (
 
 FROM_THE_START: Final = "from the start"
 Metric = TypeVar("Metric", Counter, Gauge, Histogram, Summary)
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily)
 
 
 @dataclass(frozen=True, slots=True)
-class MetricSpec(Generic[Metric]):
+class MetricSpec(Generic[Metric, Family]):
     """`name` has no `_total`. `kafka` is Kafka's own name of the same number, if it has one.
 
     `since` says when the series appear. A series with a topic appears when the process takes the topic over."""
 
     kind: ClassVar[str]
+    metric_class: ClassVar[Any]
+    family_class: ClassVar[Any]
 
     name: str
     meaning: str
@@ -46,12 +49,21 @@ class MetricSpec(Generic[Metric]):
         return self
 
     def metric(self, registry: CollectorRegistry) -> Metric:
-        raise NotImplementedError
+        made: Metric = self.metric_class(self.name, self.meaning, self.labels, registry=registry)
+        return made
+
+    def family(self, value: float | None = None) -> Family:
+        """Returns a family for a collector. Without `value`, the caller adds one sample per set of label values.
+
+        Only a counter or a gauge takes a `value`."""
+        values = {} if value is None else {"value": value}
+        made: Family = self.family_class(self.name, self.meaning, labels=self.labels or None, **values)
+        return made
 
     @property
     def exposed_name(self) -> str:
         """The name of the series, without the suffixes of a histogram or a summary."""
-        return self.name
+        return f"{self.name}_total" if self.kind == "counter" else self.name
 
     @property
     def unit(self) -> str:
@@ -60,70 +72,43 @@ class MetricSpec(Generic[Metric]):
 
 
 @dataclass(frozen=True, slots=True)
-class CounterSpec(MetricSpec[Counter]):
-    kind = "counter"
-
-    @property
-    def exposed_name(self) -> str:
-        return f"{self.name}_total"
-
-    def metric(self, registry: CollectorRegistry) -> Counter:
-        return Counter(self.name, self.meaning, self.labels, registry=registry)
-
-    def family(self, value: float | None = None) -> CounterMetricFamily:
-        """Returns a family for a collector. Without `value`, the caller adds one sample per set of label values."""
-        return CounterMetricFamily(self.name, self.meaning, value=value, labels=self.labels or None)
+class CounterSpec(MetricSpec[Counter, CounterMetricFamily]):
+    kind, metric_class, family_class = "counter", Counter, CounterMetricFamily
 
 
 @dataclass(frozen=True, slots=True)
-class GaugeSpec(MetricSpec[Gauge]):
-    kind = "gauge"
-
-    def metric(self, registry: CollectorRegistry) -> Gauge:
-        return Gauge(self.name, self.meaning, self.labels, registry=registry)
-
-    def family(self, value: float | None = None) -> GaugeMetricFamily:
-        """Returns a family for a collector. Without `value`, the caller adds one sample per set of label values."""
-        return GaugeMetricFamily(self.name, self.meaning, value=value, labels=self.labels or None)
+class GaugeSpec(MetricSpec[Gauge, GaugeMetricFamily]):
+    kind, metric_class, family_class = "gauge", Gauge, GaugeMetricFamily
 
 
 @dataclass(frozen=True, slots=True)
-class HistogramSpec(MetricSpec[Histogram]):
-    kind = "histogram"
+class HistogramSpec(MetricSpec[Histogram, HistogramMetricFamily]):
+    kind, metric_class, family_class = "histogram", Histogram, HistogramMetricFamily
 
     buckets: tuple[float, ...] = Histogram.DEFAULT_BUCKETS
 
     def metric(self, registry: CollectorRegistry) -> Histogram:
         return Histogram(self.name, self.meaning, self.labels, registry=registry, buckets=self.buckets)
 
-    def family(self) -> HistogramMetricFamily:
-        return HistogramMetricFamily(self.name, self.meaning, labels=self.labels)
-
 
 @dataclass(frozen=True, slots=True)
-class SummarySpec(MetricSpec[Summary]):
-    kind = "summary"
-
-    def metric(self, registry: CollectorRegistry) -> Summary:
-        return Summary(self.name, self.meaning, self.labels, registry=registry)
-
-    def family(self) -> SummaryMetricFamily:
-        return SummaryMetricFamily(self.name, self.meaning, labels=self.labels)
+class SummarySpec(MetricSpec[Summary, SummaryMetricFamily]):
+    kind, metric_class, family_class = "summary", Summary, SummaryMetricFamily
 
 
 class MetricSet:
     """Metrics that a class declares by specs, made once per registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.made: dict[MetricSpec[Any], Any] = {}
+        self.made: dict[MetricSpec[Any, Any], Any] = {}
         for name, spec in vars(type(self)).items():
             if isinstance(spec, MetricSpec):
                 self.made[spec] = self.__dict__[name] = spec.metric(registry)
 
 
-def specs_of(holder: object) -> list[MetricSpec[Any]]:
+def specs_of(holder: object) -> list[MetricSpec[Any, Any]]:
     """Returns the metrics that a module and its sets declare, or those of one set, in their order."""
-    found: list[MetricSpec[Any]] = []
+    found: list[MetricSpec[Any, Any]] = []
     for value in vars(holder).values():
         if isinstance(value, MetricSpec):
             found.append(value)

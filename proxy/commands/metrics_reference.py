@@ -44,7 +44,7 @@ SECTIONS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
 """The sections of the page, with the modules that have the specs."""
 
 
-def all_metrics() -> list[MetricSpec[Any]]:
+def all_metrics() -> list[MetricSpec[Any, Any]]:
     return [spec for modules in SECTIONS.values() for module in modules for spec in specs_of(module)]
 
 
@@ -56,7 +56,7 @@ def reference() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(spec: MetricSpec[Any]) -> str:
+def _row(spec: MetricSpec[Any, Any]) -> str:
     kafka = f" In Kafka: {spec.kafka}." if spec.kafka else ""
     since = "" if spec.since == FROM_THE_START else f" Exists {spec.since}."
     labels = ", ".join(f"`{label}`" for label in spec.labels)

@@ -11,7 +11,7 @@ from proxy.config import TidegateConfig
 from proxy.version import installed_version
 from tiers.broker.client import monotonic_ms
 from tiers.config.tier_config import ConfigError
-from tiers.storage.blocking_calls import BlockingCalls
+from tiers.storage.activity import BlockingCalls
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

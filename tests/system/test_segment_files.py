@@ -29,8 +29,7 @@ from tests.support.servers.producing import (
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.log_source import LogRead
-from tiers.segment.indexes.indexes_object import SegmentIndexes
-from tiers.segment.leader_epochs import encode_leader_epoch_checkpoint
+from tiers.segment.indexes.indexes_object import SegmentIndexes, encode_leader_epoch_checkpoint
 from tiers.segment.producer_state import ProducerStateEntry, decode_producer_snapshot
 from tiers.segment.segment_builder import BuiltSegment, Carried, SegmentBuilder
 from tiers.segment.transactions import MARKER_NOT_COPIED, decode_transaction_index

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from protocol.records.record_batch import crc32c
-from tiers.storage.blocking_calls import BlockingCalls, Call
+from tiers.storage.activity import BlockingCalls, Call
 
 logger = logging.getLogger(__name__)
 

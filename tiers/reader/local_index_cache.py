@@ -36,7 +36,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.local_index_files import OFFSET_INDEX, SUFFIXES, Append, LocalIndexFiles, append_to
 from tiers.segment.indexes.segment_index import MAX_RELATIVE, SegmentIndex
-from tiers.storage.blocking_calls import BlockingCalls, CallsClosedError
+from tiers.storage.activity import BlockingCalls, CallsClosedError
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ class LocalIndexes:
         found = await self._run(lambda: self._get(segment, damaged))
         for base_offset in damaged:
             key = folder_of(self._root, segment.topic_id_partition).name, base_offset
-            await self._write(partial(self._check, key))
+            await self._write(partial(self._remove_damaged, key))
         self.hits += found is not None
         self.misses += found is None
         return found
@@ -184,16 +184,10 @@ class LocalIndexes:
         self._shrink()
         self._is_loaded = True
 
-    def _check(self, key: _SetKey) -> None:
-        """Removes the set if it is damaged. The reader may have met it while it was appended to."""
-        if key not in self._sets:
-            return
-        files = self._sets[key].files
-        try:
-            files.check()
-        except (CorruptSegmentError, OSError) as error:
-            extra = {"path": str(files.path("")), "error": str(error)}
-            logger.warning("removing damaged local index files", extra=extra)
+    def _remove_damaged(self, key: _SetKey) -> None:
+        if key in self._sets:
+            path = str(self._sets[key].files.path(""))
+            logger.warning("removing damaged local index files", extra={"path": path})
             self._remove(key)
 
     def _put(self, indexes: IndexesObject) -> None:

@@ -1,30 +1,18 @@
-"""Where the leader epochs of a log begin (docs/semantics.md 6.5), and Kafka's file of them.
+"""Where the leader epochs of a log begin (docs/semantics.md 6.5).
 
 A batch names its leader epoch. But where compaction has removed the first records of an epoch, the epoch begins in the
 hole before its first batch, at the offset of the election. Only the leader, or the metadata of a stored segment, names
 that offset.
-
-`leader-epoch-checkpoint` is a text file of leader epochs and offsets (docs/semantics.md 10):
-
-    0                 version
-    2                 number of entries
-    0 0               epoch, start offset
-    3 1500
-
-A segment carries every entry up to its end, including those of earlier segments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from protocol.records.record_batch import NO_LEADER_EPOCH
-from tiers.errors import CorruptSegmentError, RemoteLogError
+from tiers.errors import RemoteLogError
 from tiers.model.segment_metadata import LeaderEpochEntry
-
-_VERSION = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +61,3 @@ def clipped(leader_epochs: Sequence[LeaderEpochEntry], start_offset: int) -> tup
     """Returns the leader epochs from `start_offset` on. The one that covers it begins there."""
     covering = [LeaderEpochEntry(one.epoch, start_offset) for one in leader_epochs if one.start_offset <= start_offset]
     return (*covering[-1:], *(one for one in leader_epochs if one.start_offset > start_offset))
-
-
-def encode_leader_epoch_checkpoint(entries: tuple[LeaderEpochEntry, ...]) -> bytes:
-    lines = [str(_VERSION), str(len(entries)), *(f"{entry.epoch} {entry.start_offset}" for entry in entries)]
-    return ("\n".join(lines) + "\n").encode()
-
-
-def decode_leader_epoch_checkpoint(data: bytes | memoryview) -> tuple[LeaderEpochEntry, ...]:
-    """Decodes the file. Raises `CorruptSegmentError` unless the entries ascend and have the announced number."""
-    try:
-        version, count, *lines = str(data, "ascii").splitlines()
-        if int(version) != _VERSION:
-            raise CorruptSegmentError(f"leader-epoch checkpoint: version {version} is not supported")
-        pairs = [(int(epoch), int(offset)) for epoch, offset in (line.split(" ") for line in lines)]
-        announced = int(count)
-    except ValueError as error:
-        raise CorruptSegmentError(f"leader-epoch checkpoint: {error}") from error
-    if len(pairs) != announced:
-        raise CorruptSegmentError(f"leader-epoch checkpoint: {len(pairs)} entries, but {announced} are announced")
-    entries = tuple(LeaderEpochEntry(epoch, offset) for epoch, offset in pairs)
-    for previous, entry in pairwise(entries):
-        if entry.epoch <= previous.epoch or entry.start_offset < previous.start_offset:
-            raise CorruptSegmentError(f"leader-epoch checkpoint: {entry} follows {previous}")
-    return entries

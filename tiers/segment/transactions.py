@@ -40,7 +40,6 @@ from tiers.segment.indexes.segment_index import AbortedTransactionRange
 MARKER_NOT_COPIED = 2**63 - 1
 
 _ABORT, _COMMIT = 0, 1
-_RANGE = Struct(">qqq")
 _KAFKA_ENTRY = Struct(">hqqqq")
 _KAFKA_VERSION = 0
 
@@ -79,20 +78,6 @@ class AbortedTxn(NamedTuple):
     first_offset: int
     last_offset: int
     last_stable_offset: int
-
-
-def encode_aborted_ranges(ranges: Iterable[AbortedTransactionRange]) -> bytes:
-    return b"".join([_RANGE.pack(one.producer_id, one.first_offset, one.last_offset) for one in ranges])
-
-
-def decode_aborted_ranges(data: bytes | memoryview) -> tuple[AbortedTransactionRange, ...]:
-    if len(data) % _RANGE.size:
-        raise CorruptSegmentError(f"aborted transactions: {len(data)} bytes are not a multiple of {_RANGE.size}")
-    ranges = tuple(AbortedTransactionRange(*fields) for fields in _RANGE.iter_unpack(data))
-    for one in ranges:
-        if one.last_offset < one.first_offset:
-            raise CorruptSegmentError(f"an aborted transaction ends before it starts: {one}")
-    return ranges
 
 
 def encode_transaction_index(entries: Iterable[AbortedTxn]) -> bytes:

@@ -29,8 +29,7 @@ from tiers.errors import (
     RetriableRemoteStorageError,
 )
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.activity import note_progress
-from tiers.storage.blocking_calls import BlockingCalls, Call, CallsClosedError
+from tiers.storage.activity import BlockingCalls, Call, CallsClosedError, note_progress
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
@@ -60,8 +59,6 @@ class BlockingFileSystem(Protocol):
     """The place of the store, for error messages."""
     shows_on_close: bool
     """Whether a new file becomes visible only when its writer closes it."""
-    moves_once: bool
-    """Whether one of several concurrent moves to one new name succeeds, and all others raise `FileExistsError`."""
 
     def connect(self) -> None:
         """Connects. The manager calls it once, before all other methods."""
@@ -78,7 +75,8 @@ class BlockingFileSystem(Protocol):
         """Moves a file, which appears at `target` atomically. If `shows_on_close` is true, `replace` is true as well.
 
         Calls `check`, which may raise, right before the file appears. Raises `FileNotFoundError` when there is no
-        `source`, and `FileExistsError` when `target` exists and `replace` is false.
+        `source`, and `FileExistsError` when `target` exists and `replace` is false: one of several concurrent moves to
+        a new name succeeds.
         """
 
     def read(self, path: str, start: int, end: int | None) -> memoryview:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from proxy.config import TidegateConfig
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.fitness import STORE_PROBE, UNFIT, Fitness, Probe
-from tiers.storage.blocking_calls import BlockingCalls
+from tiers.storage.activity import BlockingCalls
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 _BYTES = b"tidegate probes whether it can write here" * 100

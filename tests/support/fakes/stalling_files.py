@@ -27,7 +27,6 @@ def make(settings: Mapping[str, str]) -> ThreadCalls:
 
 class StallingFiles(LocalFiles):
     shows_on_close = True
-    moves_once = False
 
     def connect(self) -> None:
         super().connect()

@@ -27,7 +27,7 @@ from tests.support.simulation.network import HandedOverResponses
 from tiers.broker import client, metadata_reads
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata, TopicMetadata, not_older
 from tiers.metadata.topic import follower, metadata_topic
-from tiers.storage.blocking_calls import BlockingCalls
+from tiers.storage.activity import BlockingCalls
 
 _COLLECTIONS = 5
 WALL_START_MS = 1_700_000_000_000

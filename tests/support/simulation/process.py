@@ -44,7 +44,7 @@ from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import STATE_FILE
 from tiers.metadata.state.state import RemoteLogMetadataState, StateFiles
 from tiers.metadata.topic.topic_based import TopicBasedMetadataLog
-from tiers.storage.blocking_calls import BlockingCalls
+from tiers.storage.activity import BlockingCalls
 
 _RESTART_S = 2.0
 _PAGE_BYTES = 4_096

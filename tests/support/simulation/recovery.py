@@ -299,7 +299,7 @@ def _overdue(sim: Simulation, partition: SimPartition) -> str | None:
     return None
 
 
-def _samples(sim: Simulation, spec: MetricSpec[Any]) -> list[float]:
+def _samples(sim: Simulation, spec: MetricSpec[Any, Any]) -> list[float]:
     """Returns the values of a metric in the processes that run."""
     return [
         sample.value

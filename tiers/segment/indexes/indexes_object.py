@@ -8,6 +8,15 @@
 Section types are never reused. A reader skips the sections that it does not know. A checksum covers every byte, and
 the decoder compares the sections with each other. So an object that decodes is complete and consistent; for every other
 object the decoder raises `CorruptSegmentError`.
+
+`leader-epoch-checkpoint` is a text file of leader epochs and offsets (docs/semantics.md 10):
+
+    0                 version
+    2                 number of entries
+    0 0               epoch, start offset
+    3 1500
+
+A segment carries every entry up to its end, including those of earlier segments.
 """
 
 from __future__ import annotations
@@ -16,6 +25,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from struct import Struct
 from typing import Protocol
 from uuid import UUID
@@ -30,10 +40,10 @@ from tiers.segment.indexes.segment_index import (
     OpenChunk,
     SegmentIndex,
     check_whole_segment,
+    decode_aborted_ranges,
     decode_remote_log_index,
+    encode_aborted_ranges,
 )
-from tiers.segment.leader_epochs import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
-from tiers.segment.transactions import decode_aborted_ranges, encode_aborted_ranges
 
 MAGIC = b"TGIX"
 VERSION = 3
@@ -41,6 +51,7 @@ _HEADER = Struct(">4shh")
 _TABLE_ENTRY = Struct(">hiiI")
 _CRC = Struct(">I")
 _INT64 = Struct(">q")
+_CHECKPOINT_VERSION = 0
 
 
 class Section(IntEnum):
@@ -228,6 +239,30 @@ def decode_sections(data: bytes | memoryview) -> dict[int, memoryview]:
     if expected_position != len(view):
         raise CorruptSegmentError(f"indexes object: {len(view) - expected_position} bytes follow the last section")
     return sections
+
+
+def encode_leader_epoch_checkpoint(entries: tuple[LeaderEpochEntry, ...]) -> bytes:
+    lines = [str(_CHECKPOINT_VERSION), str(len(entries)), *(f"{entry.epoch} {entry.start_offset}" for entry in entries)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def decode_leader_epoch_checkpoint(data: bytes | memoryview) -> tuple[LeaderEpochEntry, ...]:
+    """Decodes the file. Raises `CorruptSegmentError` unless the entries ascend and have the announced number."""
+    try:
+        version, count, *lines = str(data, "ascii").splitlines()
+        if int(version) != _CHECKPOINT_VERSION:
+            raise CorruptSegmentError(f"leader-epoch checkpoint: version {version} is not supported")
+        pairs = [(int(epoch), int(offset)) for epoch, offset in (line.split(" ") for line in lines)]
+        announced = int(count)
+    except ValueError as error:
+        raise CorruptSegmentError(f"leader-epoch checkpoint: {error}") from error
+    if len(pairs) != announced:
+        raise CorruptSegmentError(f"leader-epoch checkpoint: {len(pairs)} entries, but {announced} are announced")
+    entries = tuple(LeaderEpochEntry(epoch, offset) for epoch, offset in pairs)
+    for previous, entry in pairwise(entries):
+        if entry.epoch <= previous.epoch or entry.start_offset < previous.start_offset:
+            raise CorruptSegmentError(f"leader-epoch checkpoint: {entry} follows {previous}")
+    return entries
 
 
 def encode_segment_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:

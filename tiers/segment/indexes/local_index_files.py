@@ -34,7 +34,9 @@ from tiers.segment.indexes.indexes_object import (
     IndexesObject,
     Section,
     SegmentCiphers,
+    decode_leader_epoch_checkpoint,
     decode_sections,
+    encode_leader_epoch_checkpoint,
     encode_sections,
     open_cipher,
 )
@@ -45,13 +47,13 @@ from tiers.segment.indexes.segment_index import (
     Chunk,
     SegmentIndex,
     check_whole_segment,
+    decode_aborted_ranges,
     decode_chunks,
+    encode_aborted_ranges,
     encode_chunk,
     encode_offset_index,
     encode_time_index,
 )
-from tiers.segment.leader_epochs import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
-from tiers.segment.transactions import decode_aborted_ranges, encode_aborted_ranges
 
 LOG_INDEX = ".remoteLogIndex"
 OFFSET_INDEX = ".remoteOffsetIndex"
@@ -174,24 +176,6 @@ class LocalIndexFiles:
             open_cipher(uuid, encryption, ciphers),
         )
         return index, size_bytes + len(entries) * (ENTRY_BYTES + _RDI_TAIL.size)
-
-    def check(self) -> None:
-        """Reads the whole set. Raises `CorruptSegmentError` when a part of it is damaged.
-
-        A torn append at the end is no damage. The caller must be the process that writes the folder."""
-        raw = self.path(OFFSET_INDEX).read_bytes()
-        known = [
-            OFFSET_ENTRY.unpack_from(raw, at) for at in range(0, len(raw) - OFFSET_ENTRY.size + 1, OFFSET_ENTRY.size)
-        ]
-        entries = _decoded(self.path(LOG_INDEX).read_bytes())[: len(known)]
-        if [each.chunk.last_offset - self.base_offset for each in entries] != [last for last, _ in known]:
-            raise CorruptSegmentError(f"{self.path(LOG_INDEX)}: its entries are not those of the offset index")
-        for each in entries:
-            sections, _ = self._sections(each.place)
-            if bytes(sections.get(Section.METADATA, b"")) != each.uuid.bytes:
-                raise CorruptSegmentError(
-                    f"{self.path(SEGMENTS)}: the entry at {each.place} is not that of segment {each.uuid}"
-                )
 
     def _entries(self, segment: RemoteLogSegmentMetadata) -> list[_Entry]:
         """Returns the entries from the first that ends in the segment to the one that ends the segment.

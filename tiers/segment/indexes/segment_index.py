@@ -54,6 +54,7 @@ OFFSET_ENTRY = Struct(">ii")
 MAX_RELATIVE = 2**31 - 1
 """The largest relative offset and the largest position that an entry of Kafka's indexes can hold."""
 _TIME_ENTRY = Struct(">qi")
+_RANGE = Struct(">qqq")
 
 OpenChunk = Callable[[int, bytes | memoryview], bytes]
 """Returns the log bytes of the encrypted chunk with that number. Raises `CorruptSegmentError`."""
@@ -169,6 +170,20 @@ def check_whole_segment(chunks: Sequence[Chunk], metadata: RemoteLogSegmentMetad
             f"remote log index: {len(chunks)} chunks of {log_bytes} bytes for a segment of "
             f"{metadata.segment_size_bytes} bytes, {metadata.segment_id.id}"
         )
+
+
+def encode_aborted_ranges(ranges: Iterable[AbortedTransactionRange]) -> bytes:
+    return b"".join([_RANGE.pack(one.producer_id, one.first_offset, one.last_offset) for one in ranges])
+
+
+def decode_aborted_ranges(data: bytes | memoryview) -> tuple[AbortedTransactionRange, ...]:
+    if len(data) % _RANGE.size:
+        raise CorruptSegmentError(f"aborted transactions: {len(data)} bytes are not a multiple of {_RANGE.size}")
+    ranges = tuple(AbortedTransactionRange(*fields) for fields in _RANGE.iter_unpack(data))
+    for one in ranges:
+        if one.last_offset < one.first_offset:
+            raise CorruptSegmentError(f"an aborted transaction ends before it starts: {one}")
+    return ranges
 
 
 def overlapping(

@@ -16,7 +16,6 @@ from tests.support.fakes.remote_requests import P0, read_all
 from tests.support.fakes.remote_tier import RemoteTier
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tiers.broker.client import monotonic_ms
-from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.remote_log_reader import RemoteLogReader
@@ -24,10 +23,8 @@ from tiers.segment.indexes.indexes_object import encode_indexes_object
 from tiers.segment.indexes.local_index_files import (
     LOG_INDEX,
     OFFSET_INDEX,
-    SEGMENTS,
     SUFFIXES,
     TIME_INDEX,
-    LocalIndexFiles,
     append_to,
 )
 from tiers.segment.segment_encryption import KeyRing
@@ -236,27 +233,6 @@ async def test_damaged_files_are_removed_and_made_again(
     assert (bench.sets(), cache.size_bytes, foreign.exists()) == ([0, 60], 2 * SET_BYTES, True)
     await put(cache, second)
     assert await holds(cache, second) == [True]
-
-
-@pytest.mark.parametrize("suffix", [SEGMENTS, LOG_INDEX, OFFSET_INDEX])
-async def test_a_set_is_checked_before_it_is_removed(
-    bench: Bench, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A read may have met it in the middle of an append."""
-    cache = bench.cache()
-    await put(cache, *[segment_object(start) for start in (0, 30, 60)])
-    monkeypatch.setattr(LocalIndexFiles, "find", lambda *arguments: read_torn())
-    assert await holds(cache, segment_object(30)) == [False]
-    assert bench.sets() == [0]
-    path = bench.file(suffix)
-    raw = path.read_bytes()
-    path.write_bytes(raw[: len(raw) // 2] + bytes(8) + raw[len(raw) // 2 + 8 :])
-    assert await holds(cache, segment_object(30)) == [False]
-    assert bench.sets() == []
-
-
-def read_torn() -> None:
-    raise CorruptSegmentError("torn")
 
 
 async def test_a_torn_tail_is_a_miss_and_is_never_appended_to(bench: Bench) -> None:

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.indexes.segment_index import AbortedTransactionRange, overlapping
-from tiers.segment.leader_epochs import (
-    EpochHole,
-    decode_leader_epoch_checkpoint,
-    encode_leader_epoch_checkpoint,
-    epochs_begun,
+from tiers.segment.indexes.indexes_object import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
+from tiers.segment.indexes.segment_index import (
+    AbortedTransactionRange,
+    decode_aborted_ranges,
+    encode_aborted_ranges,
+    overlapping,
 )
+from tiers.segment.leader_epochs import EpochHole, epochs_begun
 from tiers.segment.producer_state import (
     ProducerStateEntry,
     decode_producer_snapshot,
@@ -26,9 +27,7 @@ from tiers.segment.producer_state import (
 from tiers.segment.transactions import (
     MARKER_NOT_COPIED,
     AbortedTxn,
-    decode_aborted_ranges,
     decode_transaction_index,
-    encode_aborted_ranges,
     encode_transaction_index,
 )
 

@@ -9,8 +9,7 @@ from functools import partial
 import pytest
 
 from tests.support.tiers.waiting import until
-from tiers.storage.activity import note_progress
-from tiers.storage.blocking_calls import MAX_ABANDONED, BlockingCalls, Call
+from tiers.storage.activity import MAX_ABANDONED, BlockingCalls, Call, note_progress
 
 
 def threads_of(name: str) -> int:

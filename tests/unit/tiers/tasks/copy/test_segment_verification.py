@@ -12,16 +12,20 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.segment.indexes.indexes_object import Section, decode_sections, encode_sections
+from tiers.segment.indexes.indexes_object import (
+    Section,
+    decode_sections,
+    encode_leader_epoch_checkpoint,
+    encode_sections,
+)
 from tiers.segment.indexes.segment_index import (
     AbortedTransactionRange,
     Chunk,
     decode_remote_log_index,
+    encode_aborted_ranges,
     encode_remote_log_index,
 )
-from tiers.segment.leader_epochs import encode_leader_epoch_checkpoint
 from tiers.segment.segment_encryption import KeyRing, seal_segment
-from tiers.segment.transactions import encode_aborted_ranges
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.verify.segment_verification import Damage, DamageKind, verify_segment
 
