@@ -320,8 +320,6 @@ def _segment_lines(group: Sequence[SegmentAnswer]) -> Iterator[str]:
 
 def _offset_lines(answer: OffsetAnswer) -> Iterator[str]:
     yield f"  {answer.sentence}"
-    if _has_record(answer):
-        yield f"  A Fetch of it is answered by {answer.server}."
     if answer.segment is not None:
         segment = answer.segment
         yield (

@@ -69,16 +69,15 @@ async def test_an_operator_asks_where_and_why(kafka: KafkaCluster, topic_name: s
             "both",
             ["newest-segment", "total-retention"],
         )
-        assert answer["segments"][0]["whys"][-1]["values"]["retention_ms"] == 604_800_000
+        assert "7 d" in answer["segments"][0]["whys"][-1]["sentence"]
 
         code, out, err = await operator.explain(f"{topic_name}:0", "--offset", "0")
         assert (code, err) == (0, "")
         assert "The remote tier has offset 0, in the segment" in out
-        assert "A Fetch of it is answered by the proxy that the client is connected to, from the store." in out
         (key,) = [line.removeprefix("  Object: ") for line in out.splitlines() if line.startswith("  Object: ")]
         assert (tmp_path / "tier" / key).is_file()
         code, out, _ = await operator.explain(topic_name, "--offset", str(start))
-        assert (code, "Both tiers have offset" in out, "broker 1, the partition's leader" in out) == (0, True, True)
+        assert (code, "Both tiers have offset" in out) == (0, True)
         code, out, _ = await operator.explain(topic_name, "--offset", str(RECORDS))
         assert (code, f"the next record gets offset {RECORDS}" in out) == (1, True)
 

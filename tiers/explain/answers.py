@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -57,14 +56,13 @@ class StateReason(StrEnum):
 class Why:
     """The answer to one question. `reason` is a value of `HoldReason` or `StateReason`: a name that does not change.
 
-    `rule` cites docs/design.md. `values` are the numbers that decide, with their units or the names of their settings.
+    `rule` cites docs/design.md.
     `at_ms` is the time (wall clock) at which the blocker ends by itself; None: that cannot be told."""
 
     question: Question
     reason: str
     rule: str
     sentence: str
-    values: Mapping[str, int] = field(default_factory=dict)
     at_ms: int | None = None
 
 
@@ -97,7 +95,7 @@ class UncopiedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAnswer:
-    """Where one offset is. `server` names the process that would answer a Fetch of it.
+    """Where one offset is.
 
     `segment` is the remote segment with the offset. `continues_at` is where a Fetch goes on, if the offset itself has
     no record any more."""
@@ -105,7 +103,6 @@ class OffsetAnswer:
     offset: int
     place: Place
     sentence: str
-    server: str
     segment: SegmentAnswer | None = None
     continues_at: int | None = None
     whys: tuple[Why, ...] = ()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from tiers.config.topic_policy import Refusal, TierWork, TopicPolicy, resume_command
+from tiers.config.topic_policy import Refusal, TopicPolicy, resume_command
 from tiers.config.total_retention import Retention
 from tiers.explain.answers import (
     OffsetAnswer,
@@ -35,10 +35,6 @@ from tiers.tasks.history.align import open_cut
 from tiers.tasks.hold import Hold, TrimView, expiry_hold, expiry_holds, trim_hold, trim_holds
 from tiers.tasks.retention.trim_task import covering_segments
 from tiers.texts import duration_text
-
-_ANY_PROXY: Final = "the proxy that the client is connected to, from the store"
-_PAUSED: Final = "no process, because an operator paused reading. The client gets an error that it retries"
-_WITHOUT_STORE: Final = "the proxy that the client is connected to. It answers when the store does, or from its cache"
 
 
 class _Work(NamedTuple):
@@ -157,7 +153,6 @@ class Explanation:
                     StateReason.OPEN_TRANSACTION,
                     f"A transaction is open from offset {bounds.last_stable_offset} on. The owner copies only below the"
                     " last stable offset.",
-                    {"last_stable_offset": bounds.last_stable_offset, "high_watermark": bounds.high_watermark},
                 )
             )
         return UncopiedAnswer(first, bounds.high_watermark, tuple(whys))
@@ -166,27 +161,27 @@ class Explanation:
         bounds = self._facts.bounds
         if bounds is not None and offset >= bounds.high_watermark:
             sentence = f"The log ends before offset {offset}: the next record gets offset {bounds.high_watermark}."
-            return OffsetAnswer(offset, Place.BEYOND_END, sentence, self._leader)
+            return OffsetAnswer(offset, Place.BEYOND_END, sentence)
         if offset < self.log_start:
             sentence = (
                 f"The log starts at offset {self.log_start}{self._log_start_reason}. The record at offset {offset} is"
                 " deleted."
             )
-            return OffsetAnswer(offset, Place.DELETED, sentence, self._leader, continues_at=self.log_start)
+            return OffsetAnswer(offset, Place.DELETED, sentence, continues_at=self.log_start)
         is_local = bounds is not None and offset >= bounds.log_start_offset
         holder = self._facts.remote.metadata.remote_log_segment_metadata(self._facts.remote.partition, offset)
         if holder is not None:
             found = self._segment(holder)
             if is_local:
                 sentence = f"Both tiers have offset {offset}: the broker, and the remote segment {found.id}."
-                return OffsetAnswer(offset, Place.BOTH, sentence, self._leader, found, whys=found.whys)
+                return OffsetAnswer(offset, Place.BOTH, sentence, found, whys=found.whys)
             sentence = f"The remote tier has offset {offset}, in the segment {found.id}."
             if bounds is None:
                 sentence += " Whether the broker has it, too, is not known: the leader does not answer."
-            return OffsetAnswer(offset, Place.REMOTE, sentence, self._reader, found, whys=found.whys)
+            return OffsetAnswer(offset, Place.REMOTE, sentence, found, whys=found.whys)
         if is_local:
             whys = self._uncopied().whys
-            return OffsetAnswer(offset, Place.LOCAL, f"The broker alone has offset {offset}.", self._leader, whys=whys)
+            return OffsetAnswer(offset, Place.LOCAL, f"The broker alone has offset {offset}.", whys=whys)
         return self._missing(offset)
 
     def _missing(self, offset: int) -> OffsetAnswer:
@@ -197,7 +192,7 @@ class Explanation:
                 f"Offset {offset} lies in a gap: the broker removed the offsets {gap.first_offset} to"
                 f" {gap.next_offset - 1} before they were copied. A Fetch goes on at offset {gap.next_offset}."
             )
-            return OffsetAnswer(offset, Place.GAP, sentence, _ANY_PROXY, continues_at=gap.next_offset)
+            return OffsetAnswer(offset, Place.GAP, sentence, continues_at=gap.next_offset)
         void = next((each for each in self.segments if each.start_offset <= offset <= each.end_offset), None)
         if self._facts.local is None:
             sentence = f"The remote tier does not have offset {offset}, and the leader does not answer."
@@ -210,22 +205,7 @@ class Explanation:
                 " docs/recovery.md, 'A partition stops', help."
             )
         found = None if void is None else self._segment(void)
-        return OffsetAnswer(offset, Place.UNKNOWN, sentence, "no process", found)
-
-    @property
-    def _reader(self) -> str:
-        """Who answers for a remote record."""
-        policy = self._facts.policy
-        if isinstance(policy, TopicPolicy) and TierWork.READING in policy.paused:
-            return _PAUSED
-        return _ANY_PROXY if self._facts.has_store else _WITHOUT_STORE
-
-    @property
-    def _leader(self) -> str:
-        local = self._facts.local
-        if local is None:
-            return "the partition's leader, which does not answer"
-        return "the partition's leader" if local.leader is None else f"broker {local.leader}, the partition's leader"
+        return OffsetAnswer(offset, Place.UNKNOWN, sentence, found)
 
     @property
     def _log_start_reason(self) -> str:
@@ -249,12 +229,10 @@ class Explanation:
             if age_ms >= LEFT_AFTER_MS:
                 reason = StateReason.COPY_LEFT
                 sentence += " The owner reads it back until it knows whether the store has it whole."
-            yield why(Question.NOT_REMOTE, reason, sentence, {"age_ms": age_ms})
+            yield why(Question.NOT_REMOTE, reason, sentence)
         elif segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
             sentence = f"The deletion of this segment began {duration_text(age_ms)} ago, and has not ended."
-            yield self._trouble(Question.NOT_EXPIRED) or why(
-                Question.NOT_EXPIRED, StateReason.DELETION_BEGUN, sentence, {"age_ms": age_ms}
-            )
+            yield self._trouble(Question.NOT_EXPIRED) or why(Question.NOT_EXPIRED, StateReason.DELETION_BEGUN, sentence)
         elif segment.is_cut_off:
             sentence = (
                 "Another leader's records replaced the segment. The owner deletes it when the total retention in time"
@@ -263,7 +241,7 @@ class Explanation:
             yield why(Question.NOT_EXPIRED, StateReason.VOID, sentence)
         elif segment.valid_end_offset < log_start:
             sentence = f"The log starts at offset {log_start}. The owner deletes the segment in its next round."
-            below = why(Question.NOT_EXPIRED, StateReason.BELOW_LOG_START, sentence, {"log_start": log_start})
+            below = why(Question.NOT_EXPIRED, StateReason.BELOW_LOG_START, sentence)
             policy = self._policy(Question.NOT_EXPIRED)
             yield policy if isinstance(policy, Why) else below
         elif place is Place.UNKNOWN:
@@ -296,7 +274,7 @@ class Explanation:
             f"The broker has records from offset {next_offset} on that are not remote, before this segment. The owner"
             " trims only what is remote without a hole."
         )
-        uncopied = why(question, StateReason.UNCOPIED_BEFORE, sentence, {"first_offset": next_offset})
+        uncopied = why(question, StateReason.UNCOPIED_BEFORE, sentence)
         return {each.segment_id: found.get(each.segment_id, uncopied) for each in both}
 
     def _visible_for_ms(self, segment: RemoteLogSegmentMetadata) -> int | None:
@@ -333,7 +311,7 @@ class Explanation:
                     f"The segment from offset {held.start_offset} on is held, and the owner {_WORK[question].verb} from"
                     " the beginning of the log only."
                 )
-                holding = why(question, StateReason.BEHIND_EARLIER, sentence, {"held_offset": held.start_offset})
+                holding = why(question, StateReason.BEHIND_EARLIER, sentence)
             elif holding is not None:
                 held = held or segment
             found[segment.segment_id] = holding or self._due(question)
@@ -344,7 +322,7 @@ class Explanation:
         if start is None or start > segment.valid_end_offset:
             return None
         sentence = f"A share group still reads from offset {start} on, and share groups read from the broker alone."
-        return why(Question.ON_BROKER, StateReason.SHARE_GROUP, sentence, {"share_start": start})
+        return why(Question.ON_BROKER, StateReason.SHARE_GROUP, sentence)
 
     def _not_copied(self, local: LocalFacts) -> Why:
         """Why the records below the last stable offset are not remote."""
@@ -364,7 +342,7 @@ class Explanation:
                 return self._due(question)
             if (absent := self._without_owner(question)) is not None:
                 return absent
-            hold = replace(hold, at_ms=None, values={key: hold.values[key] for key in hold.values if key != "age_ms"})
+            hold = replace(hold, at_ms=None)
         is_over = hold.at_ms is not None and hold.at_ms <= facts.now_ms
         return self._due(question) if is_over else why_held(question, hold, policy)
 

@@ -25,7 +25,6 @@ class LocalFacts:
     `uncopied_bytes`."""
 
     bounds: LocalLogBounds
-    leader: int | None = None
     share_start: int | None = None
     uncopied_bytes: int = 0
 
@@ -52,8 +51,7 @@ class PartitionFacts:
     """The facts. `now_ms` is the wall clock. `policy` is None if no setting tiers the topic.
 
     `local` is None while the leader is not known, and `local_trouble` says why. `cluster_id` is that in object keys;
-    empty: the keys are not known. `remarks` are sentences of the caller about the partition. `has_store` says whether
-    the store answered, as far as the caller asked it."""
+    empty: the keys are not known. `remarks` are sentences of the caller about the partition."""
 
     remote: RemoteLog
     now_ms: int
@@ -64,7 +62,6 @@ class PartitionFacts:
     visible_after_ms: int = DEFAULT_VISIBLE_AFTER_MS
     cluster_id: str = ""
     remarks: tuple[str, ...] = ()
-    has_store: bool = True
 
     @property
     def bounds(self) -> LocalLogBounds | None:

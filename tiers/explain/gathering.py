@@ -118,7 +118,6 @@ async def gather(
         visible_after_ms=around.visible_after_ms,
         cluster_id=around.cluster_id,
         remarks=tuple(remarks),
-        has_store=not isinstance(stored, str),
     )
 
 
@@ -126,12 +125,11 @@ async def _local_facts(
     around: Surroundings, remote: RemoteLog, bounds: LocalLogBounds, remarks: list[str]
 ) -> LocalFacts:
     partition, timeout_ms = remote.partition, around.timeout_ms
-    leader = await around.client.leader_of(partition, timeout_ms)
     share_start = await lowest_share_start(around.share_groups, partition, timeout_ms, remarks)
     uncopied_bytes = estimated_bytes(remote.metadata, partition, bounds.high_watermark - remote.first_uncopied(bounds))
     if uncopied_bytes is None:
         uncopied_bytes = await around.source.size_bytes(partition, timeout_ms)
-    return LocalFacts(bounds, leader.node_id, share_start, uncopied_bytes or 0)
+    return LocalFacts(bounds, share_start, uncopied_bytes or 0)
 
 
 async def lowest_share_start(

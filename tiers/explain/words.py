@@ -42,19 +42,12 @@ RULES: Final[Mapping[str, str]] = {
 """The place in the documentation that states the rule, by reason; "Log range" has the rules of all others."""
 
 
-def why(
-    question: Question,
-    reason: str,
-    sentence: str,
-    values: Mapping[str, int] | None = None,
-    at_ms: int | None = None,
-) -> Why:
-    rule = RULES.get(reason, "docs/design.md, 'Log range'")
-    return Why(question, reason, rule, sentence, values or {}, at_ms)
+def why(question: Question, reason: str, sentence: str, at_ms: int | None = None) -> Why:
+    return Why(question, reason, RULES.get(reason, "docs/design.md, 'Log range'"), sentence, at_ms)
 
 
 def why_held(question: Question, hold: Hold, policy: TopicPolicy) -> Why:
-    return why(question, hold.reason, sentence_of(hold, policy), hold.values, hold.at_ms)
+    return why(question, hold.reason, sentence_of(hold, policy), hold.at_ms)
 
 
 def sentence_of(hold: Hold, policy: TopicPolicy) -> str:

@@ -72,19 +72,19 @@ def whys_of(line: PartitionLine) -> tuple[WhyFacts, ...]:
             Question("still on the broker"), "local-retention", rule,
             "The local retention covers the segment. The owner may trim it when its newest record is 6 h old "
             "(local.retention.ms = 21600000, from the file); it is 2 h 5 min old now.",
-            {"local.retention.ms": 21_600_000}, NOW_MS + 14_100_000,
+            NOW_MS + 14_100_000,
         )),
         WhyFacts(f"offsets {end} to {(line.high_watermark or 0) - 1}", 0, Why(
             Question("not yet remote"), "not-due", rule,
             "The owner copies records when they have segment.bytes (67108864), or when the oldest one is segment.ms "
             "old (1 h). These are still too few and too new.",
-            {"segment.ms": 3_600_000}, NOW_MS + 2_846_000,
+            NOW_MS + 2_846_000,
         )),
         WhyFacts("offsets 0 to 65535", line.segments - 1, Why(
             Question("not yet expired"), "total-retention", rule,
             "The total retention covers the segment. It expires when its newest record is 90 d old (retention.ms = "
             "7776000000); it is 13 d old now.",
-            {"retention_ms": 7_776_000_000}, NOW_MS + 77 * DAY_MS,
+            NOW_MS + 77 * DAY_MS,
         )),
     )  # fmt: skip
 

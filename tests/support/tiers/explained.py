@@ -22,7 +22,6 @@ async def facts_for(bench: Workbench, policy: TopicPolicy | Refusal | None) -> P
         policy,
         local=LocalFacts(
             await bench.log.bounds(PARTITION, 1000),
-            leader=1,
             share_start=bench.share_groups.start,
             uncopied_bytes=bench.copy_task.uncopied.size_bytes,
         ),

@@ -73,16 +73,13 @@ def test_segments_of_one_kind_are_one_paragraph() -> None:
     ]
 
 
-def test_one_offset_tells_the_object_and_who_serves_it() -> None:
-    found = OffsetAnswer(
-        3, Place.REMOTE, "The remote tier has offset 3.", "the proxy", segment(0, Place.REMOTE), whys=(KEPT,)
-    )
+def test_one_offset_tells_the_object() -> None:
+    found = OffsetAnswer(3, Place.REMOTE, "The remote tier has offset 3.", segment(0, Place.REMOTE), whys=(KEPT,))
     lines = list(lines_of(Explained(partition(), found, "The first record of then has offset 3.")))
-    assert lines[:6] == [
+    assert lines[:5] == [
         "orders:0",
         "  The first record of then has offset 3.",
         "  The remote tier has offset 3.",
-        "  A Fetch of it is answered by the proxy.",
         "  Segment: offsets 0 to 9, 100 B, leader epochs 3, newest record 2023-11-14T22:13:20+00:00.",
         "  Object: key-0",
     ]

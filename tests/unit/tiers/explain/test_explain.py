@@ -76,11 +76,10 @@ async def test_why_a_segment_is_still_there(
     assert found.sentence.endswith(".")
 
 
-async def test_the_rule_the_value_and_the_time_are_told(copied: Workbench) -> None:
+async def test_the_rule_and_the_time_are_told(copied: Workbench) -> None:
     policy = replace(POLICY, local_retention_ms=60_000)
     copied.wall_ms = copied.segments[0].max_timestamp_ms + 1000
     found = whys(await answer_for(copied, policy), ON_BROKER)[0]
-    assert found.values == {"age_ms": 1000, "local.retention.ms": 60_000}
     assert found.at_ms == copied.wall_ms + 59_001
     assert found.rule == "docs/design.md, 'Log range'"
     assert "when its newest record is 1 min old (local.retention.ms, from the file); it is 1 s" in found.sentence
@@ -124,7 +123,7 @@ async def test_the_newest_segment_stays_and_the_later_wait_for_the_earlier(copie
     del copied.metadata.seen[copied.segments[0].segment_id]
     found = whys(await answer_for(copied, KEEP_NOTHING), ON_BROKER)
     assert (found[0].reason, found[30].reason) == (HoldReason.NOT_VISIBLE, StateReason.BEHIND_EARLIER)
-    assert found[30].values == {"held_offset": 0}
+    assert "from offset 0 on is held" in found[30].sentence
 
 
 async def test_an_open_transaction_and_a_share_group_hold_a_trim(copied: Workbench) -> None:
@@ -138,7 +137,8 @@ async def test_an_open_transaction_and_a_share_group_hold_a_trim(copied: Workben
 async def test_records_that_are_not_remote_hold_the_segments_after_them(copied: Workbench) -> None:
     del copied.metadata.segments[copied.segments[0].segment_id]
     found = whys(await answer_for(copied, KEEP_NOTHING), ON_BROKER)
-    assert (found[30].reason, found[30].values) == (StateReason.UNCOPIED_BEFORE, {"first_offset": 0})
+    assert found[30].reason == StateReason.UNCOPIED_BEFORE
+    assert "has records from offset 0 on" in found[30].sentence
 
 
 async def test_a_void_segment_goes_with_the_retention(copied: Workbench) -> None:
@@ -265,11 +265,8 @@ async def test_where_an_offset_is(copied: Workbench) -> None:
     assert "not known" not in found[59].sentence
     assert found[59].segment is not None
     assert found[59].segment.object in await copied.objects()
-    assert found[59].server == "the proxy that the client is connected to, from the store"
-    assert found[60].server == found[90].server == "broker 1, the partition's leader"
     unread = Explanation(await facts_for(copied, paused(KEEP_NOTHING, TierWork.READING)))
-    assert unread.offset(59).server.startswith("no process, because an operator paused reading.")
-    assert unread.offset(60).server == found[60].server
+    assert any("An operator paused reading" in note for note in unread.partition().notes)
 
 
 async def test_an_offset_that_has_no_record_says_where_a_fetch_goes_on(copied: Workbench) -> None:
@@ -280,7 +277,7 @@ async def test_an_offset_that_has_no_record_says_where_a_fetch_goes_on(copied: W
     assert "(reason: USER)" in deleted.sentence
     del copied.metadata.segments[copied.segments[1].segment_id]
     lost = Explanation(await facts_for(copied, KEEP_NOTHING)).offset(40)
-    assert (lost.place, lost.server) == (Place.UNKNOWN, "no process")
+    assert lost.place is Place.UNKNOWN
     await copied.metadata.put_log_gap(PARTITION, LogGap(30, 60), 0)
     facts = await facts_for(copied, KEEP_NOTHING)
     gap = Explanation(facts).offset(40)
@@ -322,11 +319,6 @@ async def test_without_the_leader_the_remote_tier_is_still_explained(copied: Wor
     assert any("no broker answers" in note for note in answer.notes)
     assert Explanation(facts).offset(10).place is Place.REMOTE
     assert Explanation(facts).offset(95).place is Place.UNKNOWN
-    assert (
-        Explanation(replace(facts, has_store=False))
-        .offset(10)
-        .server.endswith("when the store does, or from its cache")
-    )
     await copied.trim(KEEP_NOTHING)
     assert set(reasons(Explanation(facts).partition(), ON_BROKER)) == {60}
 

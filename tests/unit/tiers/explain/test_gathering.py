@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
@@ -35,12 +34,9 @@ async def explained(
     members: Sequence[OwnerMember] | None = (OWNER,),
     policy: TopicPolicy | None = POLICY,
 ) -> PartitionAnswer:
-    async def leader_of(*arguments: Any) -> Any:
-        return SimpleNamespace(node_id=1)
-
     cast(Any, bench.metadata.log).metadata_partition = lambda partition: 3
     around = Surroundings(
-        cast(Any, SimpleNamespace(leader_of=leader_of)),
+        cast(Any, None),
         bench.log,
         cast(Any, bench.share_groups),
         cast(Any, bench.metadata.log),
