@@ -37,7 +37,7 @@ from tiers.storage.remote_storage_manager import (
 from tiers.storage.s3.credentials import S3Credentials
 from tiers.storage.s3.download import S3Downloader
 from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError, error_of_key
-from tiers.storage.s3.race import StoreRace
+from tiers.storage.s3.race import race_fault
 from tiers.storage.s3.range_reader import new_memory
 from tiers.storage.s3.upload import Part, PartWindow, S3Uploader, StagedUpload
 from tiers.storage.settings import read_duration_ms, read_flag, read_number, read_settings, read_size_bytes
@@ -214,7 +214,7 @@ class S3RemoteStorageManager:
 
     async def race_fault(self) -> str:
         """Lets writers race (`race.py`), by about 170 requests. Returns what was wrong; empty if one won each race."""
-        return await StoreRace(self._up, self._get, self._prefix).fault()
+        return await race_fault(self._up, self._get, self._prefix)
 
     async def put_object(self, key: str, data: bytes) -> None:
         await self._up.put(self._prefix + key, Part.of(data))
