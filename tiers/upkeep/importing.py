@@ -6,12 +6,11 @@ write about the same partitions at the same time, so no owner may run.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, read_all
 from tiers.access.progress import SILENCE, Progress
-from tiers.broker.client import BrokerClient
+from tiers.broker.client import BrokerClient, wall_clock_ms
 from tiers.config.tier_config import TierConfig
 from tiers.metadata.records.serde import UNFINISHED_REBUILD_API_KEY, KeyAndValue, RecordKey, key_and_value, tombstone
 from tiers.metadata.topic.group.group_members import group_members
@@ -64,7 +63,7 @@ async def write_all(
         for partition, records in records_of(log):
             by_partition.setdefault(log.metadata_partition(partition), []).extend(records)
         if into_empty:
-            announced, by_partition = as_a_whole(log.topic, by_partition, time.time_ns() // 1_000_000)
+            announced, by_partition = as_a_whole(log.topic, by_partition, wall_clock_ms())
             await write_records(client, log.topic, announced)
         with progress.bar("records", sum(map(len, by_partition.values()))) as advance:
             await write_records(client, log.topic, by_partition, advance)

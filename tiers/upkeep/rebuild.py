@@ -7,7 +7,6 @@ refuses topics that the cluster does not have, because their owner would treat t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +17,7 @@ from uuid import UUID
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, storage_cluster_id, tiered_cluster
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
+from tiers.broker.client import wall_clock_ms
 from tiers.config.tier_config import TierConfig
 from tiers.errors import CorruptSegmentError, RemoteLogMetadataError, RemoteResourceNotFoundError
 from tiers.metadata.metadata_log import MetadataLog
@@ -321,7 +321,7 @@ def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataState) -> int:
 
 
 def _records(plans: Sequence[PartitionPlan]) -> Iterator[tuple[TopicIdPartition, Sequence[KeyAndValue]]]:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_clock_ms()
     for update in tier_configs_of(plans, WRITER, now_ms):  # first: an owner may expire what it sees without them
         yield update.topic_id_partition, [key_and_value(update)]
     for plan in plans:

@@ -87,6 +87,7 @@ def test_founding_names_are_accepted() -> None:
         ("[upstream]\nbootstrap.servers = 'nowhere'", "[upstream] bootstrap.servers: expected host:port"),
         (UPSTREAM + "[listener]\nhost = 'a b'", "[listener] host: 'a b' is not a host name or an IP address"),
         (UPSTREAM + "[[topics]]\nname = 'x'", "there is no [storage]"),
+        (UPSTREAM + "[encryption]\ncurrent = 'k2'\nkeys.k1 = '/k'", "current: there is no key 'k2' in keys"),
         ("x = ", "f.toml: not TOML"),
         (UPSTREAM + "[admin]\nport = 1\nport = 2", "f.toml: not TOML: the key port is set twice"),
         (
