@@ -237,7 +237,8 @@ def _drop_merged(plan: PartitionPlan, candidates: dict[UUID, FoundIndexes]) -> N
 def _take(plan: PartitionPlan, candidates: Sequence[FoundIndexes]) -> None:
     """Takes the segments by offset. The caller must read back the last one, and those that overlap.
 
-    An owner copies one segment after the other, so the copy of every other one had ended."""
+    An owner copies one segment after the other, so the copy of every other one had ended. A segment that a CUT cuts
+    stays, whatever others have: it has the only copy of its void records."""
     contents: dict[tuple[int, int], bytes] = {}
     for candidate in candidates:
         segment = after_cuts(candidate.metadata, plan.cuts)
@@ -253,7 +254,7 @@ def _take(plan: PartitionPlan, candidates: Sequence[FoundIndexes]) -> None:
                 f"{name}: it has other records than segment {beside[-1].segment_id.id} at the same offsets: it is not"
                 " known which one counts"
             )
-        elif any(each.valid_end_offset >= segment.valid_end_offset for each in beside):
+        elif segment.cut_at is None and any(each.valid_end_offset >= segment.valid_end_offset for each in beside):
             plan.dropped.append(f"{name}: other segments have its records")
             plan.unsure += [each for each in beside if each not in plan.unsure]
         else:

@@ -285,6 +285,16 @@ def test_two_contents_for_one_range_need_a_cut(store: Store) -> None:
     ]
 
 
+def test_a_cut_segment_stays_beside_a_copy_of_its_other_records(store: Store) -> None:
+    """No other segment has the void records."""
+    old, copy = store.holds(2, 22), store.holds(0, 17)
+    store.facts(cuts=(Cut(1, 18, 5),))
+    assert [(each.segment_id, each.cut_at) for each in store.plan().segments] == [
+        (copy.segment_id, None),
+        (old.segment_id, 18),
+    ]
+
+
 @pytest.mark.parametrize(("epoch", "is_same_log"), [(0, True), (1, False)])
 def test_an_overlap_needs_the_same_epochs(store: Store, epoch: int, is_same_log: bool) -> None:
     """An owner in doubt goes on copying at the broker's log start."""
