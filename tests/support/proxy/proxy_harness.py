@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network
-from typing import Any
+from typing import Any, Literal
 
 from protocol.addresses import AddressOf
 from protocol.primitives import INT32
@@ -62,6 +62,16 @@ class Proxy:
             while self.metrics.closed[cause] < connections:  # noqa: ASYNC110 - a counter has no event
                 await asyncio.sleep(0.001)
         return dict(self.metrics.closed)
+
+    async def reads_no_more_from(self, peers: Literal["brokers", "clients"]) -> None:
+        """Returns when the proxy has read nothing from them for a while."""
+        before, still = -1, 0
+        async with asyncio.timeout(60):
+            while still < 20:
+                await asyncio.sleep(0.005)
+                now: int = getattr(self.metrics, f"bytes_from_{peers}")
+                still = still + 1 if now == before else 0
+                before = now
 
 
 @contextlib.asynccontextmanager

@@ -179,13 +179,6 @@ async def test_minus_one_deletes_up_to_what_the_broker_says(bench: Bench, versio
     assert bench.tier.state.log_start_offset(P0) == 55
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_refusal_of_the_broker_changes_nothing(bench: Bench, version: int) -> None:
-    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    assert await bench.delete(version, 12, -1, error_code=code) == (code, -1)
-    assert bench.tier.state.log_start_offset(P0) == 0
-
-
 @pytest.mark.parametrize("topic", ["orders", "missing"])
 async def test_the_leader_is_asked_when_the_broker_has_allowed_the_client(
     bench: Bench, topic: str, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 
 import pytest
-from kafka.protocol.metadata import MetadataResponse
 
 from protocol.api_keys import ApiKey
 from protocol.primitives import INT16, INT32
@@ -27,25 +26,6 @@ def produce(version: int, correlation_id: int, acks: int, records: bytes) -> byt
     tail = b"\x00" if version >= 9 else b""
     transactional_id = b"\x00" if version >= 9 else b"\xff\xff"
     return request(ApiKey.PRODUCE, version, correlation_id, tail[:0] + transactional_id + INT16.pack(acks) + records)
-
-
-async def test_metadata_names_the_proxy_for_every_broker() -> None:
-    broker_host, version = "broker.internal", 1
-    body = INT32.pack(1) + INT32.pack(3) + INT16.pack(len(broker_host)) + broker_host.encode() + INT32.pack(9092)
-    body += INT16.pack(-1) + INT32.pack(3) + INT32.pack(0)
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
-        connected(proxy.port) as client,
-    ):
-        await client.send(request(ApiKey.METADATA, version, 5, INT32.pack(0)))
-        upstream = await broker.accepted()
-        assert await upstream.receive() == request(ApiKey.METADATA, version, 5, INT32.pack(0))
-        await upstream.send(response(5, body))
-        answer = await client.receive()
-        assert broker_host.encode() not in answer
-        decoded = MetadataResponse.decode(answer[4:], version=version)
-        assert [(b.node_id, b.host, b.port) for b in decoded.brokers] == [(3, "proxy.example", 9103)]
 
 
 async def test_api_versions_are_cut_to_what_is_decoded() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -13,7 +13,8 @@ from protocol.primitives import INT32
 from proxy.wire.exchange import Handler
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request
-from tests.support.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, Proxy, proxy_before
+from tests.support.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, Proxy, forwarded, proxy_before
+from tests.support.tiers.waiting import until
 
 pytestmark = pytest.mark.usefixtures("every_relay")
 
@@ -42,12 +43,6 @@ def traced_bytes() -> int:
     return held_bytes
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not is_so():  # noqa: ASYNC110 - a counter has no event
-            await asyncio.sleep(0.001)
-
-
 async def until_read(proxy: Proxy, *, from_clients: int = 0, from_brokers: int = 0) -> None:
     metrics = proxy.metrics
     await until(lambda: metrics.bytes_from_clients >= from_clients and metrics.bytes_from_brokers >= from_brokers)
@@ -70,28 +65,20 @@ async def test_the_requests_that_waited_are_freed() -> None:
         assert traced_bytes() - before < waited_bytes / 2
 
 
-async def test_a_request_that_arrived_in_part_is_freed() -> None:
+@pytest.mark.parametrize("is_response", [False, True], ids=["request", "response"])
+async def test_what_arrived_in_part_is_freed(is_response: bool) -> None:
     async with FakeBroker() as broker, proxy_before(broker, handlers=HANDLERS) as proxy:
         before = traced_bytes()
         for number in range(CLIENTS):
             async with connected(proxy.port) as client:
-                await client.send_raw(frame(request(HELD, 1, 7, LARGE))[: len(PART)])
-                await until_read(proxy, from_clients=(number + 1) * len(PART))
-                client.reset()
-            await proxy.closed_by("client", number + 1)
-        assert traced_bytes() - before < CLIENTS * len(PART) / 2
-
-
-async def test_a_response_that_arrived_in_part_is_freed() -> None:
-    async with FakeBroker() as broker, proxy_before(broker, handlers=HANDLERS) as proxy:
-        before = traced_bytes()
-        for number in range(CLIENTS):
-            async with connected(proxy.port) as client:
-                await client.send(request(HELD, 1, 7))
-                upstream = await broker.accepted()
-                await upstream.receive()
-                await upstream.send_raw(INT32.pack(4 + len(LARGE)) + INT32.pack(7) + PART)
-                await until_read(proxy, from_brokers=(number + 1) * len(PART))
+                arrived_bytes = (number + 1) * len(PART)
+                if is_response:
+                    upstream = await forwarded(client, broker, request(HELD, 1, 7))
+                    await upstream.send_raw(INT32.pack(4 + len(LARGE)) + INT32.pack(7) + PART)
+                    await until_read(proxy, from_brokers=arrived_bytes)
+                else:
+                    await client.send_raw(frame(request(HELD, 1, 7, LARGE))[: len(PART)])
+                    await until_read(proxy, from_clients=arrived_bytes)
                 client.reset()
             await proxy.closed_by("client", number + 1)
         assert traced_bytes() - before < CLIENTS * len(PART) / 2

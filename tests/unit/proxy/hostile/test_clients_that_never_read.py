@@ -36,23 +36,13 @@ async def send_for_ever(client: Wire) -> None:
         await client.send_raw(REQUEST * 1_000)
 
 
-async def until_the_client_is_not_read_from(proxy: Proxy) -> None:
-    before, still = -1, 0
-    async with asyncio.timeout(60):
-        while still < 10:
-            await asyncio.sleep(0.005)
-            now = proxy.metrics.bytes_from_clients
-            still = still + 1 if now == before else 0
-            before = now
-
-
 async def check_what_is_held(proxy: Proxy, client: Wire) -> None:
     await client.send_raw(REQUEST)
     assert await client.receive() == ANSWER
     gc.collect()
     before = resident_bytes()
     sending = asyncio.get_running_loop().create_task(send_for_ever(client))
-    await until_the_client_is_not_read_from(proxy)
+    await proxy.reads_no_more_from("clients")
     assert not sending.done()
     sending.cancel()
     (connection,) = proxy.server.connections
@@ -95,7 +85,7 @@ async def test_a_client_that_reads_late_gets_every_answer() -> None:
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(client.send_raw(REQUEST * requests))
-        await until_the_client_is_not_read_from(proxy)
+        await proxy.reads_no_more_from("clients")
         assert proxy.metrics.requests[ANSWERED] < requests
         gc.collect()
         before = resident_bytes()

@@ -62,22 +62,6 @@ async def test_a_producer_is_served_beside_more_silent_clients_than_the_limit() 
         assert proxy.metrics.closed["gave_way"] > 0
 
 
-async def test_thousands_of_silent_clients_leave_room_for_a_producer() -> None:
-    count = 3_000
-    unlimited = {"max_connections_per_address": 0, "max_unauthenticated_connections_per_address": 0}
-    limits = PATIENT.model_copy(update={"max_connections": count, **unlimited})
-    async with (
-        AnsweringBroker() as broker,
-        proxy_before(broker, limits=limits) as proxy,
-        contextlib.AsyncExitStack() as stack,
-    ):
-        for _ in range(count):
-            await stack.enter_async_context(connected(proxy.port))
-        async with connected(proxy.port) as producer:
-            assert await is_served(producer)
-            assert await proxy.closed_by("gave_way") == {"gave_way": 1}
-
-
 @pytest.mark.parametrize("said", SAID, ids=["nothing", "a byte", "a head", "less than a request"])
 async def test_a_silent_client_is_closed_after_a_time(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     limits = PATIENT.model_copy(update={"connection_setup_timeout_ms": 30})
