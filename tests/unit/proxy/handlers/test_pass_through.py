@@ -11,9 +11,8 @@ from protocol.primitives import INT16, INT32
 from proxy.handlers.produce import ProduceHandler
 from proxy.process.app import pass_through_handlers
 from proxy.wire.context import Address
-from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import connected, request, response
-from tests.support.proxy.proxy_harness import proxy_before
+from tests.support.fakes.broker.wire import request, response
+from tests.support.proxy.proxy_harness import relayed
 
 ENTRY = struct.Struct(">hhh")
 
@@ -31,11 +30,7 @@ def produce(version: int, correlation_id: int, acks: int, records: bytes) -> byt
 async def test_api_versions_are_cut_to_what_is_decoded() -> None:
     entries = [(ApiKey.PRODUCE, 0, 99), (ApiKey.FETCH, 4, 99), (ApiKey.VOTE, 0, 2), (ApiKey.HEARTBEAT, 0, 4)]
     body = INT16.pack(0) + INT32.pack(len(entries)) + b"".join(ENTRY.pack(*entry) for entry in entries)
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(handlers=pass_through_handlers(), address_of=advertised) as (client, broker, _):
         await client.send(request(ApiKey.API_VERSIONS, 0, 1))
         await (await broker.accepted()).send(response(1, body))
         answer = await client.receive()
@@ -46,11 +41,7 @@ async def test_api_versions_are_cut_to_what_is_decoded() -> None:
 
 
 async def test_a_future_version_of_api_versions_is_answered_as_by_a_broker() -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(handlers=pass_through_handlers(), address_of=advertised) as (client, _, _):
         await client.send(request(ApiKey.API_VERSIONS, 99, 1, b"whatever follows"))
         assert await client.receive() == response(1, INT16.pack(35) + INT32.pack(1) + ENTRY.pack(18, 0, 4))
 
@@ -59,10 +50,10 @@ async def test_a_future_version_of_api_versions_is_answered_as_by_a_broker() -> 
 async def test_produce_with_acks_0_has_no_response_and_others_have(version: int) -> None:
     silent = produce(version, 1, 0, b"records" * 100_000)
     answered = produce(version, 2, -1, b"records")
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, prefix_handlers={ApiKey.PRODUCE: ProduceHandler()}, address_of=advertised) as proxy,
-        connected(proxy.port) as client,
+    async with relayed(prefix_handlers={ApiKey.PRODUCE: ProduceHandler()}, address_of=advertised) as (
+        client,
+        broker,
+        _,
     ):
         await client.send(silent, answered)
         upstream = await broker.accepted()
@@ -79,11 +70,7 @@ async def test_produce_with_acks_0_has_no_response_and_others_have(version: int)
 async def test_a_version_that_was_not_advertised_is_named_in_one_sentence(
     api_key: ApiKey, version: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(handlers=pass_through_handlers(), address_of=advertised) as (client, _, _):
         await client.send(request(api_key, version, 5, INT32.pack(0)))
         assert await client.ended() == b""
     (line,) = caplog.messages

@@ -13,10 +13,9 @@ from protocol.primitives import INT32
 from proxy.handlers.fetch.pass_through import HOLD_BYTES
 from proxy.process.app import pass_through_handlers
 from proxy.wire.socket_transport import LOW_WATER_BYTES
-from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import connected, frame, request, response
+from tests.support.fakes.broker.wire import frame, request, response
 from tests.support.fakes.message_encoder import UNKNOWN_TAGS, Value, encode
-from tests.support.proxy.proxy_harness import proxy_before
+from tests.support.proxy.proxy_harness import relayed
 
 BROKER_HOST = "broker.internal"
 NONE, NOT_LEADER_OR_FOLLOWER = 0, 6
@@ -65,11 +64,7 @@ async def test_a_small_answer_names_the_proxy_for_the_leader(version: int) -> No
     asked = request(ApiKey.SHARE_FETCH, version, 5, b"whatever is asked")
     expected = share_fetch_answer(b"records")
     expected["NodeEndpoints"] = [{"NodeId": 3, "Host": "proxy.example", "Port": 9103, "Rack": "a"}]
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(handlers=pass_through_handlers(), address_of=advertised) as (client, broker, _):
         await client.send(asked)
         upstream = await broker.accepted()
         assert await upstream.receive() == asked
@@ -82,11 +77,7 @@ async def test_a_large_answer_is_streamed_without_endpoints(version: int) -> Non
     records = b"r" * (20 * HOLD_BYTES)
     whole = payload(version, share_fetch_answer(records))
     middle = len(whole) - 2 * HOLD_BYTES
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(handlers=pass_through_handlers(), address_of=advertised) as (client, broker, _):
         await client.send(request(ApiKey.SHARE_FETCH, version, 5))
         upstream = await broker.accepted()
         await upstream.send_raw(frame(whole)[: INT32.size + middle])

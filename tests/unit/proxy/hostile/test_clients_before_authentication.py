@@ -17,7 +17,7 @@ from proxy.wire.exchange import Answer, Exchange, Forward, Handler, Respond
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.sasl import authenticate, authenticate_answer, handshake, handshake_answer
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
-from tests.support.proxy.proxy_harness import PATIENT, AnsweringHandler, Proxy, proxy_before, reply
+from tests.support.proxy.proxy_harness import PATIENT, AnsweringHandler, Proxy, proxy_before, relayed, reply
 
 
 class Decoding:
@@ -239,11 +239,7 @@ async def test_an_answer_after_an_unknown_mechanism_lifts_the_limits() -> None:
 async def test_a_client_that_leaves_its_mechanism_unfinished_stays_unknown(sent: bytes) -> None:
     limits = PATIENT.model_copy(update={"connection_setup_timeout_ms": 500})
     handlers: dict[int, Handler] = {ApiKey.METADATA: Decoding(), ApiKey.LEAVE_GROUP: AnsweringHandler(b"refused")}
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=handlers, limits=limits, brokers_ask_for_sasl=True) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(handlers=handlers, limits=limits, brokers_ask_for_sasl=True) as (client, broker, proxy):
         await client.send(handshake(1, "GSSAPI"))
         upstream = await broker.accepted()
         assert await upstream.receive() == handshake(1, "GSSAPI")

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from proxy.wire import server
-from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import Wire, connected, request
-from tests.support.proxy.proxy_harness import PATIENT, PreparingHandler, proxy_before
+from tests.support.fakes.broker.wire import Wire, request
+from tests.support.proxy.proxy_harness import PATIENT, PreparingHandler, relayed
 
 pytestmark = pytest.mark.usefixtures("every_relay")
 
@@ -26,11 +25,7 @@ async def test_a_client_that_left_is_noticed_while_its_requests_wait(how: str, m
     leave, cause = LEAVING[how]
     handler = PreparingHandler(b"")
     limits = PATIENT.model_copy(update={"half_close_timeout_ms": 1})
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={HELD: handler}, limits=limits) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(handlers={HELD: handler}, limits=limits) as (client, _, proxy):
         await client.send(request(HELD, 1, 7), request(HELD, 1, 8))
         await handler.asked.wait()
         (connection,) = proxy.server.connections

@@ -18,12 +18,11 @@ from proxy.wire.exchange import Answer, Forward, Prepare
 from proxy.wire.upstream import GROUPS_AT_ONCE
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
-from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.fetch_frames import fetch_frame
-from tests.support.fakes.broker.wire import connected, request
+from tests.support.fakes.broker.wire import request
 from tests.support.fakes.fetch_bench import Bench, ask, ask_local, bench_of, codes, records
 from tests.support.fakes.remote_tier import TOPIC_ID
-from tests.support.proxy.proxy_harness import ForwardingHandler, proxy_before
+from tests.support.proxy.proxy_harness import ForwardingHandler, relayed
 from tests.support.proxy.turn_counter import counted_turns
 from tiers.model.ids import TopicIdPartition
 
@@ -156,11 +155,7 @@ async def test_many_small_partitions_of_a_streamed_answer_are_patched_in_slices(
         handler = ForwardingHandler(
             lambda exchange, held: (held,), hold_bytes=16, patcher=lambda: StreamingFetchPatcher(12, Noted())
         )
-        async with (
-            FakeBroker() as broker,
-            proxy_before(broker, handlers={ApiKey.FETCH: handler}) as proxy,
-            connected(proxy.port) as client,
-        ):
+        async with relayed(handlers={ApiKey.FETCH: handler}) as (client, broker, _):
             await client.send(request(ApiKey.FETCH, 12, 7))
             upstream = await broker.accepted()
             await upstream.receive()

@@ -29,9 +29,8 @@ from proxy.handlers.turns import SLICE_STEPS
 from proxy.wire.exchange import Answer, Handler, Prepare, Respond
 from proxy.wire.limits import Limits
 from tests.support.fakes.broker.exchange import FakeExchange
-from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import connected, request
-from tests.support.proxy.proxy_harness import AnsweringHandler, proxy_before
+from tests.support.fakes.broker.wire import request
+from tests.support.proxy.proxy_harness import AnsweringHandler, relayed
 from tests.support.proxy.topic_configs_bench import METADATA_TOPIC, Bench
 from tests.support.proxy.turn_counter import TurnCounter, counted_turns
 
@@ -162,22 +161,14 @@ async def test_a_large_answer_is_patched_in_slices(api: str, monkeypatch: pytest
 async def test_a_request_above_the_limit_of_decoded_requests_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     limit = Limits().max_held_request_bytes
     assert limit <= 1024 * 1024
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={ApiKey.DELETE_TOPICS: AnsweringHandler(b"")}) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(handlers={ApiKey.DELETE_TOPICS: AnsweringHandler(b"")}) as (client, _, _):
         await client.send(request(ApiKey.DELETE_TOPICS, 1, 9, bytes(limit)))
         assert await client.ended() == b""
     assert "above the limit of requests that are decoded" in caplog.records[0].message
 
 
 async def test_a_request_with_too_many_items_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers={ApiKey.CREATE_PARTITIONS: guard()}) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(handlers={ApiKey.CREATE_PARTITIONS: guard()}) as (client, _, _):
         _, api_key, version, item, end = CASES["CreatePartitions"]
         count = MAX_ITEMS + 1
         await client.send(request(api_key, version, 9, INT32.pack(count) + item * count + end))

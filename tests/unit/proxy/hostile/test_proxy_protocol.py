@@ -13,7 +13,7 @@ import pytest
 from proxy.wire.exchange import Answer, Exchange, Forward, Respond
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
-from tests.support.proxy.proxy_harness import PATIENT, proxy_before
+from tests.support.proxy.proxy_harness import PATIENT, proxy_before, relayed
 from tests.support.proxy.tls_sides import client_side, for_clients
 from tests.support.servers.certificates import Authority
 
@@ -66,11 +66,7 @@ class Failing:
 @pytest.mark.parametrize("is_torn", [False, True])
 async def test_the_header_names_the_client(case: str, is_torn: bool, caplog: pytest.LogCaptureFixture) -> None:
     header, client_address = SEEN[case]
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, limits=PATIENT, handlers={HANDLED: Failing()}, proxy_networks=HERE) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(limits=PATIENT, handlers={HANDLED: Failing()}, proxy_networks=HERE) as (client, broker, _):
         sent = header + frame(request(OPAQUE, 4, 1))
         for start in range(0, len(sent), 1 if is_torn else len(sent)):
             await client.send_raw(sent[start : start + (1 if is_torn else len(sent))])
@@ -88,11 +84,7 @@ async def test_the_header_names_the_client(case: str, is_torn: bool, caplog: pyt
 
 @pytest.mark.parametrize("case", REFUSED)
 async def test_a_connection_without_a_valid_header_is_closed(case: str, caplog: pytest.LogCaptureFixture) -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, proxy_networks=HERE) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(proxy_networks=HERE) as (client, broker, proxy):
         await client.send_raw(REFUSED[case])
         assert await client.ended() == b""
         assert await proxy.closed_by("proxy_header") == {"proxy_header": 1}
@@ -107,11 +99,7 @@ async def test_a_connection_without_a_valid_header_is_closed(case: str, caplog: 
 )
 async def test_a_header_that_does_not_end_has_a_deadline(sent: bytes) -> None:
     limits = PATIENT.model_copy(update={"connection_setup_timeout_ms": 30})
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, limits=limits, proxy_networks=HERE) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(limits=limits, proxy_networks=HERE) as (client, _, proxy):
         with contextlib.suppress(ConnectionError):  # a busy machine may be late with this already
             await client.send_raw(sent)
         assert await client.ended() == b""
@@ -119,11 +107,7 @@ async def test_a_header_that_does_not_end_has_a_deadline(sent: bytes) -> None:
 
 
 async def test_only_load_balancers_may_connect(caplog: pytest.LogCaptureFixture) -> None:
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, proxy_networks=(ip_network("192.0.2.0/24"),)) as proxy,
-        connected(proxy.port) as client,
-    ):
+    async with relayed(proxy_networks=(ip_network("192.0.2.0/24"),)) as (client, _, proxy):
         assert await client.ended() == b""
         assert proxy.metrics.rejected == {"listener.proxy.protocol.trusted.networks": 1}
     assert caplog.records[0].__dict__["client"].startswith("127.0.0.1:")
