@@ -158,7 +158,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     ("modules", "lacks"),
     [
         ({"__init__": "__version__ = '3.5.8'"}, "No module named 'pyspark.sql'"),
-        ({"__init__": "__version__ = '3.5.8'", "sql": ""}, "cannot import name 'DataFrame'"),
+        ({"__init__": "__version__ = '3.5.8'", "sql": ""}, "cannot import name 'Column'"),
     ],
 )
 def test_another_release_of_spark_is_named_with_those_that_are_supported(
