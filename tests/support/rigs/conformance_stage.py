@@ -140,7 +140,16 @@ class Stage:
         return self._counted(r"remote_reader_hedged_requests_total(?:{[^}]*})?")
 
     def _counted(self, series: str) -> int:
-        found = re.findall(rf"^tidegate_{series} (\S+)$", self.proxy.metrics(), re.MULTILINE)
+        """Returns the sum of all processes. The metrics lack a process that does not answer in time."""
+        metrics = ""
+
+        def has_all() -> bool:
+            nonlocal metrics
+            metrics = self.proxy.metrics()
+            return all(f'process="{name}"' in metrics for name in ("remote-log", "remote-reader"))
+
+        until(has_all)
+        found = re.findall(rf"^tidegate_{series} (\S+)$", metrics, re.MULTILINE)
         return sum(int(float(count)) for count in found)
 
     def leader(self, partition: int) -> int:
