@@ -107,8 +107,11 @@ class Bench:
         topic: str = "orders",
         timeout_ms: int = 1000,
         partition: int = 0,
+        is_allowed: bool = False,
     ) -> tuple[int, int]:
-        """`(error code, low watermark)`; the given ones are the broker's answer."""
+        """`(error code, low watermark)`; the given ones are the broker's answer.
+
+        `is_allowed`: the broker has the error only for the deletion, and not for the client's rights."""
         compact = version >= 2
         tags = b"\x00" if compact else b""
         head = write_array_length(1, compact) + write_string(topic, compact) + write_array_length(1, compact)
@@ -124,7 +127,7 @@ class Bench:
             body_position = parse_request_header(frame).body_position
             (one,) = parse_delete_records_request(frame, body_position, version).partitions
             assert one.offset < HIGH_WATERMARK
-            return answered(-1, error_code or ErrorCode.OFFSET_OUT_OF_RANGE)
+            return answered(-1, ErrorCode.OFFSET_OUT_OF_RANGE if is_allowed or not error_code else error_code)
 
         action, respond = self.handler.on_request(FakeExchange(self.cluster, frame, answer=asked_first))
         assert isinstance(action, Prepare)
@@ -177,6 +180,15 @@ async def test_minus_one_deletes_up_to_what_the_broker_says(bench: Bench, versio
     bench.cluster.logs[P0].log_start_offset = 55
     assert await bench.delete(version, -1, 55) == (0, 55)
     assert bench.tier.state.log_start_offset(P0) == 55
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("is_allowed", [False, True])
+async def test_a_refusal_of_the_broker_changes_nothing(bench: Bench, version: int, is_allowed: bool) -> None:
+    """The broker refuses the client, or has another leader when it shall delete."""
+    code = ErrorCode.NOT_LEADER_OR_FOLLOWER if is_allowed else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert await bench.delete(version, 12, -1, error_code=code, is_allowed=is_allowed) == (code, -1)
+    assert bench.tier.state.log_start_offset(P0) == 0
 
 
 @pytest.mark.parametrize("topic", ["orders", "missing"])
