@@ -5,10 +5,13 @@
 * A call ends when it makes no progress for the time of its deadline. The child tells the parent of its progress.
 * If a call passes its deadline, its child is retired. A retired child takes no new calls, and the next call starts
   another child. The retired child ends with the last of its calls, each of which has a deadline.
-* The library keeps the credentials that it read first, and a newer child reads them again. So if the store refuses a
-  call, its child is retired, too, and the call is repeated in a newer child.
+* The library keeps the credentials that it read first, and a newer child reads them again. So a call that the store
+  refuses is repeated in a newer child. Once such a call succeeds there, the newer child takes all new calls, and the
+  former one is retired. The store may also refuse a call for another reason, such as a missing right. Then the former
+  child stays, and its other calls go on.
 * There are at most `MAX_RETIRED` retired children with calls. Before a deadline retires one more, the oldest is killed,
-  and its calls fail. Refused credentials kill no child: without room for one more, the former child stays.
+  and its calls fail. Refused credentials kill no child. Without room for one more, the former child stays beside the
+  newer one.
 * The parent tells a child about each abandoned call, so that the child can undo it. If a child has not ended `grace_s`
   after the parent closed its connection, the parent kills it.
 * The messages between the two are pickles, each after its length. Pickle is safe here: both ends of the socket pair are
@@ -29,11 +32,11 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import CredentialsRefusedError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.activity import Activity, while_active
 from tiers.storage.file_system import ThreadCalls, deadlines_of
 from tiers.storage.retries import CredentialsRenewal
@@ -75,10 +78,26 @@ def frame_of(said: object) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-async def _received(reader: asyncio.StreamReader) -> Any:
-    """Returns the next message. Raises `IncompleteReadError` and `OSError` at the end of the connection."""
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    return pickle.loads(await reader.readexactly(length))
+class FrameBuffer:
+    """Collects bytes as they arrive and yields the complete messages."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Yields the messages that `data` completes. The caller must exhaust the iterator."""
+        self._bytes += data
+        position = 0
+        while len(self._bytes) >= position + _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._bytes, position)
+            end = position + _LENGTH.size + length
+            if len(self._bytes) < end:
+                break
+            with memoryview(self._bytes) as view, view[position + _LENGTH.size : end] as body:
+                said = pickle.loads(body)
+            yield said
+            position = end
+        del self._bytes[:position]
 
 
 class ChildCalls:
@@ -94,7 +113,8 @@ class ChildCalls:
         self._name = made.files.name
         self._timeout_s = made.timeout_s or _START_S
         self._children: list[_Child] = []
-        """From the oldest to the newest one. The last one takes the calls, unless it is retired."""
+        """From the oldest to the newest one. The first one that is not retired takes the calls. The next one has newer
+        credentials, which the store has not accepted yet."""
         self._starting = asyncio.Lock()
         self._is_open = False
         self._renewal = CredentialsRenewal(self._read_credentials_again)
@@ -108,8 +128,7 @@ class ChildCalls:
             raise
 
     async def run(self, operation: str, *arguments: object) -> Any:
-        timeout_s = self._timeout_s * deadlines_of(operation)
-        return await self._renewal.tried(lambda: self._run(operation, arguments, timeout_s))
+        return await self._run(operation, arguments, self._timeout_s * deadlines_of(operation))
 
     async def close(self) -> None:
         async with self._starting:
@@ -125,17 +144,49 @@ class ChildCalls:
         """The process ids of the children that have not ended, from the oldest to the newest."""
         return [child.pid for child in self._children if child.is_alive()]
 
+    @property
+    def _in_use(self) -> list[_Child]:
+        return [child for child in self._children if not child.is_retired]
+
     async def _run(self, operation: str, arguments: tuple[object, ...], timeout_s: float) -> Any:
-        child: _Child | None = None
+        async def attempt() -> Any:
+            try:
+                return await self._run_in(None, operation, arguments, timeout_s)
+            except CredentialsRefusedError:
+                if len(self._in_use) < 2:
+                    raise
+                newer = self._in_use[1]
+            result = await self._run_in(newer, operation, arguments, timeout_s)
+            if newer in self._in_use[1:] and self._has_room(former := self._in_use[0]):
+                self._retire(former, "the store refused the credentials")
+            return result
+
+        return await self._renewal.tried(attempt)
+
+    async def _read_credentials_again(self) -> None:
+        self._task.make(self._task.settings)  # a file with a secret may be missing now
+        async with self._starting:
+            if not self._is_open:
+                raise ValueError(f"{self._name} is not open")
+            for newer in self._in_use[1:]:
+                if not self._has_room(newer):
+                    raise ValueError(f"{self._name}: too many of its processes have calls")
+                self._retire(newer, "its credentials are not the newest")
+            await self._start()
+
+    async def _run_in(
+        self, child: _Child | None, operation: str, arguments: tuple[object, ...], timeout_s: float
+    ) -> Any:
+        """Asks `child`, or the one that takes the calls."""
         was_ready = False
         try:
             async with while_active(timeout_s) as activity:
-                child = await self._in_service()
+                child = child or await self._in_service()
                 was_ready = child.is_ready
                 return await child.run(operation, arguments, activity)
         except TimeoutError as error:
             if child is not None and was_ready and not child.is_retired:
-                retired = self._retired()
+                retired = [one for one in self._children if one.is_retired and one.is_alive()]
                 while len(retired) >= MAX_RETIRED:
                     oldest = min(retired, key=lambda one: one.is_busy)  # of those without calls, if there are any
                     retired.remove(oldest)
@@ -143,70 +194,60 @@ class ChildCalls:
                 self._retire(child, "a call passed its deadline")
             raise RetriableRemoteStorageError(f"{self._name}: no progress in {timeout_s} s") from error
 
-    async def _read_credentials_again(self) -> None:
-        self._task.make(self._task.settings)  # a file with a secret may be missing now
-        for child in self._children[-1:]:
-            if child.is_busy and sum(one.is_busy for one in self._retired()) >= MAX_RETIRED:
-                raise ValueError(f"{self._name}: too many of its processes have calls")
-            self._retire(child, "the store refused the credentials")
-
     async def _in_service(self) -> _Child:
         async with self._starting:
             if not self._is_open:
                 raise RuntimeError(f"{self._name} is not open")
-            if not self._children or self._children[-1].is_retired:
-                child = await _Child.started(self._name, self._task)
-                self._children = [*(one for one in self._children if one.is_alive()), child]
-            return self._children[-1]
+            if not self._in_use:
+                await self._start()
+            return self._in_use[0]
 
-    def _retired(self) -> list[_Child]:
-        return [one for one in self._children if one.is_retired and one.is_alive()]
+    def _has_room(self, child: _Child) -> bool:
+        """Returns whether one more child may be retired."""
+        busy = [one for one in self._children if one.is_retired and one.is_alive() and one.is_busy]
+        return not child.is_busy or len(busy) < MAX_RETIRED
 
     def _retire(self, child: _Child, reason: str) -> None:
         logger.warning("replacing the child process of a store", extra={"store": self._name, "reason": reason})
         child.retire()
 
-
-class _Child:
-    """One child process and its pending calls."""
-
-    def __init__(
-        self,
-        name: str,
-        process: subprocess.Popen[bytes],
-        grace_s: float,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self._name = name
-        self._grace_s = grace_s
-        self._process = process
-        self._loop = asyncio.get_running_loop()
-        self._writer = writer
-        self._pending: dict[int, tuple[asyncio.Future[object], Activity]] = {}
-        self._next = 0
-        self._is_lost = False
-        self.is_ready = False
-        self.is_retired = False
-        self._start_deadline = self._loop.call_later(_START_S, self.kill)
-        self._receiving = self._loop.create_task(self._receive(reader))
-
-    @classmethod
-    async def started(cls, name: str, task: Task) -> _Child:
+    async def _start(self) -> None:
+        """Starts one more child."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         with theirs:
             process = _spawn(theirs.fileno())
+        loop = asyncio.get_running_loop()
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_BUFFER_BYTES)
+            transport, child = await loop.create_unix_connection(
+                lambda: _Child(self._name, process, self._task.grace_s), sock=ours
+            )
         except BaseException:
             ours.close()
             process.kill()
             process.wait()
             raise
-        writer.write(frame_of(task))
-        return cls(name, process, task.grace_s, reader, writer)
+        transport.write(frame_of(self._task))
+        self._children = [*(one for one in self._children if one.is_alive()), child]
+
+
+class _Child(asyncio.Protocol):
+    """One child process and its pending calls."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], grace_s: float) -> None:
+        self._name = name
+        self._grace_s = grace_s
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._frames = FrameBuffer()
+        self._pending: dict[int, tuple[asyncio.Future[object], Activity]] = {}
+        self._next = 0
+        self._transport: asyncio.Transport
+        self._is_lost = False
+        self.is_ready = False
+        self.is_retired = False
+        self._start_deadline = self._loop.call_later(_START_S, self.kill)
 
     @property
     def pid(self) -> int:
@@ -245,7 +286,7 @@ class _Child:
         if not self._is_lost:
             self._is_lost = True
             self._start_deadline.cancel()
-            self._writer.close()
+            self._transport.close()
             self._loop.call_later(self._grace_s, self.kill)
 
     def kill(self) -> None:
@@ -256,31 +297,33 @@ class _Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, self._grace_s)
         self.kill()
-        await self._receiving
 
     def _send(self, request: Request) -> None:
         if not self._is_lost:
-            self._writer.write(frame_of(request))
+            self._transport.write(frame_of(request))
         elif request[1] != _CANCEL:
             raise RetriableRemoteStorageError(f"{self._name}: the store's child process has ended")
 
-    async def _receive(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                number, *rest = await _received(reader)
-                if number == _READY:
-                    self.is_ready = True
-                    self._start_deadline.cancel()
-                elif number in self._pending:
-                    future, activity = self._pending[number]
-                    if not rest:
-                        activity.moved()
-                    elif not future.done():
-                        result, error = rest
-                        if error is None:
-                            future.set_result(result)
-                        else:
-                            future.set_exception(error)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's are not subclasses of asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        for number, *rest in self._frames.feed(data):
+            if number == _READY:
+                self.is_ready = True
+                self._start_deadline.cancel()
+            elif number in self._pending:
+                future, activity = self._pending[number]
+                if not rest:
+                    activity.moved()
+                elif not future.done():
+                    result, error = rest
+                    if error is None:
+                        future.set_result(result)
+                    else:
+                        future.set_exception(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
         self.hang_up()
         for future, _ in self._pending.values():
             if not future.done():
@@ -305,7 +348,11 @@ def serve(channel: int) -> None:
 async def _serve(channel: socket.socket) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=channel)
 
-    task: Task = await _received(reader)
+    async def received() -> Any:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        return pickle.loads(await reader.readexactly(length))
+
+    task: Task = await received()
     calls = task.make(task.settings)
     calls.timeout_s = None
     opening, is_open = asyncio.Lock(), False
@@ -333,7 +380,7 @@ async def _serve(channel: socket.socket) -> None:
         running: dict[int, asyncio.Task[None]] = {}
         try:
             while True:
-                number, operation, arguments = await _received(reader)
+                number, operation, arguments = await received()
                 if operation == _CANCEL:
                     if number in running:
                         running[number].cancel()
