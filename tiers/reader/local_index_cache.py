@@ -12,15 +12,17 @@
 * A segment is found by its uuid, and only if all of its entries are whole. So no entry is used for another segment.
 * A process that reads a damaged set of its own folder removes it, and so does one that gets a disk error as it writes.
   A damaged set of another process is a miss: the index from the store goes to the reader's own folder.
-* All sets of a folder together stay below the configured size. The one that was written longest ago is evicted first.
+* All sets of a folder together stay below the configured size. The least recently used one is evicted first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +60,8 @@ class _Set:
     files: LocalIndexFiles
     began_ms: int | None
     """None if an earlier process began the set."""
+    used_ns: int = 0
+    """The time of the last use, as the writer knows it. A reader sets the file's time."""
 
 
 class LocalIndexes:
@@ -93,7 +97,7 @@ class LocalIndexes:
         self._calls = BlockingCalls("local-indexes", 1)
         self._writes = threading.Lock()
         self._sets: dict[_SetKey, _Set] = {}
-        """The sets of the folder. The one that was written to last is the last."""
+        """The sets of the folder, the least recently used first."""
         self._is_loaded = False
         self._trouble = LastingTrouble(
             logger,
@@ -170,12 +174,12 @@ class LocalIndexes:
         for folder, base_offset in {(folder, int(named[1])) for folder, named in names if named}:
             try:
                 files = LocalIndexFiles.existing(self._root / folder, base_offset)
-                known.append((files.written_ns(), (folder, base_offset), files))
+                known.append((_used_ns(files), (folder, base_offset), files))
             except (CorruptSegmentError, OSError):
                 with contextlib.suppress(OSError):
                     LocalIndexFiles(self._root / folder, base_offset).remove()
         for _, key, files in sorted(known, key=lambda entry: entry[:2]):
-            self._sets[key] = _Set(files, None)
+            self._use(key, _Set(files, None))
             self.size_bytes += files.size_bytes
         self._shrink()
         self._is_loaded = True
@@ -191,7 +195,7 @@ class LocalIndexes:
         if segment.end_offset - segment.start_offset > MAX_RELATIVE:
             return  # no set can hold such a hole
         key = self._set_that_takes(segment) or self._begin(segment)
-        one = self._sets[key] = self._sets.pop(key)
+        one = self._sets[key]
         self.size_bytes -= one.files.size_bytes
         try:
             one.files.append(indexes)
@@ -200,6 +204,7 @@ class LocalIndexes:
             self._remove(key)
             raise
         self.size_bytes += one.files.size_bytes
+        self._use(key, one)
         self._trouble.ended()  # a full disk can still be read, so only an append shows that the trouble is over
         self._shrink()
 
@@ -225,12 +230,24 @@ class LocalIndexes:
         folder.mkdir(parents=True, exist_ok=True)
         files = LocalIndexFiles(folder, segment.start_offset, self._append)
         files.remove()
-        self._sets[key] = _Set(files, self._clock_ms())
+        self._use(key, _Set(files, self._clock_ms()))
         return key
 
+    def _use(self, key: _SetKey, one: _Set) -> None:
+        """Adds the set, or moves it to the end, as the most recently used one."""
+        one.used_ns = _used_ns(one.files)
+        self._sets.pop(key, None)
+        self._sets[key] = one
+
     def _shrink(self) -> None:
+        spared = len(self._sets)
         while self.size_bytes > self._max_bytes:
-            self._remove(next(iter(self._sets)))
+            key, one = next(iter(self._sets.items()))
+            if _used_ns(one.files) > one.used_ns and spared > 0:  # it was read meanwhile
+                spared -= 1
+                self._use(key, one)
+            else:
+                self._remove(key)
 
     def _remove_below(self, partition: TopicIdPartition, offset: int) -> None:
         for key, one in self._sets_of(partition):
@@ -278,5 +295,16 @@ def _find(
             damaged.append(base_offset)
             continue
         if found is not None:
+            # It survives a restart, and the writer sees it. The kernel's own time of a write is coarser than this.
+            now_ns = time.time_ns()
+            with contextlib.suppress(OSError):
+                os.utime(files.path(OFFSET_INDEX), ns=(now_ns, now_ns))
             return found
     return None
+
+
+def _used_ns(files: LocalIndexFiles) -> int:
+    try:
+        return files.path(OFFSET_INDEX).stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -7,7 +7,7 @@ read (`TracedReads`), and the request names it. So each call of the store, also 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -91,26 +91,31 @@ class TracedStore:
         self._tracer = tracer
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         read = self._inner.fetch_log_segment(metadata, start_position, end_position)
-        places = {"tidegate.store.start_position": start_position, "tidegate.store.end_position": end_position}
-        return await self._traced(read, "fetch_log_segment", metadata, places)
+        return await self._traced(read, "fetch_log_segment", metadata, start_position, end_position)
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
-        return await self._traced(self._inner.fetch_indexes(metadata), "fetch_indexes", metadata, {})
+        return await self._traced(self._inner.fetch_indexes(metadata), "fetch_indexes", metadata)
 
     async def _traced(
-        self, read: Awaitable[T], operation: str, metadata: RemoteLogSegmentMetadata, places: Mapping[str, int]
+        self,
+        read: Awaitable[T],
+        operation: str,
+        metadata: RemoteLogSegmentMetadata,
+        start_position: int | None = None,
+        end_position: int | None = None,
     ) -> T:
-        if not (name := current_trace()):
+        if not (trace := current_trace()):
             return await read
+        places = {"start_position": start_position, "end_position": end_position}
         attributes: dict[str, str | int] = {
             **partition_attributes(metadata.topic_id_partition.topic, metadata.topic_id_partition.partition),
             "tidegate.segment.id": str(metadata.segment_id.id),
-            **places,
+            **{f"tidegate.store.{name}": place for name, place in places.items() if place is not None},
         }
-        span = self._tracer.start_span(operation, within_named(name), SpanKind.CLIENT, attributes)
+        span = self._tracer.start_span(operation, within_named(trace), SpanKind.CLIENT, attributes)
         with spanned(span):
             data = await read
             span.set_attribute("tidegate.store.bytes", len(data))

@@ -34,6 +34,7 @@ from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
+    check_range,
 )
 from tiers.storage.settings import read_duration_ms, read_number
 
@@ -132,8 +133,9 @@ class FileSystemRemoteStorageManager:
         return None
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
+        check_range(start_position, end_position)
         return memoryview(await self.calls.run("read", self._paths(metadata)[0], start_position, end_position))
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:

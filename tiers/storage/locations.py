@@ -234,7 +234,7 @@ class LocatedRemoteStorageManager:
 
     @_measured(lambda view, *_: len(view))
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         place, metadata = self._place_of(metadata)
         async with place.opened() as storage:

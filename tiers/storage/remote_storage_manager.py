@@ -5,7 +5,8 @@ Third parties may add an implementation. Every implementation follows these rule
 * A segment has two objects, `<key>.log` and `<key>.indexes`. The implementation writes `<key>.indexes` last, and writes
   no other object.
 * The key includes the segment's uuid, which is new for every attempt, so no copy overwrites another's objects.
-* Ranges are positions in the stored `.log` object, with both ends inclusive. An end beyond the object is clamped.
+* Ranges are positions in the stored `.log` object, with both ends inclusive. An end beyond the object is clamped. A
+  range without an end goes to the end of the object.
 * A missing object raises `RemoteResourceNotFoundError`. A permanent refusal (credentials, bucket) raises
   `RemoteStorageError`. A transient error raises `RetriableRemoteStorageError`. An implementation raises no others.
 * A listing need not show an object right after its write. The copy, read and delete paths never list.
@@ -45,16 +46,24 @@ class StoredObject:
     modified_ms: int | None = field(default=None, compare=False)
 
 
+def check_range(start_position: int, end_position: int | None) -> None:
+    """Raises `ValueError` when the start is negative or the inclusive end lies before the start."""
+    if start_position < 0 or (end_position is not None and end_position < start_position):
+        raise ValueError(f"the range from {start_position} to {end_position} is not a range of positions")
+
+
 class SegmentReads(Protocol):
     """The methods that read a segment."""
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
-        """Returns the stored bytes `[start_position, end_position]` of `.log`, which are at least one byte.
+        """Returns the stored bytes `[start_position, end_position]` of `.log`; None reads to the end of the object.
 
         The caller owns the buffer, which may be read-only; no later call changes it. If `start_position` is at or
-        beyond the end of the object, the view is empty. `end_position` is clamped to the object."""
+        beyond the end of the object, the view is empty. `end_position` is clamped to the object. Raises `ValueError`
+        when the range is not a range (`check_range`).
+        """
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
         """Returns the whole `.indexes` object."""

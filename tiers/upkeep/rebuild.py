@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from uuid import UUID
 
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, storage_cluster_id, tiered_cluster
@@ -154,12 +153,48 @@ def topics_replaced(configured: str, options: RebuildOptions) -> list[str]:
     return list(dict.fromkeys((configured, options.into or configured)))
 
 
-@dataclass(slots=True)
 class BucketScan:
-    """The objects that a store holds of one cluster's tier, by topic id and partition."""
+    """Collects the objects that a store holds of one cluster's tier, by partition.
 
-    partitions: dict[tuple[UUID, int], FoundPartition] = field(default_factory=dict)
-    other_clusters: set[str] = field(default_factory=set)
+    The caller passes each listed object to `take`. Then it passes to `put` what `read_object` returns for each of
+    `to_read`: every `.indexes` and every `.facts` object, but no `.log` object."""
+
+    def __init__(self, cluster_id: str) -> None:
+        self.cluster_id = cluster_id
+        self.partitions: dict[tuple[UUID, int], FoundPartition] = {}
+        self.other_clusters: set[str] = set()
+        self.to_read: list[StoredObject] = []
+
+    def take(self, stored: StoredObject) -> None:
+        """Takes one object of the listing. The caller passes every object."""
+        segment = parse_segment_key(stored.key)
+        named = segment or parse_facts_key(stored.key)
+        cluster_id = marked_cluster(stored.key) if named is None else named.cluster_id
+        if cluster_id not in (None, self.cluster_id):
+            self.other_clusters.add(str(cluster_id))
+        elif named is not None:
+            place = named.topic_id, named.partition
+            found = self.partitions.setdefault(place, FoundPartition(TopicIdPartition(*place)))
+            if segment is not None:
+                one = FoundSegment(segment.base_offset, segment.end_offset)
+                one = found.segments.setdefault(segment.segment_uuid, one)
+                if segment.suffix == LOG_SUFFIX:
+                    one.log_bytes = stored.size_bytes
+                    return
+            self.to_read.append(stored)
+
+    def put(self, stored: StoredObject, found: Found) -> None:
+        """Keeps what `read_object` returned."""
+        segment = parse_segment_key(stored.key)
+        named = segment or parse_facts_key(stored.key)
+        assert named is not None
+        partition = self.partitions[named.topic_id, named.partition]
+        if segment is None:
+            assert not isinstance(found, FoundIndexes)
+            partition.facts.append(found)
+        else:
+            assert not isinstance(found, PartitionFacts)
+            partition.segments[segment.segment_uuid].indexes = found
 
 
 async def read_object(storage: RemoteStorageManager, stored: StoredObject) -> Found:
@@ -208,35 +243,16 @@ async def verify_segments(store: JobStore, segments: Sequence[RemoteLogSegmentMe
 
 async def scan_store(store: JobStore, runner: Runner, reads_at_once: int = READS_AT_ONCE) -> BucketScan:
     """Lists the store and reads its objects. `reads_at_once` is the number of reads of each task. Raises `JobError`."""
-    scan = BucketScan()
-    objects: list[StoredObject] = []
-    take_content: list[Callable[[Any], None]] = []
-    """What keeps the content of each of `objects`: every `.indexes` and every `.facts` object, but no `.log` object."""
+    scan = BucketScan(store.cluster_id)
     prefixes = HEX_DIGITS if runner.parallelism > 1 else ("",)
-    for stored in chain.from_iterable(await runner.run("listing", prefixes, partial(list_prefix, store))):
-        segment = parse_segment_key(stored.key)
-        named = segment or parse_facts_key(stored.key)
-        cluster_id = marked_cluster(stored.key) if named is None else named.cluster_id
-        if cluster_id not in (None, store.cluster_id):
-            scan.other_clusters.add(str(cluster_id))
-        if named is None or cluster_id != store.cluster_id:
-            continue
-        place = named.topic_id, named.partition
-        found = scan.partitions.setdefault(place, FoundPartition(TopicIdPartition(*place)))
-        keep: Callable[[Any], None] = found.facts.append
-        if segment is not None:
-            one = FoundSegment(segment.base_offset, segment.end_offset)
-            one = found.segments.setdefault(segment.segment_uuid, one)
-            if segment.suffix == LOG_SUFFIX:
-                one.log_bytes = stored.size_bytes
-                continue
-            keep = partial(setattr, one, "indexes")
-        objects.append(stored)
-        take_content.append(keep)
-    tasks = parts_of(objects, OBJECTS_PER_TASK)
-    contents = chain.from_iterable(await runner.run("reading", tasks, partial(read_objects, store, reads_at_once)))
-    for keep, content in zip(take_content, contents, strict=True):
-        keep(content)
+    for listed in await runner.run("listing", prefixes, partial(list_prefix, store)):
+        for stored in listed:
+            scan.take(stored)
+    objects = parts_of(scan.to_read, OBJECTS_PER_TASK)
+    read = partial(read_objects, store, reads_at_once)
+    for part, results in zip(objects, await runner.run("reading", objects, read), strict=True):
+        for stored, found in zip(part, results, strict=True):
+            scan.put(stored, found)
     return scan
 
 

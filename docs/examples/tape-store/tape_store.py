@@ -19,6 +19,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
+    check_range,
 )
 from tiers.storage.settings import read_settings
 
@@ -41,10 +42,11 @@ class TapeRemoteStorageManager:
         return len(log).to_bytes(8, "big")
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
+        check_range(start_position, end_position)
         log, _ = self._read(metadata)
-        return memoryview(bytearray(log[start_position : end_position + 1]))
+        return memoryview(bytearray(log[start_position : None if end_position is None else end_position + 1]))
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
         _, indexes = self._read(metadata)

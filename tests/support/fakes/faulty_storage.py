@@ -43,9 +43,10 @@ class FaultyStorage(LocatedRemoteStorageManager):
             raise RetriableRemoteStorageError("the store is down")
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
-        self.gets.append((start_position, end_position))
+        end = metadata.segment_size_bytes - 1 if end_position is None else end_position
+        self.gets.append((start_position, end))
         self.asked.set()
         self.running += 1
         self.max_running = max(self.max_running, self.running)

@@ -21,6 +21,7 @@ from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
+    check_range,
 )
 
 T = TypeVar("T")
@@ -220,10 +221,11 @@ class SimStorage:
         return None
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
+        check_range(start_position, end_position)
         key = self._keys(metadata)[0]
-        part = slice(start_position, end_position + 1)
+        part = slice(start_position, None if end_position is None else end_position + 1)
         return memoryview(await self._store.call(self._name, lambda: self._store.get(key, self._name, part)))
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:

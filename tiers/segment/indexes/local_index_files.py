@@ -108,10 +108,6 @@ class LocalIndexFiles:
     def path(self, suffix: str) -> Path:
         return self.folder / f"{self.base_offset:020}{suffix}"
 
-    def written_ns(self) -> int:
-        """Returns the time of the last append."""
-        return self.path(OFFSET_INDEX).stat().st_mtime_ns
-
     @property
     def size_bytes(self) -> int:
         """The space on the disk, in whole blocks."""

@@ -33,6 +33,7 @@ from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
     UnfinishedUpload,
+    check_range,
 )
 from tiers.storage.s3.credentials import S3Credentials
 from tiers.storage.s3.download import S3Downloader
@@ -157,8 +158,9 @@ class S3RemoteStorageManager:
         return None
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
+        check_range(start_position, end_position)
         return await self._get(self._log_key(metadata), start_position, end_position, self._allocate)
 
     def use_memory(self, allocate: Allocate) -> None:

@@ -42,7 +42,7 @@ class Stage:
         return round(self.loop.time() * 1000)
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         assert (metadata, start_position, end_position) == (SEGMENT, 5, 14)
         latency_ms, found = next(self.answers, (0, b""))

@@ -121,7 +121,7 @@ class DistantStore:
             await tier.fill(partition, segments=segments, batches=200, records=1, value_bytes=CHUNK - 100)
             for segment in tier.state.list_remote_log_segments(partition):
                 uuid = segment.segment_id.id
-                self.logs[uuid] = await tier.storage.fetch_log_segment(segment, 0, 1 << 40)
+                self.logs[uuid] = await tier.storage.fetch_log_segment(segment, 0)
                 self.indexes[uuid] = await tier.storage.fetch_indexes(segment)
         await tier.storage.close()
         return tier.rlmm

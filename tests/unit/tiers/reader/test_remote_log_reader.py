@@ -257,7 +257,7 @@ async def test_another_segments_objects_are_an_error_never_an_answer(
     async def fetch_indexes(metadata: RemoteLogSegmentMetadata) -> bytes:
         return await inner.fetch_indexes(second)
 
-    async def fetch_log_segment(metadata: RemoteLogSegmentMetadata, start: int, end: int) -> memoryview:
+    async def fetch_log_segment(metadata: RemoteLogSegmentMetadata, start: int, end: int | None) -> memoryview:
         return await inner.fetch_log_segment(second, start, end)
 
     monkeypatch.setattr(tier.storage, "fetch_indexes", fetch_indexes)

@@ -94,7 +94,7 @@ async def test_errors_pass_unchanged_and_are_counted_by_kind(
     numbers = Numbers()
     faulty.failures.append(error)
     with pytest.raises(RemoteStorageError) as raised:
-        await numbers.measured(faulty).fetch_log_segment(SEGMENT, 0, 9)
+        await numbers.measured(faulty).fetch_log_segment(SEGMENT, 0)
     assert raised.value is error
     assert numbers.of("errors_total", "fetch_log_segment", kind=kind) == 1
 
@@ -103,7 +103,7 @@ async def test_a_cancelled_call_is_no_error_of_the_store(faulty: FaultyStorage) 
     numbers = Numbers()
     faulty.gate = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(numbers.measured(faulty).fetch_log_segment(SEGMENT, 0, 9))
+        task = group.create_task(numbers.measured(faulty).fetch_log_segment(SEGMENT, 0))
         await faulty.asked.wait()
         assert numbers.in_flight == 1
         task.cancel()

@@ -33,7 +33,7 @@ async def test_an_attempt_is_stored_whenever_the_store_lacks_it(
     """The owner may be a long time finishing it. Each look costs one byte."""
     fetch, fetched = bench.store.fetch_log_segment, []
 
-    async def counting(segment: RemoteLogSegmentMetadata, start: int, end: int) -> memoryview:
+    async def counting(segment: RemoteLogSegmentMetadata, start: int, end: int | None = None) -> memoryview:
         found = await fetch(segment, start, end)
         fetched.append(len(found))
         return found
