@@ -43,7 +43,7 @@ from tiers.config.settings import RemoteLogConfig
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.chunk_fetcher import RemoteLogReaderSettings
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteReadRequest
-from tiers.reader.shared.channel import SharedBuffers
+from tiers.storage.s3.buffers import ReusedBuffers
 from tiers.storage.s3.download import S3Downloader
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
@@ -108,7 +108,7 @@ async def aiohttp_presigned(settings: Mapping[str, str]) -> AsyncIterator[Get]:
 async def tidegate(settings: Mapping[str, str]) -> AsyncIterator[Get]:
     async with client_of(settings) as client:
         downloader = S3Downloader(client, BUCKET, timeout_s=30, max_connections=64)
-        allocate = SharedBuffers().memory_for
+        allocate = ReusedBuffers().allocate
         yield lambda start, end: downloader.get(KEY, start, end, allocate)
         await downloader.close()
 

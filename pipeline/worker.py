@@ -27,7 +27,6 @@ from tiers.config.managers import create_storage
 from tiers.config.settings import StorageConfig
 from tiers.config.upstream_config import UpstreamConfig, broker_client
 from tiers.event_loop import EventLoop
-from tiers.reader.shared.channel import SharedBuffers
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -170,7 +169,6 @@ class Worker:
                 if (settings, of_cluster) == (config.storage, cluster_id):
                     return known
             storage = create_storage(config.storage, cluster_id)
-            storage.use_memory(SharedBuffers().memory_for)
             await self.keep(storage)
             self._stores.append((config.storage, cluster_id, storage))
             return storage

@@ -31,7 +31,6 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic.settings import TopicBasedSettings
-from tiers.reader.shared.channel import SharedBuffers
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.metrics import RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.tasks.copy.spool import Spool
@@ -85,7 +84,6 @@ async def open_storage(
         storage = create_storage(config.storage, cluster_id or "", RemoteStorageMetrics(registry, name))
     except ValueError as error:
         raise ConfigError(f"[storage] {name}: {error}") from error
-    storage.use_memory(SharedBuffers().memory_for)
     registry.register(WriteCircuitMetrics(storage.write_breakers))
     stack.push_async_callback(storage.close)
     try:

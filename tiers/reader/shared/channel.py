@@ -5,8 +5,8 @@
   the socket goes in an anonymous file.
 * `SharedBuffers` has memory that one process fills and others read, without a copy: anonymous files, whose descriptors
   the others get. A buffer is used again when no view of it is left in the process that fills. So that process keeps a
-  view of what it has lent, until the other one gives it back or ends. Fresh memory costs about as much CPU time as
-  receiving the bytes, because the kernel clears each page (`python -m bench.micro_reads`, pass 1).
+  view of what it has lent, until the other one gives it back or ends. Fresh memory costs as much CPU time as receiving
+  the bytes.
 * `BorrowedBuffers` belongs to a process that reads, and notices when the last view of lent bytes is gone.
 """
 

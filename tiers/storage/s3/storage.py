@@ -35,11 +35,11 @@ from tiers.storage.remote_storage_manager import (
     UnfinishedUpload,
     check_range,
 )
+from tiers.storage.s3.buffers import ReusedBuffers
 from tiers.storage.s3.credentials import S3Credentials
 from tiers.storage.s3.download import S3Downloader
 from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError, error_of_key
 from tiers.storage.s3.race import race_fault
-from tiers.storage.s3.range_reader import new_memory
 from tiers.storage.s3.upload import Part, PartWindow, S3Uploader, StagedUpload
 from tiers.storage.settings import read_duration_ms, read_flag, read_number, read_settings, read_size_bytes
 
@@ -112,7 +112,7 @@ class S3RemoteStorageManager:
         self._credentials = S3Credentials(partial(read_settings, "s3", settings, _DEFAULTS), self._timeout_s)
         self._deletions = asyncio.Semaphore(max(1, self._max_connections // 4))
         """Copies get half of the connections, deletions a quarter. So requests that hang leave some to the others."""
-        self._allocate: Allocate = new_memory
+        self._allocate: Allocate = ReusedBuffers().allocate
         config = AioConfig(
             signature_version="s3v4",
             max_pool_connections=self._max_connections,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import threading
 import uuid
 from pathlib import Path
 
@@ -69,36 +67,6 @@ def test_unused_memory_is_bounded_and_leaves_no_file(monkeypatch: pytest.MonkeyP
     assert open_files() == before + 2 * 3 + 1
     del small, buffers, lent, borrowed
     assert open_files() == before
-
-
-def address(view: memoryview) -> int:
-    """The address of the first byte."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
-def test_the_memory_of_a_body_that_any_thread_drops_is_used_again(buffers: SharedBuffers) -> None:
-    bodies = [buffers.allocate(8 * MIB)]
-    where = address(bodies[0])
-    thread = threading.Thread(target=bodies.clear)
-    thread.start()
-    thread.join()
-    small = buffers.allocate(MIB)
-    assert (address(small) != where, memoryview(small.obj).nbytes) == (True, MIB)  # not the much larger one
-    again = buffers.allocate(8 * MIB - 1000)
-    assert address(again) == where
-    assert (again.nbytes, again.format, again.readonly) == (8 * MIB - 1000, "B", False)
-
-
-def test_a_slice_keeps_the_memory_of_its_body(buffers: SharedBuffers) -> None:
-    body = buffers.allocate(MIB)
-    body[:] = b"x" * MIB
-    part, where = body[5:10].toreadonly(), address(body)
-    del body
-    other = buffers.allocate(MIB)
-    other[:] = b"y" * MIB
-    assert (address(other) != where, part.tobytes(), memoryview(part.obj).nbytes) == (True, b"xxxxx", MIB)
-    del part
-    assert address(buffers.allocate(MIB)) == where
 
 
 def test_data_from_elsewhere_is_moved_unless_it_is_small(buffers: SharedBuffers) -> None:
