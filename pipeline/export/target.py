@@ -288,7 +288,8 @@ class FilesTarget:
         return f"{self._url}/{name}"
 
     def require_atomic_creation(self) -> None:
-        """Does nothing: `move` lets one of several writers create a file."""
+        if not self._files.moves_once:
+            raise TargetError(f"{self._files.name}: this file system lets several writers create one file")
 
 
 def _hidden_name(staged: StagedFile) -> str:

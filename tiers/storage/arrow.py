@@ -89,6 +89,7 @@ class ArrowFiles:
     """The `BlockingFileSystem` on an object store of `pyarrow.fs`. No object store needs folders."""
 
     shows_on_close = True
+    moves_once = False
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values

@@ -59,6 +59,8 @@ class BlockingFileSystem(Protocol):
     """The place of the store, for error messages."""
     shows_on_close: bool
     """Whether a new file becomes visible only when its writer closes it."""
+    moves_once: bool
+    """Whether one of several concurrent moves to one new name succeeds, and all others raise `FileExistsError`."""
 
     def connect(self) -> None:
         """Connects. The manager calls it once, before all other methods."""
@@ -75,8 +77,7 @@ class BlockingFileSystem(Protocol):
         """Moves a file, which appears at `target` atomically. If `shows_on_close` is true, `replace` is true as well.
 
         Calls `check`, which may raise, right before the file appears. Raises `FileNotFoundError` when there is no
-        `source`, and `FileExistsError` when `target` exists and `replace` is false: one of several concurrent moves to
-        a new name succeeds.
+        `source`, and `FileExistsError` when `target` exists and `replace` is false.
         """
 
     def read(self, path: str, start: int, end: int | None) -> memoryview:

@@ -102,6 +102,7 @@ class HdfsFiles:
     """The `BlockingFileSystem` on hdfs-native. A file is visible while it is written, with its current length."""
 
     shows_on_close = False
+    moves_once = True
 
     def __init__(self, values: Mapping[str, str]) -> None:
         root = values["path"].rstrip("/")

@@ -58,6 +58,7 @@ class LocalFiles:
     `RetriableRemoteStorageError`, since the file system may be mounted again."""
 
     shows_on_close = False
+    moves_once = True
 
     def __init__(self, root: Path, setting: str = "path") -> None:
         """`setting` names the root, for error messages."""

@@ -27,6 +27,7 @@ def make(settings: Mapping[str, str]) -> ThreadCalls:
 
 class StallingFiles(LocalFiles):
     shows_on_close = True
+    moves_once = False
 
     def connect(self) -> None:
         super().connect()
