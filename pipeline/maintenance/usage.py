@@ -15,7 +15,6 @@ from pipeline.config import PipelineConfig
 from tiers.access.open_tier import open_metadata
 from tiers.access.progress import SILENCE, Progress
 from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.model.ids import TopicIdPartition
 from tiers.model.stored_segment import StoredSegment
 
 DAY_MS = 86_400_000
@@ -29,8 +28,9 @@ class UsageBy(StrEnum):
 
 @dataclass(slots=True)
 class UsageLine:
-    """What a part of the tier takes in the store. `day` is that of a segment's latest record, in UTC. None: all days.
+    """What a part of the tier takes in the store. `partition` and `day` are None if the line has all of them.
 
+    `day` is the day in UTC of the latest record of the segments.
     `unfinished_bytes` is the announced size of the logs that are being copied or deleted."""
 
     topic: str
@@ -52,31 +52,25 @@ async def usage(
 
 def usage_of(metadata: RemoteLogMetadataState, by: UsageBy, topics: str | None = None) -> list[UsageLine]:
     """Returns the lines by topic, partition and day."""
-    found: dict[tuple[str, str, int, int], UsageLine] = {}
+    found: dict[tuple[str, str, int | None, str | None], UsageLine] = {}
     for each in chosen_partitions(metadata, topics):
         for segment in metadata.stored_segments(each):
-            line = found.setdefault(*_place(each, segment, by))
+            partition = each.partition if by is UsageBy.PARTITION else None
+            day = _day_of(segment) if by is UsageBy.DAY else None
+            place = each.topic, str(each.topic_id), partition, day
+            line = found.setdefault(place, UsageLine(*place))
             if segment.is_finished:
                 line.segments += 1
                 line.log_bytes += segment.segment_size_bytes
             else:
                 line.unfinished_bytes += segment.segment_size_bytes
-    return [found[key] for key in sorted(found)]
+    return sorted(found.values(), key=lambda line: (line.topic, line.topic_id, line.partition or 0, line.day or ""))
 
 
-def _place(
-    partition: TopicIdPartition, segment: StoredSegment, by: UsageBy
-) -> tuple[tuple[str, str, int, int], UsageLine]:
-    """Returns the key and a new line of the group that the segment belongs to."""
-    number = partition.partition if by is UsageBy.PARTITION else None
-    # Records may have no time: the time of the copy counts then.
+def _day_of(segment: StoredSegment) -> str:
+    """Returns the day of the latest record. Records may have no time: the day of the copy counts then."""
     time_ms = segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.event_timestamp_ms
-    day = time_ms // DAY_MS if by is UsageBy.DAY else None
-    key = partition.topic, str(partition.topic_id), -1 if number is None else number, -1 if day is None else day
-    return key, UsageLine(partition.topic, str(partition.topic_id), number, None if day is None else _day_text(day))
-
-
-def _day_text(day: int) -> str:
+    day = time_ms // DAY_MS
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)).date().isoformat()
     except OverflowError:
