@@ -68,10 +68,11 @@ def tables(overview: Overview, topics: TopicsPage | None = None, url: str = "") 
 
 
 def _latest(overview: Overview, name: str) -> str | None:
-    """Returns the last value of a series of the history. None: there is no value yet, or no such read."""
-    series = next((each for each in overview.history.series if each.name == name), None)
-    value = series.values[-1] if series is not None and series.values else None
-    return None if series is None or value is None else words.in_unit(series, value)
+    """Returns the last value of a series of the history. None: it has no value now."""
+    for series in overview.history.series:
+        if series.name == name and series.values and series.values[-1] is not None:
+            return words.in_unit(series, series.values[-1])
+    return None
 
 
 def _fetches(overview: Overview) -> Iterator[tuple[str | None, ...]]:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Tracer
 
+from protocol.apis.fetch.request import parse_fetch_request
+from protocol.header import parse_request_header
 from proxy import cli
 from proxy.handlers.base import FetchSettings
-from proxy.handlers.fetch.trace import ABANDONED
+from proxy.handlers.fetch.trace import ABANDONED, begin_trace
 from proxy.process import open_telemetry, tracing
 from proxy.process.open_telemetry import batches_to_collector, provider_of
 from tests.support.fakes.broker.exchange import FakeExchange
@@ -210,6 +213,22 @@ async def test_a_foreseen_fetch_that_is_abandoned_ends_its_spans(
         assert bench.handler.held_bytes == 0
         spans = by_name(memory)
     assert {attributes(spans[name])["error.type"] for name in ("Fetch", "forward Fetch")} == {ABANDONED}
+
+
+async def test_a_span_begins_when_the_request_arrived(
+    memory: InMemorySpanExporter, tracer: Tracer, tmp_path: Path
+) -> None:
+    async with bench_of(tmp_path, tracer=tracer) as bench:
+        exchange = FakeExchange(bench.cluster, fetch_frame(13, [ask(13, 60)]))
+        frame = exchange.request.frame
+        parsed = parse_fetch_request(frame, parse_request_header(frame).body_position, 13)
+        before_ns = time.time_ns()
+        trace = begin_trace(tracer, exchange, parsed, "test", exchange.request.received_at_ms + 600)
+        assert trace is not None
+        trace.ends_after(lambda: None)()
+    for span in by_name(memory).values():
+        assert span.start_time is not None
+        assert 0 <= span.start_time + 600 * 1_000_000 - before_ns <= time.time_ns() - before_ns
 
 
 async def test_a_fetch_that_is_not_sampled_has_no_spans(

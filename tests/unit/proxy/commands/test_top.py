@@ -17,6 +17,7 @@ from proxy.admin.facts import (
     Outage,
     Overview,
     PausedTopic,
+    ProcessState,
     RaisedAlarm,
     Series,
     TierBytes,
@@ -64,7 +65,13 @@ async def test_rates_backlogs_alarms_and_pauses_are_rows() -> None:
     )
     topics = TopicsPage(0, TopicQuery(), 2, 2, 2, 1, TierBytes(), (BEHIND, TopicLine("clicks", "b", "refused")))
     history = replace(quiet.history, series=series)
-    found = by_title(tables(replace(quiet, alarms=alarms, cluster=paused, history=history), topics, "http://here"))
+    reader = replace(quiet.processes[3], state=ProcessState.FAILED, reasons=("it died", "it starts again"))
+    processes = (*quiet.processes[:3], reader)
+    found = by_title(
+        tables(
+            replace(quiet, alarms=alarms, cluster=paused, history=history, processes=processes), topics, "http://here"
+        )
+    )
     assert found["tidegate at http://here"] == [
         ("local, with long polls", "0.50 ms", None, None),
         ("remote", None, None, "2.00 KiB/s"),
@@ -75,7 +82,10 @@ async def test_rates_backlogs_alarms_and_pauses_are_rows() -> None:
         ("chunks found in caches", "97 %"),
         ("clients that wait for the remote tier", "0"),
     ]
-    assert found["Processes"][2] == ("remote-log", "SERVING", None, "140 MiB", 1, "")
+    assert found["Processes"][2:] == [
+        ("remote-log", "SERVING", None, "140 MiB", 1, ""),
+        ("remote-reader", "FAILED", None, "320 MiB", 0, "it died; it starts again"),
+    ]
     assert found["Largest backlogs"] == [
         ("orders", "1.95 KiB", "1 min 1 s", "3.00 KiB", "tiered"),
         ("clicks", NOTHING, NOTHING, "0 B", "refused"),
