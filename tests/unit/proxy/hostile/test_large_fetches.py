@@ -50,7 +50,7 @@ async def test_a_large_fetch_of_both_tiers_is_merged_in_slices(
     others = [ask(version, 0, partition=number) for number in empty]
     async with counted_turns() as turns:
         monkeypatch.setattr(merge, "steps", turns.noted(merge.steps))
-        response = await bench.fetch(version, ask(version, 25), *others)
+        response = await bench.fetch(version, ask(version, 25), *others, max_wait_ms=10_000)
     assert len(codes(response)) == 1 + MANY
     assert records(response).startswith(bench.batches[2])
     assert sum(turns.notes.values()) >= MANY
