@@ -88,6 +88,8 @@ class Oracle:
         """When the group last confirmed a process as a member of the present generation."""
         self.calm_since_s: float | None = None
         """When the last fault ended; None: faults go on."""
+        self._copied: set[str] = set()
+        """The keys of the log objects whose upload has begun."""
         self.on_metadata_cut: list[Callable[[int, int], None]] = []
         self._visible_after_ms = visible_after_ms
         self._is_tidegate = is_tidegate
@@ -96,6 +98,7 @@ class Oracle:
         cluster.on_removed = self.broker_removes
         store.on_delete = self._deleting
         store.on_put = self._putting
+        store.on_copy = self._copying
         self.truth.on_log_start = self._log_start
         self.truth.on_trim_recorded = self._trim_recorded
         self.truth.on_started = self._started
@@ -226,6 +229,12 @@ class Oracle:
         parsed = parse_segment_key(key)
         if parsed is not None and parsed.segment_uuid not in self.truth.segments:
             self.fail(f"{client} writes {key}, whose segment has no record")
+
+    def _copying(self, key: str, client: str) -> None:
+        """An upload that is in progress during a rebalance goes on."""
+        if self.has_rebalances_only and key in self._copied:
+            self.fail(f"{client} uploads {key} again, after a rebalance that reassigned nothing")
+        self._copied.add(key)
 
     def _calling_dead(self, client: str, data: bytes) -> None:
         """`rebuild` restores no dead segment. So no facts call one dead that may still be finished."""

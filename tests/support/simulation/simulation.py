@@ -46,6 +46,7 @@ DELETED_SEGMENT_RETENTION_MS = 30_000
 ROOT = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 _RETENTIONS_MS = (-1, -1, -1, 14_000)
 _RETENTIONS_BYTES = (-1, -1, 9_000)
+_SLOW_UPLOAD_MS = 2_000
 
 
 @dataclass
@@ -158,7 +159,10 @@ class Simulation(World):
                     number,
                 )  # fmt: skip
                 self.clients.append(client)
-        self.oracle.has_rebalances_only = {fault.kind for fault in faults} == {"rebalance"}
+        if {fault.kind for fault in faults} == {"rebalance"}:
+            # Uploads last so long that rebalances meet them.
+            self.oracle.has_rebalances_only, self.store.slow_ms = True, _SLOW_UPLOAD_MS
+            self.until_healed(lambda: setattr(self.store, "slow_ms", 0))
         for fault in faults:
             self.loop.later(fault.at_s, self._begin, fault)
         async with asyncio.TaskGroup() as self._background:

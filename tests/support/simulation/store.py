@@ -68,6 +68,7 @@ class SimStore:
         """What processes wrote into such a folder. They see it again the next time."""
         self.on_delete: Callable[[str, str], None] = lambda key, name: None
         self.on_put: Callable[[str, str, bytes], None] = lambda key, name, data: None
+        self.on_copy: Callable[[str, str], None] = lambda key, name: None
         self.on_served: Callable[[str, str, str], None] = lambda verb, key, name: None
         """Called with verb, key and process after a request has taken effect, before its answer leaves."""
         self.failed_at_s = -1e9
@@ -214,6 +215,7 @@ class SimStorage:
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         log, indexes = self._keys(metadata)
+        self._store.on_copy(log, self._name)
         raw = Path(data.log_segment).read_bytes()  # noqa: ASYNC240  # the loop is virtual
         for key, content in ((log, raw), (indexes, data.indexes)):
             put = partial(self._store.put, key, content, self._name)
