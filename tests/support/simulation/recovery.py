@@ -202,8 +202,10 @@ def _is_copied(sim: Simulation, partition: SimPartition) -> bool:
     """Whether an owner copies the partition. A doubt about the past does not end that.
 
     But a process that has read records which the metadata topic lost does not work on the partitions that the group
-    assigns to it, until an operator has decided."""
-    readers = [one.process.metadata for one in sim.machines if one.process is not None]
+    assigns to it, until an operator has decided. A process whose disk stays full also has an alarm, and the group
+    assigns nothing to it."""
+    healthy = [one for one in sim.machines if one.full_since_s is None]
+    readers = [one.process.metadata for one in healthy if one.process is not None]
     are_owners = all(one is not None and one.status().alarm is None for one in readers)
     return are_owners and not sim.oracle.expected[partition].has_other_history
 
