@@ -29,7 +29,7 @@ from tiers.metadata.topic.lineage import MetadataLineage
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentState
-from tiers.reader.remote_log_reader import CollectedBatches, RemoteLogReader
+from tiers.reader.remote_log_reader import CollectedBatches, RemoteLogReader, RemoteReadRequest
 from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.tasks.copy import copy_attempts
 from tiers.tasks.copy.uncopied import UncopiedRecords
@@ -92,7 +92,7 @@ def _takes_any_store(stack: ExitStack) -> None:
 
 
 def _deletes_void(stack: ExitStack) -> None:
-    async def all_of_them(self: Any, policy: Any, log_start: int) -> list[Any]:
+    async def all_of_them(self: RLMExpirationTask, policy: Any, log_start: int) -> list[Any]:
         return [each for each in self._finished_apart() if each.is_cut_off]
 
     _replace(stack, RLMExpirationTask, "_expired_void", all_of_them)
@@ -132,7 +132,7 @@ def _trims_the_newest(stack: ExitStack) -> None:
 def _trims_one_more(stack: ExitStack) -> None:
     original = TrimTask.target
 
-    def target(self: Any, policy: Any, bounds: Any, *more: Any) -> int:
+    def target(self: TrimTask, policy: Any, bounds: Any, *more: Any) -> int:
         found = original(self, policy, bounds, *more)
         return found + 1 if bounds.log_start_offset < found < bounds.last_stable_offset else found
 
@@ -156,7 +156,7 @@ def _copies_open_transactions(stack: ExitStack) -> None:
 
 
 def _hole_moves_log_start(stack: ExitStack) -> None:
-    async def behind(self: Any, hole: Any, bounds: Any) -> bool:
+    async def behind(self: LogGapTask, hole: Any, bounds: Any) -> bool:
         start = LogStart(hole.next_offset, bounds.leader_epoch, LogStartReason.RETENTION)
         await self._services.metadata.put_log_start(self._partition, start)
         return True
@@ -201,7 +201,7 @@ def _trusts_any_clock(stack: ExitStack) -> None:
 def _expires_one_more(stack: ExitStack) -> None:
     original = RLMExpirationTask._expired_to
 
-    def expired(self: Any, policy: Any, log_start: int, *more: Any) -> int:
+    def expired(self: RLMExpirationTask, policy: Any, log_start: int, *more: Any) -> int:
         found = original(self, policy, log_start, *more)
         following = list(self._answering(found))
         is_limited = policy.retention_ms >= 0 or policy.retention_bytes >= 0
@@ -219,12 +219,12 @@ def _missing_means_deleted(stack: ExitStack) -> None:
     """A segment that the store does not show yet is skipped: the next one answers."""
     original = RemoteLogReader.read
 
-    async def read(self: Any, request: Any) -> Any:
+    async def read(self: RemoteLogReader, request: RemoteReadRequest) -> Any:
         segment = self.segment_for(request.partition, request.offset)
         try:
             await self.fetcher.index_once(segment, request.connection_id)
         except RemoteResourceNotFoundError:
-            following = self._rlmm.state.remote_log_segment_metadata(request.partition, segment.valid_end_offset + 1)
+            following = self._state.remote_log_segment_metadata(request.partition, segment.valid_end_offset + 1)
             if following is not None:
                 request = replace(request, offset=following.start_offset)
         return await original(self, request)
@@ -256,7 +256,7 @@ def _writes_unfenced(stack: ExitStack) -> None:
     _replace(stack, TransactionalProducer, "_commit_offset", _nothing)
     original = MetadataPartitionOwnership.write
 
-    async def write(self: Any, number: int, records: Any, timeout_ms: int) -> None:
+    async def write(self: MetadataPartitionOwnership, number: int, records: Any, timeout_ms: int) -> None:
         try:
             await original(self, number, records, timeout_ms)
         except OwnershipLostError:
@@ -319,7 +319,7 @@ def _stages_fail_together(stack: ExitStack) -> None:
     """While one stage of a partition fails, the others wait."""
     original = PartitionTasks.due_ms
 
-    def due_ms(self: Any, name: str) -> int:
+    def due_ms(self: PartitionTasks, name: str) -> int:
         if any(stage.failures for other, stage in self.stages.items() if other != name):
             return int(self._services.clock_ms()) + 1_000
         return original(self, name)
