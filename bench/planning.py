@@ -38,12 +38,10 @@ from bench.metadata_scale import RECORDS_PER_SEGMENT, fill, load, private_mib, s
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.decode.record_columns import KAFKA_COLUMNS
 from pipeline.export.plan import Exported, plan_export
-from pipeline.job_services import job_services
 from pipeline.maintenance.merge import planned_merges
 from pipeline.maintenance.merge_plan import MergeLimits
 from pipeline.maintenance.scrub import ScrubOptions, scrub_tier
 from pipeline.maintenance.scrub_report import ScrubLevel
-from pipeline.maintenance.segment_purge import PurgeTask
 from pipeline.maintenance.usage import UsageBy, usage_of
 from pipeline.source.columns import spark_schema
 from pipeline.source.options import parse_options
@@ -54,13 +52,9 @@ from pipeline.spark.session import open_session
 from tiers.access.open_tier import OpenTier
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
-from tiers.config.topic_policy import TopicPolicy
 from tiers.metadata.shared_metadata import SharedMetadata
 from tiers.model.ids import TopicIdPartition
-from tiers.model.quick_values import garbage_collection_paused
 from tiers.segment.segment_encryption import KeyRing
-from tiers.tasks.history.stored_facts import LAST_OFFSET
-from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.upkeep.store_listing import ListedPart
 
 if TYPE_CHECKING:
@@ -211,27 +205,6 @@ async def merge(tier: OpenTier) -> Planned:
     return Planned(len(groups), 0)
 
 
-async def retain(tier: OpenTier) -> Planned:
-    """Plans retention when the older half of the segments has expired."""
-    expired = []
-    with (
-        tempfile.TemporaryDirectory() as spool,
-        job_services(tier, Path(spool)) as services,
-        garbage_collection_paused(),
-    ):
-        for partition in tier.state.partitions():
-            end = tier.state.remote_end_offset(partition) or 0
-            kept_bytes = (end // RECORDS_PER_SEGMENT + 1) // 2 * SEGMENT_BYTES
-            policy = TopicPolicy(partition.topic, partition.topic_id, 1, -1, kept_bytes, None, None, 1 << 30, -1)
-            log_start = services.state.log_start_offset(partition) or 0
-            expired.append(RLMExpirationTask(services, partition).expired(policy, log_start, LAST_OFFSET)[1])
-    runner = Pickled(lambda task: None)
-    segments = [each for found in expired for each in found]
-    parts = [tuple(segments[first : first + 1000]) for first in range(0, len(segments), 1000)]
-    await runner.run("deleting", [PurgeTask(_config(), tier.cluster_id, part) for part in parts], repr)
-    return Planned(runner.tasks, runner.task_bytes)
-
-
 async def offload(tier: OpenTier) -> Planned:
     """Asks the metadata what a survey asks for each partition. The other questions of a survey go to brokers."""
     metadata = tier.state
@@ -281,7 +254,6 @@ PLANS: dict[str, Callable[[OpenTier], Awaitable[Planned]]] = {
     "scrub, level meta": scrub,
     "usage": usage,
     "merge": merge,
-    "retain": retain,
     "offload, metadata": offload,
 }
 

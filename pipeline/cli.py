@@ -25,7 +25,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     "usage": "Adds up the bytes of the logs in the tier.",
     "rebuild": "Rebuilds metadata or indexes from the objects in the store.",
     "merge": "Merges many small segments into few large ones.",
-    "retain": "Deletes the segments that retention has expired.",
     "sql": "Runs one SQL query over topics in both tiers.",
     "warm": "Compiles the decoder ahead of the first job.",
     "package": "Writes the files that spark-submit needs.",

@@ -1,1 +1,1 @@
-"""Checks, measures, merges, purges and rebuilds the content of a tier."""
+"""Checks, measures, merges and rebuilds the content of a tier."""

@@ -2,16 +2,13 @@
 
 1. The job owns the metadata partitions of its topics, so no other process copies, cuts, expires or deletes there.
 2. For each wave, the job writes COPY_SEGMENT_STARTED for every merged segment. Executors store the merged segments and
-   read them back. The job then writes COPY_SEGMENT_FINISHED: from then on the merged segment answers for the offsets of
-   its parts, which all still exist.
-3. When the merged segments have been visible for the grace period, so that no reader still uses the parts, the job
-   deletes the parts. Right before that, the driver looks whether the store has the merged segments: an executor may
-   have another place at the same path.
+   read them back. The driver then looks whether the store has them, since an executor may have another place at the
+   same path, and writes COPY_SEGMENT_FINISHED: from then on the merged segment answers for the offsets of its parts.
 
-If the job ends early, the owners clean up: they delete an unfinished merged segment, since the parts have its records,
-and a part whose offsets a finished merged segment has. The job never merges segments that are cut, nor
-segments that do not follow each other. While a CUT of a partition is not proved, it may still move down. Then the job
-merges nothing of the partition.
+The owners delete the parts when every proxy has had the time to see the merged segment, and when the store has it. If
+the job ends early, the owners also delete an unfinished merged segment, since the parts have its records. The job never
+merges segments that are cut, nor segments that do not follow each other. While a CUT of a partition is not proved, it
+may still move down. Then the job merges nothing of the partition.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ from pipeline.config import PipelineConfig
 from pipeline.job_services import job_services, until_owned, written
 from pipeline.maintenance.merge_plan import MergeGroup, MergeLimits, merged_segment, plan_merges, still_stand
 from pipeline.maintenance.merge_task import MergeTask, MergeTaskResult, run_merge_task
-from pipeline.maintenance.segment_purge import Purge, purge
 from pipeline.spark.job import LOST_GRACE_S
 from tiers.access.open_tier import OpenTier, open_tier, owned_tier
 from tiers.access.progress import SILENCE, Progress
@@ -45,7 +41,6 @@ from tiers.tasks.task_services import TaskServices
 from tiers.upkeep.runner import JobError, Runner
 from tiers.verify.read_back import check_stored
 
-DEFAULT_GRACE_MS = 60_000
 GROUPS_PER_WAVE = 64
 _ATTEMPTS = 3
 _WRITES_AT_ONCE = 16
@@ -55,14 +50,13 @@ Sleep = Callable[[float], Awaitable[object]]
 
 @dataclass(slots=True)
 class Merge:
-    """The result. The segments in `merged` are readable. Their owner tries again to delete the parts in
-    `purge.failed`."""
+    """The result. The segments in `merged` are readable. The owners delete their parts, `replaced`."""
 
     planned: list[MergeGroup]
     is_applied: bool = False
     merged: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     failed: list[tuple[MergeGroup, str]] = field(default_factory=list)
-    purge: Purge = field(default_factory=Purge)
+    replaced: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     troubles: dict[TopicIdPartition, RemoteLogError] = field(default_factory=dict)
     """Errors of partitions whose metadata could not be written. The job writes nothing more for these partitions."""
 
@@ -84,7 +78,6 @@ async def merge(
     runner: Runner,
     topics: str,
     limits: MergeLimits,
-    grace_ms: int = DEFAULT_GRACE_MS,
     progress: Progress = SILENCE,
 ) -> Merge:
     """Raises `RemoteTierError`, `JobError`."""
@@ -100,7 +93,7 @@ async def merge(
         await tier.refresh()
         groups = [each for each in planned_merges(tier.state, topics, limits) if each.partition in chosen]
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
-            return await merge_groups(services, config, runner, groups, grace_ms)
+            return await merge_groups(services, config, runner, groups)
 
 
 async def merge_groups(
@@ -108,48 +101,16 @@ async def merge_groups(
     config: PipelineConfig,
     runner: Runner,
     groups: Sequence[MergeGroup],
-    grace_ms: int,
     sleep: Sleep = asyncio.sleep,
 ) -> Merge:
     """Merges groups of partitions that this process owns."""
     done = Merge(list(groups), is_applied=True)
-    replaced: list[RemoteLogSegmentMetadata] = []
     for first in range(0, len(groups), GROUPS_PER_WAVE):
         wave: Sequence[MergeGroup] = groups[first : first + GROUPS_PER_WAVE]
         for _ in range(_ATTEMPTS):
-            wave = await _merge_wave(services, config, runner, wave, done, replaced, sleep)
+            wave = await _merge_wave(services, config, runner, wave, done, sleep)
         done.failed += [(group, "executors were lost again and again") for group in wave]
-    kept: list[tuple[RemoteLogSegmentMetadata, str]] = []
-    if replaced:
-        await sleep(max(grace_ms, services.settings.remote_log.visible_after_ms) / 1000)
-        lacking = await _lacking(services, done.merged)
-        for merged, error in lacking:
-            kept += [(part, error) for part in replaced if _has_offsets_of(merged, part)]
-        replaced = [part for part in replaced if not any(_has_offsets_of(merged, part) for merged, _ in lacking)]
-        done.purge = await purge(services, config, runner, replaced)
-    done.purge.failed += kept
     return done
-
-
-async def _lacking(
-    services: TaskServices, merged: Sequence[RemoteLogSegmentMetadata]
-) -> list[tuple[RemoteLogSegmentMetadata, str]]:
-    """Returns the merged segments that the store does not have now, each with its error. Their parts must stay."""
-    lacking: list[tuple[RemoteLogSegmentMetadata, str]] = []
-
-    async def look(segment: RemoteLogSegmentMetadata) -> None:
-        try:
-            await with_retries(lambda: check_stored(services.storage, segment, services.key_ring))
-        except RemoteStorageError as error:
-            lacking.append((segment, f"the store does not have the merged segment: {error}"))
-
-    await bounded_gather(merged, look, _WRITES_AT_ONCE)
-    return lacking
-
-
-def _has_offsets_of(merged: RemoteLogSegmentMetadata, part: RemoteLogSegmentMetadata) -> bool:
-    is_same = part.topic_id_partition == merged.topic_id_partition
-    return is_same and merged.start_offset <= part.start_offset <= merged.end_offset
 
 
 async def _merge_wave(
@@ -158,7 +119,6 @@ async def _merge_wave(
     runner: Runner,
     groups: Sequence[MergeGroup],
     done: Merge,
-    replaced: list[RemoteLogSegmentMetadata],
     sleep: Sleep,
 ) -> list[MergeGroup]:
     """Merges one wave and returns the groups whose tasks were lost. They must be tried again under a new segment id."""
@@ -190,7 +150,7 @@ async def _merge_wave(
 
     async def commit(task: MergeTask, result: MergeTaskResult) -> None:
         segment = replace(task.merged, custom_metadata=result.custom_metadata)
-        error = result.error
+        error = result.error or await _lacking(services, segment)
         if error is None:
             try:
                 if task.group.partition in done.troubles:
@@ -204,7 +164,7 @@ async def _merge_wave(
                 return
         if error is None:
             done.merged.append(segment)
-            replaced.extend(task.group.parts)
+            done.replaced.extend(task.group.parts)
         elif result.is_lost:
             lost.append(task)
         else:
@@ -217,6 +177,15 @@ async def _merge_wave(
         for task in lost:
             await _discard(services, task.merged, None)
     return [task.group for task in lost]
+
+
+async def _lacking(services: TaskServices, merged: RemoteLogSegmentMetadata) -> str | None:
+    """Returns why the driver does not find the merged segment in the store; None: it is there."""
+    try:
+        await with_retries(lambda: check_stored(services.storage, merged, services.key_ring))
+    except RemoteStorageError as error:
+        return f"the store does not have the merged segment: {error}"
+    return None
 
 
 async def _announce(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:

@@ -59,7 +59,7 @@ def targets_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def patient_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner of a job's metadata partitions may be slow to give them up."""
-    for job in ("merge", "rebuild", "retain"):
+    for job in ("merge", "rebuild"):
         monkeypatch.setattr(f"pipeline.maintenance.{job}.owned_tier", partial(owned_tier, timeout_ms=CLAIM_TIMEOUT_MS))
 
 

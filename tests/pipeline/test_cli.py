@@ -35,7 +35,6 @@ from tiers.upkeep.runner import JobError
         (["rebuild", "--config", "x", "--topics", "a"], "--topics needs --indexes-only"),
         (["rebuild", "--config", "x", "--indexes-only", "--into", "a"], "--indexes-only excludes --into, --cluster,"),
         (["offload", "--config", "x", "--dry-run", "--interval", "1m"], "--dry-run and --interval exclude each other"),
-        (["retain", "--config", "x", "--topics", "a", "--delay", "1d"], "--delay goes with --deleted-topics"),
         (["scrub", "--config", "x", "--apply"], "--apply goes with --delete-orphans"),
         (["scrub", "--config", "x", "--level", "meta", "--resume", "f"], "--resume needs --level batch or deep"),
         (["offload", "--config", "x", "--dry-run", "--max-bytes", "1"], "--dry-run and --max-bytes exclude each other"),

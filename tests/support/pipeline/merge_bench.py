@@ -47,7 +47,7 @@ async def merged(bench: JobBench, limits: MergeLimits = LIMITS, runner: InlineRu
         bench.now_ms += int(seconds * 1000)
 
     groups = plan_merges(bench.state, bench.partition, limits)
-    return await merge_groups(bench.services, bench.config, runner or InlineRunner(), groups, 60_000, no_time)
+    return await merge_groups(bench.services, bench.config, runner or InlineRunner(), groups, no_time)
 
 
 async def log_bytes(bench: JobBench) -> bytes:

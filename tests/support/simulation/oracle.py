@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -18,14 +16,11 @@ from tests.support.simulation.expectation import ExpectedPartition, Retention
 from tests.support.simulation.fetches import FETCH_VERSION
 from tests.support.simulation.loop import VirtualLoop
 from tests.support.simulation.replica_log import ABORT, Batch
-from tests.support.simulation.store import SimStore
+from tests.support.simulation.store import SimStore, decoded_facts, stored_facts
 from tests.support.simulation.truth import MetadataTruth, Place, TrueSegment
-from tiers.errors import RemoteLogError
-from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogStart, OffsetAndEpoch
-from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (
     indexes_key,
     log_key,
@@ -55,8 +50,6 @@ _LISTED_WITHIN_S = 5.0
 """An owner tries again within this time to list the store."""
 _CONFIRMED_WITHIN_S = 2.001
 """Processes count whole milliseconds."""
-
-_facts = lru_cache(maxsize=64)(decode_partition_facts)
 
 
 class Violation(Exception):
@@ -238,22 +231,10 @@ class Oracle:
 
     def _calling_dead(self, client: str, data: bytes) -> None:
         """`rebuild` restores no dead segment. So no facts call one dead that may still be finished."""
-        for dead in _facts(data).dead:
+        for dead in decoded_facts(data).dead:
             segment = self.truth.segments.get(dead)
             if segment is not None and not self.truth.may_be_dead(segment):
                 self.fail(f"{client} stores facts that call {dead} dead, whose segment has no DELETE record")
-
-    def _stored_facts(self, partition: SimPartition) -> list[PartitionFacts]:
-        """Returns the facts in the `.facts` and `.indexes` objects of the partition that can be read."""
-        found: list[PartitionFacts] = []
-        prefix = partition_prefix(CLUSTER_ID, TopicIdPartition(partition.topic.topic_id, partition.index))
-        for key, stored in self.store.objects.items():
-            with suppress(RemoteLogError):
-                if key.startswith(prefix) and key.endswith(".facts"):
-                    found.append(_facts(stored.data))
-                elif key.startswith(prefix) and key.endswith(".indexes"):
-                    found.append(_facts(bytes(decode_indexes_object(stored.data).indexes.facts)))
-        return found
 
     def _started(self, segment: TrueSegment) -> None:
         """A segment that is in progress during a rebalance is copied once, by the owner that began it."""
@@ -345,7 +326,9 @@ class Oracle:
     def metadata_is_lost(self) -> None:
         """A total that the owner has not stored with any facts yet may be lost."""
         for partition, expected in self.expected.items():
-            if expected.has_own_total and not any(each.tier_config for each in self._stored_facts(partition)):
+            place = TopicIdPartition(partition.topic.topic_id, partition.index)
+            facts = stored_facts(self.store, partition_prefix(CLUSTER_ID, place))
+            if expected.has_own_total and not any(each.tier_config for each in facts):
                 expected.lose_own_total()
 
     def _total_recorded(self, topic_id: UUID) -> None:

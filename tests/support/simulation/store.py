@@ -9,14 +9,17 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.support.simulation.loop import VirtualLoop, current_process
-from tiers.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiers.errors import RemoteLogError, RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiers.metadata.partition_facts import PartitionFacts, decode_partition_facts
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
@@ -29,6 +32,7 @@ _TIMEOUT_S = 10.0
 _KEYS_PER_PAGE = 1_000
 _LATEST_PUT_S = 14.0
 """Less than half of the time for which the metadata keeps a deleted segment."""
+decoded_facts = lru_cache(maxsize=64)(decode_partition_facts)
 
 
 @dataclass
@@ -183,6 +187,18 @@ class SimStore:
         objects = self.seen_by(name)
         self.counts["pages listed"] += 1 + sum(key.startswith(prefix) for key in objects) // _KEYS_PER_PAGE
         return [(key, len(objects[key].data)) for key in sorted(objects) if key.startswith(prefix)]
+
+
+def stored_facts(store: SimStore, prefix: str) -> list[PartitionFacts]:
+    """Returns the facts in the `.facts` and `.indexes` objects of a partition that can be read."""
+    found: list[PartitionFacts] = []
+    for key, stored in store.objects.items():
+        with suppress(RemoteLogError):
+            if key.startswith(prefix) and key.endswith(".facts"):
+                found.append(decoded_facts(stored.data))
+            elif key.startswith(prefix) and key.endswith(".indexes"):
+                found.append(decoded_facts(bytes(decode_indexes_object(stored.data).indexes.facts)))
+    return found
 
 
 def refuse(store: SimStore, verbs: Collection[str]) -> Callable[[], None]:

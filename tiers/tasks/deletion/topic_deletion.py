@@ -59,15 +59,9 @@ class ClusterTopicExistence:
         self._client = client
 
     async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
-        return (await self.gone_and_doubtful(topic_ids, timeout_ms))[0]
-
-    async def gone_and_doubtful(self, topic_ids: Iterable[UUID], timeout_ms: int) -> tuple[set[UUID], set[UUID]]:
-        """Returns the ids that no broker knows, and the doubtful ones.
-
-        One broker does not describe a doubtful id, but another broker does not call it unknown."""
         asked = set(topic_ids)
         metadata = await self._client.named((), asked, timeout_ms)
-        missing = unlisted = asked - set(metadata.topics_by_id)
+        missing = asked - set(metadata.topics_by_id)
         for node_id in metadata.brokers:
             if not missing:
                 break
@@ -76,7 +70,7 @@ class ClusterTopicExistence:
             answer: Any = await self._client.request(node_id, message, timeout_ms, min_version=_METADATA_BY_TOPIC_ID)
             unknown = {topic.topic_id for topic in answer.topics if topic.error_code == ErrorCode.UNKNOWN_TOPIC_ID}
             missing = missing & unknown
-        return missing, unlisted - missing
+        return missing
 
 
 def deleted_topics(metadata: RemoteLogMetadataState) -> set[UUID]:

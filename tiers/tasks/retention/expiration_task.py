@@ -23,7 +23,7 @@ from functools import partial
 from itertools import takewhile
 
 from tiers.bounded_gather import in_turns
-from tiers.config.topic_policy import TierWork, TopicPolicy
+from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import Retention
 from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError
 from tiers.metadata.remote_log import RemoteLog
@@ -133,13 +133,6 @@ class RLMExpirationTask:
             return found
         return []
 
-    def expired(
-        self, policy: TopicPolicy, log_start: int, local_log_start: int
-    ) -> tuple[int, list[RemoteLogSegmentMetadata]]:
-        """Returns the log start that retention asks for, at least `log_start`, and the segments to delete after it."""
-        expired_to = self._expired_to(policy, log_start, local_log_start, 0)
-        return expired_to, self.deletable(policy, expired_to)
-
     async def expire(
         self,
         policy: TopicPolicy,
@@ -187,10 +180,6 @@ class RLMExpirationTask:
         if alarms.begin(*alarm, f"{said} has the timestamp {timestamp}"):
             fields = {"partition": str(partition), "records": said, "timestamp": timestamp}
             logger.error("a timestamp in the future keeps records from expiring", extra=fields)
-
-    def deletable(self, policy: TopicPolicy, log_start: int) -> list[RemoteLogSegmentMetadata]:
-        """Returns the segments to delete now: those below the log start, and the superseded ones."""
-        return [] if TierWork.EXPIRING in policy.paused else [*self._below(log_start), *self._superseded(log_start)]
 
     def _finished_apart(self) -> list[RemoteLogSegmentMetadata]:
         """Returns the finished segments of which other copies or CUTs have replaced a part at least."""

@@ -179,7 +179,8 @@ async def test_retention_by_bytes_counts_no_copy_in_the_range_of_a_cut_one(bench
     await bench.metadata.put_cut(PARTITION, 2, 60)
     for start in (60, 70, 80, 90):
         await write(start, start + 9, 300, finished, epoch=2)
-    log_start, _ = bench.expiration_task.expired(replace(POLICY, retention_bytes=1000), 55, 100)
+    bounds = replace(await bench.log.bounds(PARTITION, 1000), log_start_offset=100)
+    log_start = await bench.expiration_task.expire(replace(POLICY, retention_bytes=1000), bounds, 55, 0, 99)
     assert log_start == 60  # the later ones have 1200 bytes
 
 
