@@ -53,7 +53,7 @@ class Site:
 
     rig: OffloadRig
     lake: str
-    proxy: TidegateProcess
+    proxy: Callable[[], TidegateProcess]
 
     @property
     def config(self) -> PipelineConfig:
@@ -118,7 +118,11 @@ def site(s3: VersityGateway, kafka_of_three: KafkaCluster, tmp_path: Path) -> Si
         "remote.log.visible.after.ms": 500,
         "remote.log.topic.deletion.delay.ms": 1000,
     }
-    proxy = tidegate_over(kafka_of_three, tmp_path / "proxy", tiered=[name], storage=storage, settings=settings)
+    (tmp_path / "proxy").mkdir()
+
+    def proxy() -> TidegateProcess:
+        return tidegate_over(kafka_of_three, tmp_path / "proxy", tiered=[name], storage=storage, settings=settings)
+
     return Site(rig, f"s3://{name}/lake", proxy)
 
 
@@ -157,7 +161,7 @@ def test_all_jobs_over_a_topic(site: Site, tmp_path: Path) -> None:
     assert done.failed == []
     assert len(done.merged) >= 1
     parts = {str(each.segment_id.id) for each in done.replaced}
-    with site.proxy:
+    with site.proxy():
         until(lambda: not any(part in key for key in site.objects() for part in parts))
     merged = site.segments()
     assert 1 < len(merged) < len(before)
@@ -188,7 +192,7 @@ def test_all_jobs_over_a_topic(site: Site, tmp_path: Path) -> None:
     topic_id = site.segments()[0].topic_id_partition.topic_id
     delete_topics(site.rig.kafka.bootstrap_servers, site.rig.topic)
     site.with_tier(lambda tier: tier.metadata.put_topic_deletion(topic_id, site.rig.topic, is_confirmed=True))
-    with site.proxy:
+    with site.proxy():
         until(lambda: site.objects() == {})
     assert site.file_rows() == rows
 
