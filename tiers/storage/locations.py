@@ -19,15 +19,13 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar, cast
-from uuid import UUID
 
 from prometheus_client import CollectorRegistry
 
-from tiers.bounded_gather import bounded_gather
 from tiers.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
@@ -40,7 +38,6 @@ from tiers.storage.object_key import marked_location, parse_segment_key
 from tiers.storage.outages import StoreOutage, StoreOutages
 from tiers.storage.remote_storage_manager import (
     Allocate,
-    DeletesTogether,
     LogSegmentData,
     ReadsIntoMemory,
     RemoteStorageManager,
@@ -53,7 +50,6 @@ from tiers.storage.remote_storage_manager import (
 HOME = ""
 RETRY_MS = 1_000
 """How long a store that was down at the start is left alone after an attempt to open it."""
-_DELETES_AT_ONCE = 16
 logger = logging.getLogger(__name__)
 _MAGIC = b"TGL\x01"
 _HAS_INNER = 1
@@ -256,49 +252,6 @@ class LocatedRemoteStorageManager:
             return all(await self._at_all(delete))
         place, metadata = self._place_of(metadata)
         return await delete(place)
-
-    async def delete_log_segments(
-        self, segments: Sequence[RemoteLogSegmentMetadata]
-    ) -> list[RemoteStorageError | None]:
-        """Deletes many segments, by few requests where the store can. Returns an error for each segment of which
-        something is left."""
-        errors: dict[UUID, RemoteStorageError | None] = {}
-        together: dict[str, list[RemoteLogSegmentMetadata]] = {}
-        for segment in segments:
-            with suppress(RemoteStorageError):  # the deletion of it alone has the same error
-                place, stored = self._place_of(segment)
-                is_everywhere = segment.custom_metadata is None and len(self._different) > 1
-                if isinstance(place.storage, DeletesTogether) and not is_everywhere:
-                    together.setdefault(place.name, []).append(stored)
-        for name, some in together.items():
-            found = await self._delete_together(self._places[name], some)
-            errors.update(zip([each.segment_id.id for each in some], found, strict=False))
-        left = [each for each in segments if each.segment_id.id not in errors]
-        alone = await bounded_gather(left, self._delete_alone, _DELETES_AT_ONCE)
-        errors.update(zip([each.segment_id.id for each in left], alone, strict=True))
-        return [errors[each.segment_id.id] for each in segments]
-
-    async def _delete_together(
-        self, place: _Place, segments: Sequence[RemoteLogSegmentMetadata]
-    ) -> list[RemoteStorageError | None]:
-        """Returns nothing if the store refuses requests about many objects."""
-        try:
-            with self.metrics.call("delete_log_segment_data"):
-                async with place.to_write() as storage:
-                    assert isinstance(storage, DeletesTogether)
-                    return await storage.delete_log_segments(segments)
-        except RemoteResourceNotFoundError:  # the store does not know such requests
-            return []
-        except RemoteStorageError as error:
-            return [error] * len(segments) if error.retriable else []
-
-    async def _delete_alone(self, segment: RemoteLogSegmentMetadata) -> RemoteStorageError | None:
-        try:
-            if await self.delete_log_segment_data(segment):
-                return None
-        except RemoteStorageError as error:
-            return error
-        return RetriableRemoteStorageError(f"the store did not confirm the deletion of {segment.segment_id.id}")
 
     def place_of(self, metadata: RemoteLogSegmentMetadata) -> RemoteStorageManager:
         """Returns the store that is recorded for the segment."""

@@ -16,7 +16,7 @@ Third parties may add an implementation. Every implementation follows these rule
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -133,18 +133,6 @@ class UnfinishedUploads(Protocol):
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
         """Aborts an upload. A missing upload is no error."""
-
-
-@runtime_checkable
-class DeletesTogether(Protocol):
-    """The additional method of a storage manager that deletes many segments by few requests."""
-
-    async def delete_log_segments(
-        self, segments: Sequence[RemoteLogSegmentMetadata]
-    ) -> list[RemoteStorageError | None]:
-        """Deletes as `delete_log_segment_data` does. Returns an error for each segment of which something is left.
-
-        Raises an error that hit all of them."""
 
 
 Allocate = Callable[[int], memoryview]

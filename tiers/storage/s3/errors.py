@@ -130,13 +130,6 @@ def error_of_answer(bucket: str, key: str, status: int, code: str, said: str = "
     return kind(f"s3://{bucket}/{key}: {answer}{advice}")
 
 
-def error_of_key(bucket: str, found: Mapping[str, str]) -> RemoteStorageError:
-    """Returns the error for one key of a request about many, whose own status is 200."""
-    code = found.get("Code", "")
-    status = {"AccessDenied": 403, "NoSuchKey": 404}.get(code, 500)
-    return error_of_answer(bucket, found.get("Key", ""), status, code, found.get("Message", ""))
-
-
 def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorageError:
     """Returns the error for an exception of the client libraries."""
     where = f"s3://{bucket}/{key}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from functools import partial
@@ -27,7 +27,7 @@ from botocore.httpsession import get_cert_path
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.object_key import check_cluster_id, indexes_key, log_key, partition_prefix
+from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import (
     Allocate,
     LogSegmentData,
@@ -38,15 +38,13 @@ from tiers.storage.remote_storage_manager import (
 from tiers.storage.s3.buffers import ReusedBuffers
 from tiers.storage.s3.credentials import S3Credentials
 from tiers.storage.s3.download import S3Downloader
-from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError, error_of_key
+from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError
 from tiers.storage.s3.race import race_fault
 from tiers.storage.s3.upload import Part, PartWindow, S3Uploader, StagedUpload
 from tiers.storage.settings import read_duration_ms, read_flag, read_number, read_settings, read_size_bytes
 
 _MINIMUM_PART_BYTES = 5 * 1024 * 1024
 """S3's minimum; only the last part may be smaller."""
-_KEYS_PER_DELETE = 1000
-"""S3's maximum."""
 _UPLOAD_MARKS = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
 _DEFAULTS = {
     "bucket": None,
@@ -180,39 +178,6 @@ class S3RemoteStorageManager:
             await self._up.call("delete_object", Key=indexes)
             await self._up.call("delete_object", Key=log)
         return True
-
-    async def delete_log_segments(
-        self, segments: Sequence[RemoteLogSegmentMetadata]
-    ) -> list[RemoteStorageError | None]:
-        logs = {self._log_key(each) for each in segments}
-        prefixes = {self._prefix + partition_prefix(self._cluster_id, each.topic_id_partition) for each in segments}
-        async with self._deletions:
-            for prefix in prefixes:
-                async for page in self._pages("list_multipart_uploads", prefix, _UPLOAD_MARKS):
-                    for upload in page.get("Uploads", ()):
-                        if upload["Key"] in logs:
-                            await self._up.abort(upload["Key"], upload["UploadId"])
-            refused = await self._delete([self._indexes_key(each) for each in segments])
-            left = [each for each in segments if self._indexes_key(each) not in refused]
-            refused |= await self._delete([self._log_key(each) for each in left])
-        return [refused.get(self._indexes_key(each), refused.get(self._log_key(each))) for each in segments]
-
-    async def _delete(self, keys: Sequence[str]) -> dict[str, RemoteStorageError]:
-        """Deletes objects. Returns the errors of those that are left.
-
-        An error that names none of the keys of its request may be of any of them."""
-        refused: dict[str, RemoteStorageError] = {}
-        for first in range(0, len(keys), _KEYS_PER_DELETE):
-            sent = keys[first : first + _KEYS_PER_DELETE]
-            objects = [{"Key": key} for key in sent]
-            answer = await self._up.call("delete_objects", Delete={"Objects": objects, "Quiet": True})
-            for each in answer.get("Errors", ()):
-                error = error_of_key(self._bucket, each)
-                if each.get("Key") not in sent:
-                    refused |= dict.fromkeys(sent, error)
-                elif not isinstance(error, RemoteResourceNotFoundError):
-                    refused[each["Key"]] = error
-        return refused
 
     async def race_fault(self) -> str:
         """Lets writers race (`race.py`), by about 170 requests. Returns what was wrong; empty if one won each race."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -133,47 +133,6 @@ class Failing:
     async def _fail(self, *arguments: object) -> None:
         self.calls += 1
         raise self._error
-
-
-async def test_many_segments_are_deleted_where_they_are_or_have_an_error(root: Path) -> None:
-    async with stores(root, EAST, WEST) as storage:
-        metadata, data = segment_to_copy(root)  # a copy that did not end may be anywhere
-        await storage.place_of(at(metadata, "west")).copy_log_segment_data(metadata, data)
-        elsewhere = at(segment_to_copy(root)[0], "north")
-        some = [metadata, elsewhere, *[await copied(storage, root) for _ in range(6)]]
-        first, unknown, *others = await storage.delete_log_segments(some)
-        assert [first, *others] == [None] * 7
-        assert "location 'north', which is not configured" in str(unknown)
-        assert [objects(root, name) for name in ("home", "east", "west")] == [[], [], []]
-
-
-class Together(LocalRemoteStorageManager):
-    """Deletes many segments by one call, which fails if there is an `error`."""
-
-    asked = 0
-    error: RemoteStorageError | None = None
-
-    async def delete_log_segments(
-        self, segments: Sequence[RemoteLogSegmentMetadata]
-    ) -> list[RemoteStorageError | None]:
-        self.asked += 1
-        if self.error is not None:
-            raise self.error
-        return [None if await self.delete_log_segment_data(each) else RemoteStorageError("left") for each in segments]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [None, RemoteStorageError("501"), RemoteResourceNotFoundError("404"), RetriableRemoteStorageError("503")],
-)
-async def test_a_store_that_cannot_delete_together_deletes_alone(root: Path, error: RemoteStorageError | None) -> None:
-    home = Together({"path": str(root / "home"), "cluster.id": "c"})
-    async with opened(LocatedRemoteStorageManager(home)) as storage:
-        some = [await copied(storage, root) for _ in range(3)]
-        home.error = error
-        is_down = type(error) is RetriableRemoteStorageError
-        assert await storage.delete_log_segments(some) == [error if is_down else None] * 3
-        assert (home.asked, len(objects(root, "home"))) == (1, 6 if is_down else 0)
 
 
 @pytest.mark.parametrize("error", [RetriableRemoteStorageError("503"), RemoteStorageError("403")])

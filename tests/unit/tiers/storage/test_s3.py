@@ -20,7 +20,6 @@ from tests.support.servers.throttling_relay import ThrottlingRelay
 from tests.support.servers.versitygw import VersityGateway
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.locations import LocatedRemoteStorageManager
-from tiers.storage.object_key import log_key
 from tiers.storage.s3.storage import S3RemoteStorageManager
 from tiers.verify.read_back import read_back
 
@@ -86,30 +85,6 @@ async def test_requests_per_operation(s3: VersityGateway, tmp_path: Path) -> Non
         assert await asked(s3, *reads) == {"GetObject": 3}
         assert await asked(s3, *deletions) == {"HeadObject": 2, "DeleteObject": 4}
         assert await asked(s3, listed(manager)) == {"ListObjectsV2": 1}
-
-
-async def test_many_segments_are_deleted_by_few_requests(s3: VersityGateway, tmp_path: Path) -> None:
-    """One of them is a copy that did not end: its upload goes too, and that of another attempt stays."""
-    many = [segment_to_copy(tmp_path, 1000) for _ in range(5)]
-    unfinished, data = segment_to_copy(tmp_path, 3 * PART_BYTES)
-    async with opened(s3) as manager:
-        keys = [log_key("c", each) for each in (unfinished, other_attempt(unfinished))]
-        staged = [await manager.stage_object(key, data.log_segment) for key in keys]
-        for each in many:
-            await manager.copy_log_segment_data(*each)
-        segments = [unfinished, *(metadata for metadata, _ in many)]
-        partitions = {each.topic_id_partition for each in segments}
-        before = s3.operations(BUCKET)
-        assert await manager.delete_log_segments(segments) == [None] * 6
-        assert dict(s3.operations(BUCKET) - before) == {
-            "ListMultipartUploads": len(partitions),
-            "AbortMultipartUpload": 1,
-            "DeleteObjects": 2,
-        }
-        assert await listed(manager) == []
-        assert not await manager.publish_object(keys[0], staged[0])
-        assert await manager.publish_object(keys[1], staged[1])
-        await manager.delete_object(keys[1])
 
 
 @pytest.mark.full
