@@ -55,7 +55,8 @@ class Tenure(NamedTuple):
 
     A process may lose and regain the ownership within one tenure: in a rebalance that leaves the partition with it, or
     when it recovers from an error. What it began within a tenure, it may finish within the same tenure. When another
-    owner may have written in between, the next tenure begins, and everything that was begun before must be dropped."""
+    owner may have written in between, or when the state has lacked records that are read again, the next tenure begins,
+    and everything that was begun before must be dropped."""
 
     metadata_partition: int
     number: int
@@ -161,14 +162,15 @@ class MetadataLog(FreshMetadata, Protocol):
         an error, nothing is appended. `timeout_ms` None: the log's own timeout."""
 
     def owns(self, partition: TopicIdPartition) -> bool:
-        """Returns whether this process is the owner now.
+        """Returns whether this task may act as the owner now: the process is the owner, and the task's tenure goes on.
 
         An owner has read all records, is not fenced, and had its membership confirmed less than 2 s ago."""
 
     def tenure(self, partition: TopicIdPartition) -> Tenure | None:
         """Returns the tenure in which this process owns the partition, or waits to own it again; None: it has ended.
 
-        The value changes when another owner may have written. `begin_in` ties the writes of a task to a tenure."""
+        The value changes when another owner may have written, and when the state is read again from the start.
+        `begin_in` ties a task to a tenure."""
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         """How far this process has read the metadata partition of `partition`."""

@@ -19,7 +19,7 @@ import lmdb
 
 from tiers.broker.client import monotonic_ms, wall_clock_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus, Tenure
+from tiers.metadata.metadata_log import Append, MakeRecords, MetadataPosition, MetadataStatus, Tenure, begun_in
 from tiers.metadata.record_log import LoggedRecord, MetadataRecordLog, RecordLogIdentity, RefusalToCreate
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
@@ -71,6 +71,8 @@ class SingleWriterLog:
         self._tasks: asyncio.TaskGroup | None = None
         self._following: asyncio.Task[None] | None = None
         self._fresh_at_ms: int | None = None
+        self._readings = 0
+        """How many times the log was read from its start again."""
         self._upkeep_at_ms: int | None = None
         self._trouble: str | None = None
 
@@ -230,7 +232,7 @@ class SingleWriterLog:
         try:
             state.apply([read])
         except RemoteLogMetadataError as error:
-            self._fresh_at_ms = None
+            self._fresh_at_ms, self._readings = None, self._readings + 1
             state.start_over(f"the saved state contradicts itself: {error}")
             raise
 
@@ -268,15 +270,16 @@ class SingleWriterLog:
             raise RemoteLogMetadataNotReadyError(str(error)) from error
 
     def owns(self, partition: TopicIdPartition) -> bool:
-        return self._fresh_at_ms is not None and self._trouble is None and self._log.is_held()
+        is_owner = self._fresh_at_ms is not None and self._trouble is None and self._log.is_held()
+        return is_owner and begun_in(_PARTITION) in (None, self.tenure(partition))
 
     @property
     def topic_id(self) -> None:
         return None
 
     def tenure(self, partition: TopicIdPartition) -> Tenure | None:
-        """Returns the only tenure: this process holds the log as long as the manager is open."""
-        return Tenure(_PARTITION, 0) if self._log.is_held() else None
+        """Returns the tenure since the log was last read from its start: this process holds the log until `close`."""
+        return Tenure(_PARTITION, self._readings) if self._log.is_held() else None
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         if self._identity is None:

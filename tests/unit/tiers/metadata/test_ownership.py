@@ -73,6 +73,23 @@ async def test_nothing_is_owned_while_the_state_is_read_again(group: Group) -> N
     assert group.owning.owns(0)
 
 
+async def test_work_that_may_have_seen_a_part_of_the_records_is_dropped(group: Group) -> None:
+    """The records are read from their start again, and meanwhile the state lacks some."""
+    tenure = await begun(group)
+    context = copy_context()
+    context.run(begin_in, tenure)
+    writing = write_in(group, tenure)
+    group.fresh_at_ms, group.readings = None, 1
+    with pytest.raises(OwnershipLostError):
+        await writing
+    group.fresh_at_ms = 1
+    assert (group.owning.owns(0), context.run(group.owning.owns, 0)) == (True, False)
+    assert group.owning.tenure(0) not in (None, tenure)
+    with pytest.raises(OwnershipLostError):
+        await write_in(group, tenure)
+    assert group.committed == []
+
+
 @pytest.mark.parametrize("is_over", [False, True])
 async def test_an_owner_that_was_paused_writes_after_its_next_heartbeat(group: Group, is_over: bool) -> None:
     """Late heartbeats end no tenure."""

@@ -47,6 +47,7 @@ _BACKOFF = Backoff(base_ms=100, cap_ms=2_000)
 class _Held:
     tenure: Tenure
     member: GroupMember
+    readings: int
     owned_at_ms: int
 
 
@@ -55,10 +56,14 @@ class Tenures:
 
     A tenure goes on when the group assigns the partition to the same member in the same generation or in the next one:
     no other member had an assignment in between. If this member has missed a generation, another one may have owned the
-    partition in it, so the tenure ends. It also ends when the process has not owned the partition for `AWAIT_MS`."""
+    partition in it, so the tenure ends. It also ends when the process has not owned the partition for `AWAIT_MS`, and
+    when the partition is read from its start again: work may have seen a part of its records.
 
-    def __init__(self, clock_ms: Callable[[], int]) -> None:
+    `readings` returns how many times a partition was read from its start again."""
+
+    def __init__(self, clock_ms: Callable[[], int], readings: Callable[[int], int]) -> None:
         self._clock_ms = clock_ms
+        self._readings = readings
         self._held: dict[int, _Held] = {}
         self._numbers = count()
 
@@ -76,19 +81,25 @@ class Tenures:
         """Returns the tenure of a partition that this process owns now. It begins if there is none.
 
         The time of the last call does not matter: while this process owns the partition, no other one does."""
-        held = self._held.get(number)
-        if held is None:
-            held = self._held[number] = _Held(Tenure(number, next(self._numbers)), member, 0)
+        held, readings = self._held.get(number), self._readings(number)
+        if held is None or held.readings != readings:
+            held = self._held[number] = _Held(Tenure(number, next(self._numbers)), member, readings, 0)
         held.owned_at_ms = self._clock_ms()
         return held.tenure
 
     def awaited(self, number: int) -> Tenure | None:
         """Returns the tenure of a partition that this process waits to own again; None: the tenure has ended."""
         held = self._held.get(number)
-        if held is not None and self._clock_ms() - held.owned_at_ms > AWAIT_MS:
+        if held is None:
+            return None
+        if held.readings != self._readings(number) or self._clock_ms() - held.owned_at_ms > AWAIT_MS:
             del self._held[number]
             return None
-        return None if held is None else held.tenure
+        return held.tenure
+
+    def goes_on(self, tenure: Tenure) -> bool:
+        held = self._held.get(tenure.metadata_partition)
+        return held is not None and held.tenure == tenure and held.readings == self._readings(tenure.metadata_partition)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +134,7 @@ class MetadataPartitionOwnership:
         self._takeovers: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_TAKEOVERS_AT_ONCE)
         self._tasks: asyncio.TaskGroup | None = None
-        self._tenures = Tenures(clock_ms)
+        self._tenures = Tenures(clock_ms, follower.readings)
         self.suspended_for: str | None = None
         """Why this process owns nothing although partitions are assigned to it. `TopicBasedMetadataLog` sets it."""
 
@@ -133,9 +144,13 @@ class MetadataPartitionOwnership:
             await self._membership.run()
 
     def owns(self, metadata_partition: int) -> bool:
-        """Returns whether this process may write to the partition now.
+        """Returns whether this task may write to the partition now: the process owns it, and the task's tenure goes on.
 
         It may not while the state is read again: forgotten records would look as if they were never written."""
+        begun = begun_in(metadata_partition)
+        return self._is_owner(metadata_partition) and (begun is None or self._tenures.goes_on(begun))
+
+    def _is_owner(self, metadata_partition: int) -> bool:
         return (
             metadata_partition in self._owned
             and self.suspended_for is None
@@ -148,7 +163,7 @@ class MetadataPartitionOwnership:
 
     def tenure(self, metadata_partition: int) -> Tenure | None:
         """Returns the tenure of a partition that this process owns, or may own again; None: it has ended."""
-        if self.owns(metadata_partition):
+        if self._is_owner(metadata_partition):
             return self._tenures.owned(metadata_partition, self._owned[metadata_partition].assignment.member)
         return self._tenures.awaited(metadata_partition)
 
