@@ -7,7 +7,6 @@ the tasks of the job run, because the group removes a member that sends no heart
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,15 +41,13 @@ Sleep = Callable[[float], Awaitable[object]]
 def job_services(tier: OpenTier, spool_folder: Path) -> Iterator[TaskServices]:
     """Opens the services for one run.
 
-    A run has no limit on the bytes that it expires. A failed deletion is published after the first attempt, because the
-    count of attempts ends with the job."""
+    A failed deletion is published after the first attempt, because the count of attempts ends with the job."""
     remote_log = tier.config.remote_log
     timeout_ms = tier.config.upstream.request_timeout_ms
     settings = RemoteLogManagerSettings(
         spool_dir=spool_folder,
         remote_log=remote_log,
         request_timeout_ms=timeout_ms,
-        expire_max_bytes_per_run=sys.maxsize,
     )
     failed = FailedDeletionsTopic(
         tier.client, timeout_ms, replication_factor=remote_log.metadata_topic_replication_factor

@@ -32,7 +32,6 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import (
-    RemoteLogSegmentMetadata,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
     TopicDeletionUpdate,
@@ -207,47 +206,33 @@ class TopicDeletionTask:
         return gone
 
     async def _delete(self, partition: TopicIdPartition) -> bool:
-        """Deletes a partition. Returns False while the store has not deleted all segments."""
-        segments = await begin_partition_deletion(self._services, partition)
-        if await delete_all(self._services, segments, partial(self._services.require_ownership, partition)) < len(
-            segments
-        ):
+        """Deletes a partition. Returns False while the store has not deleted all segments. May be repeated."""
+        services, states = self._services, RemotePartitionDeleteState
+        reached = services.state.remote_partition_delete_state(partition)
+        if reached is None:
+            await self._write(partition, states.DELETE_PARTITION_MARKED)
+            services.checkpoint("partition-marked")
+        # If the deletion has finished, only a log start can be left that a proxy recorded late.
+        if reached in (None, states.DELETE_PARTITION_MARKED):
+            await self._write(partition, states.DELETE_PARTITION_STARTED)
+            services.checkpoint("partition-deletion-started")
+        facts = FactsTask(services, partition)
+        await facts.require_proved()
+        await facts.store_dead()
+        segments = list(services.state.list_remote_log_segments(partition))
+        if await delete_all(services, segments, partial(services.require_ownership, partition)) < len(segments):
             return False
-        await end_partition_deletion(self._services, partition)
+        services.require_ownership(partition)
+        await delete_facts(services, partition)
+        services.checkpoint("facts-deleted")
+        await self._write(partition, states.DELETE_PARTITION_FINISHED)
+        services.checkpoint("partition-deletion-finished")
+        await services.local_indexes.remove_below(partition, _NO_OFFSET_LEFT)
+        logger.info("the remote log of a deleted topic was deleted", extra={"partition": str(partition)})
         return True
 
-
-async def begin_partition_deletion(
-    services: TaskServices, partition: TopicIdPartition
-) -> list[RemoteLogSegmentMetadata]:
-    """Begins the deletion of a partition of a deleted topic, and returns its segments. May be repeated."""
-    states = RemotePartitionDeleteState
-    reached = services.state.remote_partition_delete_state(partition)
-    if reached is None:
-        await _write(services, partition, states.DELETE_PARTITION_MARKED)
-        services.checkpoint("partition-marked")
-    # If the deletion has finished, only a log start can be left that a proxy recorded late.
-    if reached in (None, states.DELETE_PARTITION_MARKED):
-        await _write(services, partition, states.DELETE_PARTITION_STARTED)
-        services.checkpoint("partition-deletion-started")
-    facts = FactsTask(services, partition)
-    await facts.require_proved()
-    await facts.store_dead()
-    return list(services.state.list_remote_log_segments(partition))
-
-
-async def end_partition_deletion(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Ends the deletion, after every segment that `begin_partition_deletion` returned is gone."""
-    services.require_ownership(partition)
-    await delete_facts(services, partition)
-    services.checkpoint("facts-deleted")
-    await _write(services, partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
-    services.checkpoint("partition-deletion-finished")
-    await services.local_indexes.remove_below(partition, _NO_OFFSET_LEFT)
-    logger.info("the remote log of a deleted topic was deleted", extra={"partition": str(partition)})
-
-
-async def _write(services: TaskServices, partition: TopicIdPartition, state: RemotePartitionDeleteState) -> None:
-    await services.metadata.put_remote_partition_delete_metadata(
-        RemotePartitionDeleteMetadata(partition, services.settings.broker_id, services.wall_clock_ms(), state)
-    )
+    async def _write(self, partition: TopicIdPartition, state: RemotePartitionDeleteState) -> None:
+        services = self._services
+        await services.metadata.put_remote_partition_delete_metadata(
+            RemotePartitionDeleteMetadata(partition, services.settings.broker_id, services.wall_clock_ms(), state)
+        )

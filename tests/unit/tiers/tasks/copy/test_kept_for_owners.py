@@ -12,11 +12,15 @@ from tests.support.tiers.attempts import batches
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.errors import CorruptSegmentError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
+from tiers.model.segment_metadata import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+)
 from tiers.tasks.copy.copy_attempts import store_for_its_owner
 from tiers.tasks.copy.segment_copy import announce, keep
 from tiers.tasks.copy.spool import KeptSegment
-from tiers.tasks.deletion.topic_deletion import begin_partition_deletion
 
 
 @pytest.fixture
@@ -89,7 +93,10 @@ async def test_only_attempts_are_stored(
     if known == "a deletion that has begun":
         await services.write_state(attempt, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     if known == "a deleted topic":
-        await begin_partition_deletion(services, PARTITION)
+        begun = RemotePartitionDeleteState.DELETE_PARTITION_MARKED
+        await bench.metadata.put_remote_partition_delete_metadata(
+            RemotePartitionDeleteMetadata(PARTITION, 0, bench.wall_ms, begun)
+        )
     await store_for_its_owner(services, kept)
     assert (
         services.spool.kept() == [kept],

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.support.tiers.attempts import batches
+from tests.support.tiers.topic_deletion_bench import Existence
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.tasks.deletion.segment_deletion import delete_all
-from tiers.tasks.deletion.topic_deletion import begin_partition_deletion, end_partition_deletion
+from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
 
 
 @dataclass
@@ -60,7 +60,9 @@ async def test_the_owner_removes_the_files_of_what_it_deletes(bench: Workbench, 
     await bench.copy_all()
     await bench.expire(replace(POLICY, retention_bytes=bench.segments[1].segment_size_bytes))
     assert files.removed_below == [30]
-    services = bench.services
-    await delete_all(services, await begin_partition_deletion(services, PARTITION), lambda: None)
-    await end_partition_deletion(services, PARTITION)
+    await bench.metadata.put_topic_deletion(PARTITION.topic_id, PARTITION.topic, is_confirmed=True)
+    deletion = TopicDeletionTask(bench.services, Existence(PARTITION.topic_id))
+    assert await deletion.run() == 0
+    bench.now_ms += bench.services.settings.remote_log.topic_deletion_delay_ms
+    assert await deletion.run() == 1
     assert files.removed_below[-1] > 60
