@@ -100,6 +100,8 @@ class InMemoryLog:
         if self.epoch_answer is not None:
             return self.epoch_answer
         epochs = self._epoch_starts()
+        if leader_epoch < 0:
+            return EpochEndOffset(-1, -1)
         if leader_epoch >= max(epochs):
             known = leader_epoch in epochs
             return EpochEndOffset(leader_epoch, self.end_offset) if known else EpochEndOffset(-1, -1)

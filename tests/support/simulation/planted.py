@@ -289,6 +289,10 @@ def _drops_at_rebalance(stack: ExitStack) -> None:
     _replace(stack, Tenures, "awaited", lambda self, number: self._held.pop(number, None) and None)
 
 
+def _works_on_after_a_new_reading(stack: ExitStack) -> None:
+    _replace(stack, MetadataFollower, "readings", lambda self, number: 0)
+
+
 def _always_fit(stack: ExitStack) -> None:
     _replace(stack, Fitness, "is_fit", True)
 
@@ -390,6 +394,10 @@ PLANTED: Mapping[str, PlantedBug] = {
     ),
     "rebalance-costs": PlantedBug(
         "ownership", "drops all work at every rebalance", _drops_at_rebalance, ("rebalance",)
+    ),
+    "works-on-after-a-new-reading": PlantedBug(
+        "ownership", "goes on with work that saw a part of the records", _works_on_after_a_new_reading,
+        ("clock", "metadata-cut", "retention", "emptied-replica", "unclean-election"),
     ),
     "sick-and-owner": PlantedBug(
         "ownership", "declares itself fit with a full disk", _always_fit, ("disk-full-for-good", "elect")

@@ -221,6 +221,26 @@ async def test_an_object_that_is_listed_and_not_found_is_not_known(
         await bench.check_facts()
 
 
+async def test_facts_that_are_listed_and_not_found_are_not_known(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.check_facts()
+    await bench.facts_task.store()
+    get_object = bench.store.get_object
+
+    async def get(key: str) -> bytes:
+        if key.endswith(".facts"):
+            raise RemoteResourceNotFoundError("404")
+        return await get_object(key)
+
+    monkeypatch.setattr(bench.store, "get_object", get)
+    bench.restart()
+    with pytest.raises(RetriableRemoteStorageError, match="lists an object and does not find it"):
+        await bench.check_facts()
+    monkeypatch.undo()
+    await bench.check_facts()
+
+
 async def test_a_listed_object_of_a_dead_segment_may_be_gone(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing may be stale for ever."""
     await bench.check_facts()
