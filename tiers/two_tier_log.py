@@ -4,8 +4,8 @@ It answers by the metadata (`RemoteLog`), the bounds of the leaders' logs, and w
 What it does not know now is an error, `NotKnownNow`, and never an answer of one tier alone.
 
 `ensure_fresh` says whether the caller may trust an answer (docs/design.md, safety rule 1). The state may be cleared,
-and read again from the start, after that. So an answer that rests on what the metadata does not have counts only if the
-metadata is still fresh afterwards (`require_fresh`).
+and read again from the start, after that. So an answer that rests on what the metadata does not have counts only if it
+has the same reading of the records afterwards, and is still fresh (`require_fresh`).
 """
 
 from __future__ import annotations
@@ -49,21 +49,25 @@ class TwoTierLog:
         except RemoteLogError:
             return False
 
-    async def ensure_fresh(self, partition: TopicIdPartition, timeout_ms: int, max_age_ms: int | None = None) -> None:
-        """Raises `NotKnownNow` if the metadata is not fresh, and does not become fresh within `timeout_ms`."""
+    async def ensure_fresh(self, partition: TopicIdPartition, timeout_ms: int, max_age_ms: int | None = None) -> int:
+        """Returns the reading that is fresh, for `require_fresh`.
+
+        Raises `NotKnownNow` if the metadata is not fresh, and does not become fresh within `timeout_ms`."""
         max_age_ms = self._max_age_ms if max_age_ms is None else max_age_ms
         try:
+            reading = self._metadata.state.reading()
             if not self._metadata.is_fresh(partition, max_age_ms):
                 await self._metadata.ensure_fresh(partition, max_age_ms, timeout_ms)
         except RemoteLogError as error:
             raise NotKnownNow(f"the metadata of {partition} is not fresh: {error}") from error
+        return reading
 
-    def require_fresh(self, partition: TopicIdPartition) -> None:
-        """Raises `NotKnownNow` if the metadata is not fresh now.
+    def require_fresh(self, partition: TopicIdPartition, reading: int) -> None:
+        """Raises `NotKnownNow` if the metadata is not fresh now, or was cleared after `ensure_fresh`.
 
-        Call it after the reads that found nothing: the state may have been cleared since its freshness was checked."""
-        if not self.is_fresh(partition):
-            raise NotKnownNow(f"the metadata of {partition} may have been cleared meanwhile")
+        `reading` is what that call returned. Call this after the reads that found nothing."""
+        if not self.is_fresh(partition) or self._metadata.state.reading() != reading:
+            raise NotKnownNow(f"the metadata of {partition} was cleared meanwhile")
 
     # The partition
 
@@ -76,9 +80,10 @@ class TwoTierLog:
 
     def is_tiered(self, partition: TopicIdPartition) -> bool:
         """Whether the metadata knows the partition. Raises `NotKnownNow` when that is unknown."""
+        reading = self._metadata.state.reading()
         is_known = self._metadata.state.is_known(partition)
         if not is_known:
-            self.require_fresh(partition)
+            self.require_fresh(partition, reading)
         return is_known
 
     def is_reading_paused(self, partition: TopicIdPartition) -> bool:

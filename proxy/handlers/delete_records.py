@@ -208,7 +208,7 @@ class DeleteRecordsHandler:
         if topic_id is None:
             return None  # the broker answers that the topic does not exist
         partition = TopicIdPartition(topic_id, asked.partition, asked.topic)
-        await tools.log.ensure_fresh(partition, timeout_ms, max_age_ms=0)
+        reading = await tools.log.ensure_fresh(partition, timeout_ms, max_age_ms=0)
         is_known = tools.log.is_tiered(partition)
         if not is_known and not await tools.configured.is_tiered(topic_id, timeout_ms):
             return None
@@ -217,6 +217,7 @@ class DeleteRecordsHandler:
         bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
         if is_known:
             await self._check_history(partition, bounds, timeout_ms)
+            tools.log.require_fresh(partition, reading)
         elif bounds.log_start_offset > 0:
             raise NotKnownNow(f"the metadata does not know {partition} yet")
         offset = bounds.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
@@ -285,7 +286,7 @@ class DeleteRecordsHandler:
             raise NotKnownNow(f"the topic {asked.topic} does not exist any more")
         partition = TopicIdPartition(topic_id, asked.partition, asked.topic)
         # The metadata is read to its current end, because a copy that has just begun must not restore deleted records.
-        await tools.log.ensure_fresh(partition, timeout_ms, max_age_ms=0)
+        reading = await tools.log.ensure_fresh(partition, timeout_ms, max_age_ms=0)
         if not tools.log.is_tiered(partition):
             return None
         offset = broker.low_watermark if asked.offset == HIGH_WATERMARK else asked.offset
@@ -294,6 +295,7 @@ class DeleteRecordsHandler:
         if bounds.log_start_offset < max(offset, broker.low_watermark):
             raise NotKnownNow(f"{asked.topic} was recreated after its records were deleted")
         if offset > 0:
+            tools.log.require_fresh(partition, reading)
             last_epoch = tools.log.remote(partition).epoch_at(offset - 1)
             if last_epoch == UNKNOWN_EPOCH and last_record is not None:
                 last_epoch = last_record.epoch_below(partition, offset, bounds.leader_epoch)

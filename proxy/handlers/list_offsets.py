@@ -220,11 +220,11 @@ class ListOffsetsHandler:
         if is_offset_zero and not tools.log.is_known(partition):
             return None
         try:
-            await tools.log.ensure_fresh(partition, timeout_ms)
+            reading = await tools.log.ensure_fresh(partition, timeout_ms)
             if not tools.log.is_tiered(partition):
                 return await self._of_unknown(request, asked, partition, timeout_ms)
             answer = await self._of_tiered(request, asked, broker, partition, deadline_ms, connection_id)
-            tools.log.require_fresh(partition)
+            tools.log.require_fresh(partition, reading)
         except RemoteLogError:
             return _UNAVAILABLE
         except CorruptBatchError as error:

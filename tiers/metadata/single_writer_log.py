@@ -71,8 +71,6 @@ class SingleWriterLog:
         self._tasks: asyncio.TaskGroup | None = None
         self._following: asyncio.Task[None] | None = None
         self._fresh_at_ms: int | None = None
-        self._readings = 0
-        """How many times the log was read from its start again."""
         self._upkeep_at_ms: int | None = None
         self._trouble: str | None = None
 
@@ -232,7 +230,7 @@ class SingleWriterLog:
         try:
             state.apply([read])
         except RemoteLogMetadataError as error:
-            self._fresh_at_ms, self._readings = None, self._readings + 1
+            self._fresh_at_ms = None
             state.start_over(f"the saved state contradicts itself: {error}")
             raise
 
@@ -278,8 +276,8 @@ class SingleWriterLog:
         return None
 
     def tenure(self, partition: TopicIdPartition) -> Tenure | None:
-        """Returns the tenure since the log was last read from its start: this process holds the log until `close`."""
-        return Tenure(_PARTITION, self._readings) if self._log.is_held() else None
+        """Returns the tenure of this reading of the log: this process holds the log until `close`."""
+        return Tenure(_PARTITION, self.state.reading()) if self._log.is_held() else None
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         if self._identity is None:

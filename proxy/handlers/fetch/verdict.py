@@ -226,11 +226,11 @@ class FetchJudge:
             # The remote tier may have records there whose metadata is lost. The owner has not seen the partition yet.
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         try:
-            found = await self._below_local_log(partition, asked.fetch_offset, bounds, after_refusal_ms, is_anew=False)
+            found = await self._below_local_log(partition, asked.fetch_offset, bounds, after_refusal_ms, reading=None)
             if found is None:
-                await log.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms), max_age_ms=0)
+                reading = await log.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms), max_age_ms=0)
                 found = await self._below_local_log(
-                    partition, asked.fetch_offset, bounds, after_refusal_ms, is_anew=True
+                    partition, asked.fetch_offset, bounds, after_refusal_ms, reading=reading
                 )
         except RemoteLogError as error:
             logger.info("it is unknown whether the offset is gone: %s", error, extra={"partition": str(partition)})
@@ -253,11 +253,11 @@ class FetchJudge:
         bounds: LocalLogBounds,
         after_refusal_ms: int,
         *,
-        is_anew: bool,
+        reading: int | None,
     ) -> Judgement | None:
         """Judges an offset below the local log. None: records should be there, but the metadata does not know them.
 
-        `is_anew` is true when the metadata was read to its end after the broker refused the offset. Raises
+        `reading` is the one that was read to its end after the broker refused the offset; None: none was. Raises
         `RemoteLogError`."""
         log = self._tools.log
         remote = log.remote(partition)
@@ -269,13 +269,13 @@ class FetchJudge:
         gap = remote.gap_exit(offset)
         if gap is not None:
             return await self._behind_gap(partition, offset, gap, bounds, after_refusal_ms)
-        if not is_anew or not remote.is_at_head(offset, log_start):
+        if reading is None or not remote.is_at_head(offset, log_start):
             return None
         if remote.attempt_at_head(log_start, offset + 1) is not None:
             return None  # behind an attempt that becomes readable, the offset is in a gap
         if await log.has_lost_head(partition, log_start):
             return None
-        log.require_fresh(partition)
+        log.require_fresh(partition, reading)
         return Judgement(Verdict.RELAY, partition, is_tiered=True)
 
     async def _behind_gap(

@@ -69,6 +69,7 @@ class InMemoryRemoteLogMetadataManager(RemoteLogMetadataManager):
     clock_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000
     wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     fresh: bool = True
+    reading: int = 0
     final: bool = False
     owned: bool = True
     is_awaiting: bool = False
@@ -252,6 +253,9 @@ class InMemoryState(RemoteLogMetadataState):
     def __init__(self, manager: InMemoryRemoteLogMetadataManager) -> None:
         super().__init__()
         self._log = manager
+
+    def reading(self) -> int:
+        return self._log.reading
 
     def is_final(self) -> bool:
         return self._log.final

@@ -290,7 +290,7 @@ def _drops_at_rebalance(stack: ExitStack) -> None:
 
 
 def _works_on_after_a_new_reading(stack: ExitStack) -> None:
-    _replace(stack, MetadataFollower, "readings", lambda self, number: 0)
+    _replace(stack, MetadataFollower, "reading", lambda self: 0)
 
 
 def _always_fit(stack: ExitStack) -> None:

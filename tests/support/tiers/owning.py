@@ -43,7 +43,7 @@ class Group:
         self.forgotten: str | None = None
         """Nothing is read to its end until this transactional id has ended what its coordinator has forgotten."""
         self.fresh_at_ms: int | None = 0
-        self.readings = 0
+        self.reading = 0
         self.owner: MetadataPartitionOwnership | None = None
         self._generation = 0
 
@@ -84,8 +84,8 @@ class _Follower:
     def fresh_at_ms(self, number: int) -> int | None:
         return self._group.fresh_at_ms
 
-    def readings(self, number: int) -> int:
-        return self._group.readings
+    def reading(self) -> int:
+        return self._group.reading
 
     def known(self, number: int) -> OffsetAndEpoch:
         return OffsetAndEpoch(0, 0)

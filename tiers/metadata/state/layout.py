@@ -58,7 +58,8 @@ OF_THE_LOG: Final = [*KEPT_BY, api_key_of(CutUpdate)]
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
-"""A key in the freshness file. The other keys of that file are four bytes long."""
+READING = b"reading"
+"""Keys in the freshness file. The other keys of that file are four bytes long."""
 LOCK_FILE = "writer.lock"
 PARTITION_KEY_BYTES = 20
 

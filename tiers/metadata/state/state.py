@@ -23,6 +23,7 @@ from tiers.metadata.state.layout import (
     I64,
     OF_THE_LOG,
     PARTITION_KEY_BYTES,
+    READING,
     STATE_FILE,
     U64,
     Databases,
@@ -179,6 +180,13 @@ class RemoteLogMetadataState:
         with self._freshness.begin() as txn:
             raw = txn.get(I32.pack(metadata_partition))
         return None if raw is None else int(I64.unpack(raw)[0])
+
+    def reading(self) -> int:
+        """Identifies the reading that the state has the records of. It changes when any record is forgotten and read
+        again, and when the writer opens the state."""
+        with self._freshness.begin() as txn:
+            raw = txn.get(READING)
+        return 0 if raw is None else int(I64.unpack(raw)[0])
 
     def is_final(self) -> bool:
         """Returns whether the metadata topic is gone, so that the known metadata is the last and nothing gets fresh.

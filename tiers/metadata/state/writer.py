@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -30,6 +31,7 @@ from tiers.metadata.state.layout import (
     I64,
     LOCK_FILE,
     OFFSET_AND_EPOCH,
+    READING,
     STATE_FILE,
     StateIdentity,
     decode_position,
@@ -56,6 +58,7 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         super().__init__(files)
         self._lock = lock
         self._clock_ms = clock_ms
+        self._reading = super().reading()
         self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
         """When this process saw segments become COPY_SEGMENT_FINISHED."""
         self._opened_at_ms = clock_ms()
@@ -129,6 +132,9 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
                 txn.put(b"writer", name.encode(), db=self._db.meta)
         return name
 
+    def reading(self) -> int:
+        return self._reading
+
     def mark_fresh(self, fresh_at_ms: dict[int, int]) -> None:
         """Records the monotonic times, by metadata partition, at which the reads reached the high watermark."""
         with self._freshness.begin(write=True) as txn:
@@ -166,6 +172,7 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         )
         with self._freshness.begin(write=True) as txn:
             txn.drop(self._freshness.open_db(None, txn), delete=False)
+            self._reading = _begin_reading(txn)
         with self._env.begin(write=True) as txn:
             if is_same_topic:
                 for number, _ in list(txn.cursor(db=self._db.consumed)):
@@ -194,6 +201,7 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         with self._freshness.begin(write=True) as txn:
             for number in numbers:
                 txn.delete(I32.pack(number))
+            self._reading = _begin_reading(txn)
         cleared = frozenset(I32.pack(number) for number in numbers)
         with self._env.begin(write=True) as txn:
             for key in cleared:
@@ -289,12 +297,19 @@ def forget_freshness(folder: Path) -> None:
         _remove(folder / FRESHNESS_FILE)
 
 
+def _begin_reading(txn: lmdb.Transaction) -> int:
+    reading = time.monotonic_ns()
+    txn.put(READING, I64.pack(reading))
+    return reading
+
+
 def _open_files(folder: Path, map_size_bytes: int) -> StateFiles:
     # Freshness has no meaning for the next process, so it is never synced and never kept. It is dropped first.
     # Otherwise, while the state is built again, a process that shares it might take an incomplete state for fresh.
     freshness = open_env(folder / FRESHNESS_FILE, 1 << 20, is_synced=False)
     with freshness.begin(write=True) as txn:
         txn.drop(freshness.open_db(None, txn), delete=False)
+        _begin_reading(txn)
     path = folder / STATE_FILE
     env: lmdb.Environment | None = None
     try:

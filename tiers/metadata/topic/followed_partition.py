@@ -53,8 +53,6 @@ class FollowedPartition:
     """The leader whose log continues the one that was read."""
     fresh_at_ms: int | None = None
     """As of when (monotonic) the partition was read to its high watermark."""
-    readings: int = 0
-    """How many times the partition was read from its start again."""
     to_clear: str | None = None
     """Why the state must forget the partition before anything is replayed."""
 
@@ -117,6 +115,5 @@ class FollowedPartition:
 
         Otherwise records that the state does not have any more would look as if they were never written."""
         self.to_clear = reason
-        self.readings += 1
         self.reached, self.position = self.furthest, OffsetAndEpoch(0, -1)
         self.failure = self.unknown = self.fresh_at_ms = None

@@ -116,6 +116,9 @@ class FollowedState:
             " docs/recovery.md"
         )
 
+    def reading(self) -> int:
+        return self._state.reading()
+
     def doubt_all(self) -> None:
         for partition in self.partitions:
             partition.fresh_at_ms = None

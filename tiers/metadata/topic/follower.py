@@ -136,9 +136,9 @@ class MetadataFollower:
         partition = self._partitions[metadata_partition]
         return OffsetAndEpoch(partition.position.offset, partition.leader.leader_epoch)
 
-    def readings(self, metadata_partition: int) -> int:
-        """Returns how many times the partition was read from its start again."""
-        return self._partitions[metadata_partition].readings
+    def reading(self) -> int:
+        """Returns `RemoteLogMetadataState.reading`."""
+        return self._followed.reading()
 
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
         return self._partitions[metadata_partition].fresh_at_ms

@@ -101,20 +101,21 @@ async def test_a_log_start_of_another_history_hides_nothing(bench: Bench, offset
     assert bench.cluster.epochs_asked == []
 
 
+@pytest.mark.parametrize("is_read_again", [False, True])
 @pytest.mark.parametrize("asked", [EARLIEST, LATEST_TIERED, 100])
 async def test_a_state_that_was_cleared_meanwhile_answers_nothing(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, asked: int
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, asked: int, is_read_again: bool
 ) -> None:
     """Another process reads the state again from the start. The broker's own answer would skip records."""
     look_up = bench.tier.state.log_starts
 
     def cleared_before(partition: TopicIdPartition) -> list[LogStart]:
         bench.tier.rlmm.segments.clear()
-        bench.tier.rlmm.fresh = False
+        bench.tier.rlmm.fresh, bench.tier.rlmm.reading = is_read_again, 1
         return look_up(partition)
 
-    monkeypatch.setattr(bench.tier.state, "log_starts", cleared_before)
     await bench.tier.rlmm.put_log_start(P0, user_log_start(1))
+    monkeypatch.setattr(bench.tier.state, "log_starts", cleared_before)
     assert (await bench.ask(9, asked, offset=4, timestamp=150)).error_code == UNAVAILABLE
 
 

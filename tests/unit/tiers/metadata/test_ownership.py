@@ -79,7 +79,7 @@ async def test_work_that_may_have_seen_a_part_of_the_records_is_dropped(group: G
     context = copy_context()
     context.run(begin_in, tenure)
     writing = write_in(group, tenure)
-    group.fresh_at_ms, group.readings = None, 1
+    group.fresh_at_ms, group.reading = None, 1
     with pytest.raises(OwnershipLostError):
         await writing
     group.fresh_at_ms = 1

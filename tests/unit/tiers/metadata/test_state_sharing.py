@@ -88,6 +88,25 @@ def test_freshness_goes_before_a_foreign_state_does(tmp_path: Path, monkeypatch:
     assert seen == [None]
 
 
+def test_another_reading_begins_with_each_clearing_and_opening(tmp_path: Path) -> None:
+    fill(tmp_path)
+    state = open_state(tmp_path)
+    first = state.reading()
+    state.mark_fresh({0: 4711})
+    assert state.reading() == first
+    state.start_over_partitions([0], "too old", 0)
+    second = state.reading()
+    state.start_over("too old")
+    third = state.reading()
+    state.close()
+    shared = RemoteLogMetadataState(StateFiles.open_shared(tmp_path))
+    assert shared.reading() == third
+    shared.close()
+    again = open_state(tmp_path)
+    assert len({first, second, third, again.reading()}) == 4
+    again.close()
+
+
 _READER = """
 import sys
 from pathlib import Path

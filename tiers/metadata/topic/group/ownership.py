@@ -47,7 +47,7 @@ _BACKOFF = Backoff(base_ms=100, cap_ms=2_000)
 class _Held:
     tenure: Tenure
     member: GroupMember
-    readings: int
+    reading: int
     owned_at_ms: int
 
 
@@ -57,13 +57,11 @@ class Tenures:
     A tenure goes on when the group assigns the partition to the same member in the same generation or in the next one:
     no other member had an assignment in between. If this member has missed a generation, another one may have owned the
     partition in it, so the tenure ends. It also ends when the process has not owned the partition for `AWAIT_MS`, and
-    when the partition is read from its start again: work may have seen a part of its records.
+    when another `reading` of the records begins: work may have seen a part of them."""
 
-    `readings` returns how many times a partition was read from its start again."""
-
-    def __init__(self, clock_ms: Callable[[], int], readings: Callable[[int], int]) -> None:
+    def __init__(self, clock_ms: Callable[[], int], reading: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
-        self._readings = readings
+        self._reading = reading
         self._held: dict[int, _Held] = {}
         self._numbers = count()
 
@@ -81,9 +79,9 @@ class Tenures:
         """Returns the tenure of a partition that this process owns now. It begins if there is none.
 
         The time of the last call does not matter: while this process owns the partition, no other one does."""
-        held, readings = self._held.get(number), self._readings(number)
-        if held is None or held.readings != readings:
-            held = self._held[number] = _Held(Tenure(number, next(self._numbers)), member, readings, 0)
+        held, reading = self._held.get(number), self._reading()
+        if held is None or held.reading != reading:
+            held = self._held[number] = _Held(Tenure(number, next(self._numbers)), member, reading, 0)
         held.owned_at_ms = self._clock_ms()
         return held.tenure
 
@@ -92,14 +90,14 @@ class Tenures:
         held = self._held.get(number)
         if held is None:
             return None
-        if held.readings != self._readings(number) or self._clock_ms() - held.owned_at_ms > AWAIT_MS:
+        if held.reading != self._reading() or self._clock_ms() - held.owned_at_ms > AWAIT_MS:
             del self._held[number]
             return None
         return held.tenure
 
     def goes_on(self, tenure: Tenure) -> bool:
         held = self._held.get(tenure.metadata_partition)
-        return held is not None and held.tenure == tenure and held.readings == self._readings(tenure.metadata_partition)
+        return held is not None and held.tenure == tenure and held.reading == self._reading()
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +132,7 @@ class MetadataPartitionOwnership:
         self._takeovers: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_TAKEOVERS_AT_ONCE)
         self._tasks: asyncio.TaskGroup | None = None
-        self._tenures = Tenures(clock_ms, follower.readings)
+        self._tenures = Tenures(clock_ms, follower.reading)
         self.suspended_for: str | None = None
         """Why this process owns nothing although partitions are assigned to it. `TopicBasedMetadataLog` sets it."""
 
