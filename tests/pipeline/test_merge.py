@@ -21,6 +21,7 @@ from tests.support.tiers.workbench import POLICY
 from tests.support.written_log import WrittenLog
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
+    RemoteLogSegmentMetadata,
 )
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 
@@ -103,6 +104,23 @@ async def test_a_merged_segment_has_the_metadata_that_a_copier_gives(
         await bench.owners_round(POLICY)
         assert bench.finished[0] == (0, whole.end_offset)
         assert [bench.files(each) for each in done.replaced] == [[]] * 3
+
+
+async def test_the_owner_looks_once_for_a_merged_segment(
+    root: Path, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
+        await merged(bench)
+        looked: list[RemoteLogSegmentMetadata] = []
+        fetch = bench.storage.fetch_indexes
+
+        async def fetched(segment: RemoteLogSegmentMetadata) -> bytes:
+            looked.append(segment)
+            return await fetch(segment)
+
+        monkeypatch.setattr(bench.storage, "fetch_indexes", fetched)
+        await bench.owners_round(POLICY)
+        assert (len(looked), len(bench.finished)) == (1, 2)
 
 
 async def test_encrypted_segments_are_not_merged_without_a_key(root: Path, log: WrittenLog, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import takewhile
 
@@ -27,7 +27,7 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import Retention
 from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError
 from tiers.metadata.remote_log import RemoteLog
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
@@ -91,30 +91,34 @@ class RLMExpirationTask:
         if not deletable:
             return 0
         await self._services.place.require(self._services, deletable)
-        troubles = {each.segment_id: await self._trouble_without(each, superseded[each]) for each in superseded}
-        allowed = [each for each in deletable if troubles.get(each.segment_id) is None]
-        deleted = await self._delete(takewhile(lambda each: may_delete(), allowed))
+        looked: dict[RemoteLogSegmentId, RemoteStorageError | None] = {}
+        troubles: list[RemoteStorageError] = []
+
+        async def is_needless(segment: RemoteLogSegmentMetadata) -> bool:
+            for other in superseded.get(segment, ()):
+                if other.segment_id not in looked:
+                    looked[other.segment_id] = await self._trouble_of(other)
+                if (error := looked[other.segment_id]) is not None:
+                    said = f"segment {segment.segment_id.id} stays: segment {other.segment_id.id} has its offsets"
+                    troubles.append(RemoteStorageError(f"{said}, but cannot be read now: {error}"))
+                    return False
+            return True
+
+        deleted = await self._delete(takewhile(lambda each: may_delete(), deletable), is_needless)
         if deleted and log_start:
             await self._services.local_indexes.remove_below(self._partition, log_start)
-        for trouble in filter(None, troubles.values()):
-            raise trouble
+        if troubles:
+            raise troubles[0]
         return deleted
 
-    async def _trouble_without(
-        self, superseded: RemoteLogSegmentMetadata, others: Iterable[RemoteLogSegmentMetadata]
-    ) -> RemoteStorageError | None:
-        """Returns why the store cannot answer for the offsets of a superseded segment by the others; None: it can.
+    async def _trouble_of(self, segment: RemoteLogSegmentMetadata) -> RemoteStorageError | None:
+        """Returns why the store cannot answer for the segment; None: it can.
 
         The copy of another machine or of another day may be gone, or may never have been in this place."""
-        services = self._services
-        for other in others:
-            try:
-                await check_stored(services.storage, other, services.key_ring)
-            except RemoteStorageError as error:
-                return RemoteStorageError(
-                    f"segment {superseded.segment_id.id} stays: segment {other.segment_id.id} has its offsets,"
-                    f" but cannot be read now: {error}"
-                )
+        try:
+            await check_stored(self._services.storage, segment, self._services.key_ring)
+        except RemoteStorageError as error:
+            return error
         return None
 
     async def _expired_void(self, policy: TopicPolicy, log_start: int) -> list[RemoteLogSegmentMetadata]:
@@ -334,11 +338,17 @@ class RLMExpirationTask:
         """Returns the segments that answer for the offsets from `first` to `last`."""
         return [each.metadata for each in takewhile(lambda each: each.start_offset <= last, self._answering(first))]
 
-    async def _delete(self, segments: Iterable[RemoteLogSegmentMetadata]) -> int:
+    async def _delete(
+        self,
+        segments: Iterable[RemoteLogSegmentMetadata],
+        is_needless: Callable[[RemoteLogSegmentMetadata], Awaitable[bool]],
+    ) -> int:
         deleted = 0
         budget_bytes = self._services.settings.expire_max_bytes_per_run
         for segment in segments:
             if deleted and segment.segment_size_bytes > budget_bytes:
+                continue
+            if not await is_needless(segment):
                 continue
             self._check_ownership()
             known = self._services.state.remote_log_segment_metadata_by_id(segment.segment_id)
