@@ -158,8 +158,8 @@ class MetadataLog(FreshMetadata, Protocol):
     ) -> None:
         """Appends the records in one step, and returns after the state has them. Without records, it does nothing.
 
-        The append may have to wait for others. So `records` is called right before the records are sent. If it raises
-        an error, nothing is appended. `timeout_ms` None: the log's own timeout."""
+        The append may have to wait for others, and may be sent again. So `records` is called right before the records
+        are sent, each time. If it raises an error, nothing more is sent. `timeout_ms` None: the log's own timeout."""
 
     def owns(self, partition: TopicIdPartition) -> bool:
         """Returns whether this task may act as the owner now: the process is the owner, and the task's tenure goes on.

@@ -165,8 +165,8 @@ class RemoteLogMetadataManager:
 
         No record is needed if `log_starts` has one at or above the offset, of the same leader epoch or a later one.
 
-        The record may have to wait for others. So `check` is called right before it is sent. If it raises an error,
-        nothing is recorded, and the caller gets the error.
+        The record may have to wait for others, and may be sent again. So `check` is called right before it is sent,
+        each time. If it raises an error, nothing more is sent, and the caller gets the error.
 
         An open transaction of a killed process delays the record until the coordinator ends that transaction, after
         about 20 s. A caller that can wait that long passes `timeout_ms`. None: the timeout of every other write."""

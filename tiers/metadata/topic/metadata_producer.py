@@ -34,6 +34,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from protocol.errors import ErrorCode
 from tiers.backoff import Backoff
 from tiers.broker.client import BrokerClient, Moment, monotonic_ms, wall_clock_ms
+from tiers.broker.connection import unchecked
 from tiers.broker.metadata_reads import DEFAULT_METADATA_MAX_AGE_MS
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError
 from tiers.metadata.records.serde import KeyAndValue
@@ -127,15 +128,28 @@ class MetadataProducer:
         self._topic = topic
         self._clock_skew = clock_skew or ClockSkew(monotonic_ms, wall_clock_ms)
 
-    async def send(self, metadata_partition: int, records: Sequence[KeyAndValue], timeout_ms: int) -> int:
+    async def send(
+        self,
+        metadata_partition: int,
+        records: Sequence[KeyAndValue],
+        timeout_ms: int,
+        before_sending: Callable[[], None] = unchecked,
+    ) -> int:
         """Writes the records, and returns the offset of the last one.
 
-        Raises `RemoteLogMetadataError` when it is not certain that they were written."""
-        deadline_ms = monotonic_ms() + timeout_ms
-        return await self._produce(metadata_partition, _batch(records, -1, -1, -1), len(records), None, deadline_ms)
+        `before_sending` is called right before each request. If it raises an error, the request is not sent. Raises
+        `RemoteLogMetadataError` when it is not certain that the records were written."""
+        batch, deadline_ms = _batch(records, -1, -1, -1), monotonic_ms() + timeout_ms
+        return await self._produce(metadata_partition, batch, len(records), None, deadline_ms, before_sending)
 
     async def _produce(
-        self, metadata_partition: int, batch: bytes, count: int, transactional_id: str | None, deadline_ms: int
+        self,
+        metadata_partition: int,
+        batch: bytes,
+        count: int,
+        transactional_id: str | None,
+        deadline_ms: int,
+        before_sending: Callable[[], None] = unchecked,
     ) -> int:
         partition = TopicIdPartition(self._topic.topic_id, metadata_partition, self._topic.name)
         failed = False
@@ -156,7 +170,13 @@ class MetadataProducer:
                 transactional_id=transactional_id, acks=_ALL_IN_SYNC, timeout_ms=remaining_ms, topic_data=[topic_data]
             )
             response = await self._client.request(
-                leader.node_id, message, remaining_ms, min_version=7, max_version=11, lane=_LANE
+                leader.node_id,
+                message,
+                remaining_ms,
+                min_version=7,
+                max_version=11,
+                lane=_LANE,
+                before_sending=before_sending,
             )
             answer = response.responses[0].partition_responses[0]
             if answer.error_code == ErrorCode.NONE:

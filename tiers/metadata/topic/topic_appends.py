@@ -82,8 +82,13 @@ class TopicAppends:
         made, before = records(), self._follower.known(number)
         if made:
             producer = MetadataProducer(self._client, self._topic, clock_skew=self._clock_skew)
-            written = await producer.send(number, made, deadline_ms - monotonic_ms())
+            # The request may be repeated, and the records may not be wanted any more by then.
+            written = await producer.send(number, made, deadline_ms - monotonic_ms(), lambda: _made_again(records))
             await self._follower.read_past(number, written, before, deadline_ms - monotonic_ms())
+
+
+def _made_again(records: MakeRecords) -> None:
+    records()
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from tiers.config.topic_settings import is_deletion_requested
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import kept_log_start
 from tiers.metadata.remote_log import RemoteLog
+from tiers.metadata.remote_log_metadata_manager import is_log_start_known
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.tasks.deletion.segment_deletion import delete_all, end_copy_plans
@@ -70,7 +71,16 @@ async def _delete(services: TaskServices, partition: TopicIdPartition) -> int:
     # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
     last_epoch = RemoteLog(services.state, partition).epoch_at(bounds.log_start_offset - 1)
     start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
+    is_known = is_log_start_known(services.state, partition, start)
     await services.metadata.put_log_start(partition, start, check=check)
+    try:
+        # The user may have taken the request back while the record was on its way.
+        await services.present_tier_settings(partition)
+        check()
+    except RemoteLogError:
+        if not is_known:
+            await services.metadata.end_log_start(partition, start)
+        raise
     await services.metadata.put_local_log_start(partition, start.position)
     services.checkpoint("log-start-raised")
     await facts.store_dead()

@@ -84,7 +84,7 @@ class RLMExpirationTask:
 
         The store must be the place of the tier. A superseded segment stays while the store lacks one of the segments
         that answer for its offsets. The method raises the store's error for that, after all other deletions. It ends
-        when `may_delete` returns False."""
+        when `may_delete` returns False, and when the topic's settings change."""
         void = await self._expired_void(policy, log_start)
         superseded = self._superseded(log_start)
         deletable = [*self._below(log_start), *superseded, *void]
@@ -104,7 +104,12 @@ class RLMExpirationTask:
                     return False
             return True
 
-        deleted = await self._delete(takewhile(lambda each: may_delete(), deletable), is_needless)
+        def is_present(segment: RemoteLogSegmentMetadata) -> bool:
+            """Whether the settings are those that the list was made by: a user may pause expiring meanwhile."""
+            settings = self._services.state.topic_tier_config(self._partition.topic_id)
+            return may_delete() and self._is_present(policy, settings)
+
+        deleted = await self._delete(takewhile(is_present, deletable), is_needless)
         if deleted and log_start:
             await self._services.local_indexes.remove_below(self._partition, log_start)
         if troubles:

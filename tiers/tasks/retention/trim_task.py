@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from itertools import takewhile
 
 from tiers.bounded_gather import bounded_gather
 from tiers.config.topic_policy import TopicPolicy
-from tiers.errors import RemoteStorageError
+from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError
 from tiers.metadata.log_history import confirms
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
@@ -81,7 +82,7 @@ class TrimTask:
         if not await self._has_present_settings(policy):
             return None
         low_watermark = await services.source.delete_records(
-            partition, target, bounds.leader_epoch, timeout_ms, self._check_ownership
+            partition, target, bounds.leader_epoch, timeout_ms, partial(self._check, policy)
         )
         services.checkpoint("trimmed")
         services.metrics.trimmed_offsets.labels(partition.topic).inc(max(0, low_watermark - bounds.log_start_offset))
@@ -139,8 +140,18 @@ class TrimTask:
         logger.info("the tier settings were changed: nothing is trimmed now", extra={"partition": str(self._partition)})
         return False
 
-    def _check_ownership(self) -> None:
-        self._services.require_ownership(self._partition)
+    def _check(self, policy: TopicPolicy) -> None:
+        """Called right before each request, since a trim may be repeated for long.
+
+        Checks the ownership, and the settings as far as they are read."""
+        services, partition = self._services, self._partition
+        services.require_ownership(partition)
+        if services.state.topic_tier_config(partition.topic_id) != policy.tier_settings or not self._is_in_effect(
+            policy
+        ):
+            raise RemoteLogMetadataNotReadyError(
+                f"the tier settings of {partition.topic} were changed meanwhile: nothing is trimmed now"
+            )
 
     def target(self, policy: TopicPolicy, bounds: LocalLogBounds) -> int:
         """Returns the offset to trim to; the local log start if nothing may be trimmed."""

@@ -20,7 +20,7 @@ from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
-from tiers.errors import BrokerError
+from tiers.errors import BrokerError, RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_log import by_topic_id
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.topic.metadata_producer import ClockSkew, MetadataProducer
@@ -205,6 +205,28 @@ async def test_a_missing_leader_is_asked_for_again() -> None:
         assert await producer.send(0, [(b"key", b"value")], 5_000) == 0
         await client.close()
     assert (len(broker.received(MetadataRequest)), len(broker.received(ProduceRequest))) == (2, 1)
+
+
+def refused(response: Any) -> None:
+    response.responses[0].partition_responses[0].error_code = ErrorCode.NOT_ENOUGH_REPLICAS
+
+
+async def test_records_that_are_not_wanted_any_more_are_not_sent_again() -> None:
+    wanted = [True, False]
+
+    def check() -> None:
+        if not wanted.pop(0):
+            raise RemoteLogMetadataNotReadyError("the settings were changed")
+
+    async with ScriptedBroker() as broker:
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        broker.topics = led_by(1, 1)
+        broker.script(ApiKey.PRODUCE, refused)
+        producer = MetadataProducer(client, MetadataTopic("cluster", "metadata", TOPIC_ID, 1))
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await producer.send(0, [(b"key", b"value")], 5_000, check)
+        await client.close()
+    assert len(broker.received(ProduceRequest)) == 1
 
 
 @pytest.mark.parametrize(

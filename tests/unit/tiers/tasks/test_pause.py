@@ -9,6 +9,7 @@ import pytest
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.attempts import whole_rounds
+from tests.support.tiers.interposed import after
 from tests.support.tiers.running_manager import Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
@@ -62,6 +63,15 @@ async def test_a_pause_holds_trims_and_expiry_as_soon_as_it_is_recorded(copied: 
     await record(copied)
     assert await copied.trim(EXPIRES_ALL) == 60
     assert await copied.expire(EXPIRES_ALL) > 0
+
+
+async def test_a_pause_ends_a_deletion_that_has_begun(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pause(*_: object) -> None:
+        await record(copied, TierWork.EXPIRING)
+
+    after(monkeypatch, copied.store, "delete_log_segment_data", pause)
+    assert await copied.expire(EXPIRES_ALL) == 1
+    assert len(copied.finished) == 2
 
 
 async def test_paused_expiry_keeps_segments_that_users_deleted(copied: Workbench) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.interposed import before, refuse
+from tests.support.tiers.interposed import after, before, refuse
 from tests.support.tiers.topic_deletion_bench import rebuilt
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.config.topic_policy import TierWork
@@ -87,6 +87,7 @@ async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -
     [
         ("the settings are read", [(0, 29), (30, 59), (60, 89)]),
         ("the log start is written", [(0, 29), (30, 59), (60, 89)]),
+        ("the log start was written", [(0, 29), (30, 59), (60, 89)]),
         ("a segment is deleted", [(0, 29), (30, 59)]),
     ],
 )
@@ -102,6 +103,7 @@ async def test_a_request_that_is_taken_back_meanwhile_ends_the_deletion(
     places: dict[str, tuple[object, str]] = {
         "the settings are read": (metadata.log, "ensure_fresh"),
         "the log start is written": (metadata, "put_log_start"),
+        "the log start was written": (metadata, "put_log_start"),
         "a segment is deleted": (copied.store, "delete_log_segment_data"),
     }
 
@@ -110,7 +112,7 @@ async def test_a_request_that_is_taken_back_meanwhile_ends_the_deletion(
             metadata.tier_configs[PARTITION] = ENABLED_AGAIN
 
     with monkeypatch.context() as patched:
-        before(patched, *places[meanwhile], request)
+        (after if meanwhile == "the log start was written" else before)(patched, *places[meanwhile], request)
         with pytest.raises(RemoteLogError, match="tiered again"):
             await delete_disabled(copied.services, idle)
     assert (copied.finished, bool(metadata.state.log_starts(PARTITION))) == (left, len(left) < 3)

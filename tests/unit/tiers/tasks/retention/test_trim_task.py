@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.interposed import after
+from tests.support.tiers.interposed import after, before
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import (
     BrokerError,
@@ -89,6 +89,12 @@ async def test_tier_settings_that_changed_since_the_policy_was_made_end_the_trim
         after(late, copied.metadata, "put_local_log_start", lambda *_: copied.metadata.tier_configs.update(changed))
         assert await copied.trim(KEEP_NOTHING) is None
     assert await copied.trim(KEEP_NOTHING) is None
+    assert copied.log.trims == []
+    copied.metadata.tier_configs.clear()
+    with monkeypatch.context() as repeated:
+        before(repeated, copied.log, "delete_records", lambda *_: copied.metadata.tier_configs.update(changed))
+        with pytest.raises(RemoteLogMetadataNotReadyError, match="changed meanwhile"):
+            await copied.trim(KEEP_NOTHING)
     assert copied.log.trims == []
     assert await copied.trim(replace(KEEP_NOTHING, tier_settings=off)) == 60
 
