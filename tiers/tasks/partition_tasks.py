@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,6 +116,8 @@ class PartitionTasks:
         self.partition = topic_id_partition
         self.tenure = tenure
         self.policy = policy
+        self.policy_as_of_ms = sys.maxsize
+        """When (wall clock) the brokers were asked for the policy, or later."""
         self.facts = FactsTask(services, topic_id_partition)
         self.attempts = CopyAttempts(services, topic_id_partition)
         self.copy = RLMCopyTask(services, topic_id_partition, self.attempts, self.facts)
@@ -127,7 +130,9 @@ class PartitionTasks:
         self._cut = RLMCutTask(services, topic_id_partition)
         self._gaps = LogGapTask(services, topic_id_partition, self.facts, self.attempts)
         self._trim = TrimTask(services, topic_id_partition, self._is_in_effect)
-        self._expiration = RLMExpirationTask(services, topic_id_partition, self._is_in_effect)
+        self._expiration = RLMExpirationTask(
+            services, topic_id_partition, self._is_in_effect, lambda: self.policy_as_of_ms
+        )
         self.stopped = ""
         """Why the partition stopped since its last round that went through; empty: it did not."""
         self._divergence = ""

@@ -123,6 +123,8 @@ class RemoteLogManager:
         self._stopping = False
         self._refresh_at_ms = services.clock_ms()
         """When the topics are to be read again."""
+        self._policies_as_of_ms = 0
+        """When (wall clock) the brokers were asked for the policies."""
         self._ownership_interval_ms = min(services.settings.topics_interval_ms, _OWNERSHIP_INTERVAL_MS)
 
     async def run(self) -> None:
@@ -270,8 +272,10 @@ class RemoteLogManager:
         while True:
             if services.clock_ms() >= self._refresh_at_ms:
                 self._refresh_at_ms = services.clock_ms() + settings.topics_interval_ms
+                asked_at_ms = services.wall_clock_ms()
                 try:
                     await self._topics.refresh(settings.request_timeout_ms)
+                    self._policies_as_of_ms = asked_at_ms
                     unread.ended()
                 except RemoteLogError as error:
                     unread.found(error=str(error))
@@ -311,12 +315,14 @@ class RemoteLogManager:
             tiered.add(partition)
             known, tenure = self._managed.get(partition), metadata.log.tenure(partition)
             if known is not None and known.tenure == tenure:
-                known.policy = policy
+                known.policy, known.policy_as_of_ms = policy, self._policies_as_of_ms
             else:
                 self._give_up(partition)
                 # Ownership may be lost and won again. Then the cancelled work ends first.
                 if tenure is not None and partition not in self._ending:
-                    self._take_on(PartitionTasks(self._services, partition, policy, tenure))
+                    taken_on = PartitionTasks(self._services, partition, policy, tenure)
+                    taken_on.policy_as_of_ms = self._policies_as_of_ms
+                    self._take_on(taken_on)
             if len(tiered) % _PARTITIONS_OF_A_TURN == 0:
                 yield
                 if assignment != self._assignments:

@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -49,11 +50,16 @@ class RLMExpirationTask:
         services: TaskServices,
         topic_id_partition: TopicIdPartition,
         is_in_effect: Callable[[TopicPolicy], bool] = lambda policy: True,
+        policy_as_of_ms: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
-        """Constructs the task. `is_in_effect` tells whether a policy that the task began with is still the topic's."""
+        """Constructs the task. `is_in_effect` tells whether a policy that the task began with is still the topic's.
+
+        `policy_as_of_ms` returns when (wall clock) the brokers were asked for the policy. Records that were due only
+        later stay: the retention may have been raised since."""
         self._services = services
         self._partition = topic_id_partition
         self._is_in_effect = is_in_effect
+        self._policy_as_of_ms = policy_as_of_ms
 
     async def run(
         self,
@@ -131,7 +137,7 @@ class RLMExpirationTask:
         if policy.retention_ms < 0 or expiry_hold(policy):
             return []
         cuts = self._services.state.cuts(self._partition)
-        expired_at_ms = self._services.wall_clock_ms() - policy.retention_ms
+        expired_at_ms = self._judged_as_of_ms() - policy.retention_ms
         found = [
             each
             for each in self._finished_apart()
@@ -259,7 +265,7 @@ class RLMExpirationTask:
         if remote.is_head_unknown(log_start, local_log_start):
             return log_start
         alive, retention = self._answering(log_start), Retention(policy.retention_ms, policy.retention_bytes)
-        now_ms, budget_bytes = self._services.wall_clock_ms(), self._services.settings.expire_max_bytes_per_run
+        now_ms, budget_bytes = self._judged_as_of_ms(), self._services.settings.expire_max_bytes_per_run
         alive_bytes, end, next_offset = self._retained_bytes(log_start), log_start, log_start
         for segment, hold in expiry_holds(alive, retention, now_ms, local_only_bytes, budget_bytes, alive_bytes):
             if next_offset > log_start and segment.start_offset > remote.gone_to(next_offset, local_log_start):
@@ -269,6 +275,9 @@ class RLMExpirationTask:
                 return end
             next_offset = max(next_offset, segment.valid_end_offset + 1)
         return next_offset
+
+    def _judged_as_of_ms(self) -> int:
+        return min(self._services.wall_clock_ms(), self._policy_as_of_ms())
 
     def _retained_bytes(self, log_start: int) -> int | None:
         """Returns the retained bytes of the segments that answer from `log_start` on.

@@ -10,6 +10,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.interposed import before
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import OwnershipLostError
+from tiers.tasks.retention.expiration_task import RLMExpirationTask
 
 HOUR_MS = 3_600_000
 
@@ -43,6 +44,15 @@ async def test_the_log_start_moves_before_segments_expire_by_their_newest_record
         "objects-deleted",
         "delete-finished-written",
     ]
+
+
+async def test_records_that_became_due_after_the_brokers_were_asked_stay(copied: Workbench) -> None:
+    """The user may have raised the retention since."""
+    policy, asked_at_ms = replace(POLICY, retention_ms=2 * HOUR_MS), copied.wall_ms - 2 * HOUR_MS
+    copied.expiration_task = RLMExpirationTask(copied.services, PARTITION, policy_as_of_ms=lambda: asked_at_ms)
+    assert await copied.expire(policy) == 0
+    asked_at_ms = copied.wall_ms
+    assert await copied.expire(policy) == 1
 
 
 async def test_no_log_start_above_the_last_stable_offset_is_applied(copied: Workbench) -> None:
