@@ -154,6 +154,14 @@ class RemoteLog:
         """Returns the recorded gaps."""
         return self.metadata.gaps(self.partition)
 
+    def void_copies(self, gap: LogGap) -> Iterator[RemoteLogSegmentMetadata]:
+        """Yields the finished segments with offsets of `gap` that a CUT voids."""
+        segments = self.metadata.stored_segments(self.partition, gap.first_offset)
+        for each in takewhile(lambda one: one.start_offset < gap.next_offset, segments):
+            cut_at = each.metadata.cut_at if each.is_finished else None
+            if cut_at is not None and each.end_offset >= max(cut_at, gap.first_offset) and cut_at < gap.next_offset:
+                yield each.metadata
+
     def has_gap_behind(self) -> bool:
         """Whether a recorded gap lies between the remote tier and the local log."""
         end_offset = self.end()

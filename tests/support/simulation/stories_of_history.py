@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocol.errors import ErrorCode
 from tests.support.simulation.expectation import Retention
 from tests.support.simulation.stories import HOUR_S, MINUTE_S, Story, StoryError, story
 from tests.support.simulation.topic_admin import TOPIC_DELETION_DISABLED
@@ -170,3 +171,33 @@ async def a_topic_that_may_not_be_deleted_is_missing_later(on: Story) -> None:
         on.require_kept(segment)
     on.cluster.bring_back(on.topic)
     await on.require_readable()
+
+
+@story(topic={"local.retention.bytes": 0})
+async def a_former_leader_comes_back(on: Story) -> None:
+    """The tier is cut for a leader that wrote nothing, and the former leader comes back with its whole log."""
+    await on.produce(48)
+    await on.copied_to(40)
+    former = on.partition.leader
+    following, third = (node for node in on.cluster.brokers if node != former)
+    for node in (third, former):
+        on.cluster.stop(node)
+        await on.passes(5.0)
+    on.partition.replicas[following].bring_back(40)
+    on.partition.replicas[following].truncate_to(16)
+    on.cluster.elect(on.partition, unclean=following)
+    on.cluster.start(third)
+    await on.until("the tier is not cut", lambda: "cut" in on.alarms_so_far(), 10 * MINUTE_S)
+    for node in (following, third):
+        on.cluster.stop(node)
+    await on.passes(5.0)
+    on.cluster.start(former)
+    on.cluster.elect(on.partition, unclean=former)
+    for node in (following, third):
+        on.cluster.start(node)
+    await on.passes(15 * MINUTE_S)
+    for offset in (16, 31):
+        if await on.fetch_code(offset) != ErrorCode.REPLICA_NOT_AVAILABLE:
+            raise StoryError(f"a client skips the offsets from {offset} on, which the store has and nobody deleted")
+    if "metadata-lost" not in on.alarms():
+        raise StoryError("no alarm says that clients wait")

@@ -116,7 +116,8 @@ async def accept_what_is_left(
             if gap.first_offset < hole.next_offset
             and hole.first_offset < gap.next_offset
             and not any(_overlap(each, gap) for each in found)
-        ],
+        ]
+        + [hole for hole in holes if any(remote.void_copies(hole)) and not any(_overlap(each, hole) for each in found)],
         # Retention finds its log start again, by the settings of this cluster.
         log_starts=[
             start for start in facts.log_starts if start.reason is LogStartReason.USER and start not in known_starts

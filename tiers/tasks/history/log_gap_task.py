@@ -23,6 +23,7 @@ from tiers.metadata.remote_log import RemoteLog
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.segment_metadata import leader_epoch_at
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.history.stored_facts import FIRST_PAUSE_MS, WAY_BACK, FactsTask, Look
@@ -144,7 +145,7 @@ class LogGapTask:
         following = metadata.next_segment(partition, hole.first_offset)
         if self._attempts.blocking(*hole) is not None:
             return True  # copying waits for the attempt, or goes on behind it
-        if not await self._is_sure(hole):
+        if not await self._is_sure(hole, bounds):
             return True
         now_ms = services.clock_ms()
         seen_for_ms = now_ms - self._seen.setdefault(hole.first_offset, now_ms)
@@ -173,13 +174,14 @@ class LogGapTask:
     def _gap_before(self, hole: LogGap) -> LogGap | None:
         return next((gap for gap in self._remote.gaps() if gap.next_offset == hole.first_offset), None)
 
-    async def _is_sure(self, hole: LogGap) -> bool:
+    async def _is_sure(self, hole: LogGap, bounds: LocalLogBounds) -> bool:
         """Whether no record of the hole was ever copied. Otherwise the method sets `doubt`, unless the store does not
         answer. Copying goes on behind the hole meanwhile."""
         trim = self._remote.last_trim()
         # A trim that ends above the hole was made of the segments above it.
         if trim is not None and hole.first_offset < trim.offset <= hole.next_offset:
             await self._check_trim(trim, hole.first_offset)
+        await self._check_void(hole, bounds)
         look, now_ms = self._looks.get(hole.first_offset, Look()), self._services.clock_ms()
         if self.doubt is None and now_ms >= look.at_ms:
             try:
@@ -230,6 +232,25 @@ class LogGapTask:
                 f"{partition} was trimmed to {trim.offset}, but the metadata knows no remote records from {known_to}"
                 f" on: metadata was lost: {WAY_BACK}"
             )
+
+    async def _check_void(self, hole: LogGap, bounds: LocalLogBounds) -> None:
+        """Asks the leader about the copies of the hole that a CUT voids.
+
+        Sets `doubt` if the leader has records of their epoch behind them: they are of its history. A former leader has
+        come back, and the leader for which the tier was cut is gone."""
+        services, partition = self._services, self._partition
+        for each in self._remote.void_copies(hole):
+            first = max(each.start_offset, hole.first_offset, each.cut_at or 0)
+            epoch = leader_epoch_at(each.segment_leader_epochs, first)
+            answer = await services.source.end_offset_for_epoch(partition, epoch, services.settings.request_timeout_ms)
+            # An end above the start of the log is the end of an epoch of which the leader has records.
+            if answer.leader_epoch == epoch and answer.end_offset > max(first, bounds.log_start_offset):
+                self.doubt = MetadataLostError(
+                    f"{partition}: the tier was cut at {each.cut_at}, but the leader of epoch {bounds.leader_epoch} has"
+                    f" the history of the void copies again. Clients wait for the offsets {hole.first_offset} to"
+                    f" {hole.next_offset - 1}: `tidegate tier accept` goes on without them (docs/recovery.md)"
+                )
+                return
 
     async def _end_gaps(self, bounds: LocalLogBounds, log_start: int) -> None:
         """Ends the gaps below the log start, and the parts of gaps whose records the leader has.

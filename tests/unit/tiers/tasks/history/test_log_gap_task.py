@@ -342,6 +342,28 @@ async def test_a_gap_is_recorded_over_an_attempt_that_a_cut_voids(bench: Workben
     assert bench.state.gaps(PARTITION) == [LogGap(90, 180)]
 
 
+@pytest.mark.parametrize("is_back", [True, False])
+async def test_no_gap_hides_void_copies_whose_history_the_leader_has_again(bench: Workbench, is_back: bool) -> None:
+    """A former leader is back, and the one for which the tier was cut is gone. Or that one has removed its records."""
+    bench.log.append(*batches(0, 90))
+    await copy_to_the_end(bench)
+    await bench.check_facts()
+    await bench.metadata.put_cut(PARTITION, 1, 30)
+    bench.log.append(*batches(90, 200, leader_epoch=0 if is_back else 1))
+    bench.log.log_start_offset, bench.log.leader_epoch = 120, 2
+    await copy_start(bench)
+    bench.now_ms += GAP_ALARM_MS
+    await copy_start(bench)
+    assert "has the history of the void copies again" in str(bench.gap_task.doubt) or not is_back
+    assert (bench.gap_task.doubt is None, bench.state.gaps(PARTITION)) == (
+        (False, []) if is_back else (True, [LogGap(30, 120)])
+    )
+    await bench.accept()
+    bench.restart()
+    await copy_start(bench)
+    assert (bench.gap_task.doubt, bench.state.gaps(PARTITION)) == (None, [LogGap(30, 120)])
+
+
 async def test_a_doubt_stays_while_the_store_cannot_be_listed(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

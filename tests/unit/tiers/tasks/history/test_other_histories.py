@@ -342,9 +342,10 @@ async def test_a_former_leader_whose_log_begins_behind_the_tier_cuts_it(partitio
     await partition.rounds()
     log.records, log.leader_epoch, log.log_start_offset = former, 2, 80
     log.append(*batches(100, 120, 2))
-    await partition.rounds()
+    await whole_rounds(partition.bench, partition.tasks, 5)
     assert partition.cuts == [(1, 50, True), (2, 50, True)]
     assert partition.readable == (0, [(0, 49), (80, 119)])
+    assert "Clients wait for the offsets 50 to 79" in partition.tasks.doubt
 
 
 async def test_a_deletion_up_to_the_remote_end_may_be_recorded_late(partition: Partition) -> None:
