@@ -133,7 +133,9 @@ class Stage:
             consumer.close()
 
     def store_calls(self, operation: str) -> int:
-        return self._counted(rf'remote_storage_requests_total{{[^}}]*operation="{operation}"[^}}]*}}')
+        """Returns the calls of the remote reader. The owner has calls of its own: it looks for copies before a trim."""
+        of_reader = '(?=[^}]*process="remote-reader")'
+        return self._counted(rf'remote_storage_requests_total{{{of_reader}[^}}]*operation="{operation}"[^}}]*}}')
 
     def hedges(self) -> int:
         """Returns how many downloads were slow, and were sent a second time."""
