@@ -182,8 +182,9 @@ class RemoteLogMetadataState:
         return None if raw is None else int(I64.unpack(raw)[0])
 
     def reading(self) -> int:
-        """Identifies the reading that the state has the records of. It changes when any record is forgotten and read
-        again, and when the writer opens the state."""
+        """Returns the number of the current reading of the metadata topic.
+
+        It changes when the writer opens the state, and when it clears records to read them again."""
         with self._freshness.begin() as txn:
             raw = txn.get(READING)
         return 0 if raw is None else int(I64.unpack(raw)[0])

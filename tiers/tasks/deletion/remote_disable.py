@@ -72,6 +72,7 @@ async def _delete(services: TaskServices, partition: TopicIdPartition) -> int:
     last_epoch = RemoteLog(services.state, partition).epoch_at(bounds.log_start_offset - 1)
     start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
     is_known = is_log_start_known(services.state, partition, start)
+    before, trim = services.state.recorded_log_starts(partition), services.state.local_log_start(partition)
     await services.metadata.put_log_start(partition, start, check=check)
     try:
         # The user may have taken the request back while the record was on its way.
@@ -79,7 +80,12 @@ async def _delete(services: TaskServices, partition: TopicIdPartition) -> int:
         check()
     except RemoteLogError:
         if not is_known:
+            # Its record has replaced earlier log starts of users, and its end takes the recorded trim with it.
+            users = [each for each in before if each.reason is LogStartReason.USER]
+            await services.metadata.restore(partition, log_starts=users)
             await services.metadata.end_log_start(partition, start)
+            if trim is not None:
+                await services.metadata.put_local_log_start(partition, trim)
         raise
     await services.metadata.put_local_log_start(partition, start.position)
     services.checkpoint("log-start-raised")

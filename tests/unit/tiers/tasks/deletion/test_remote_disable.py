@@ -22,6 +22,7 @@ from tiers.errors import (
 )
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import OffsetAndEpoch
 from tiers.storage.object_key import parse_facts_key
 from tiers.tasks.deletion.remote_disable import delete_disabled
 
@@ -120,6 +121,27 @@ async def test_a_request_that_is_taken_back_meanwhile_ends_the_deletion(
     await copied.copy_all()
     assert copied.finished == [(0, 29), (30, 59), (60, 89)]
     assert await copied.remote_bytes() == copied.log.bytes_of(0, 89)
+
+
+async def test_a_request_that_is_taken_back_ends_no_earlier_log_start_or_trim(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata, earlier, trim = copied.metadata, user_log_start(5, leader_epoch=0), OffsetAndEpoch(30, 0)
+    copied.log.log_start_offset = 30
+    await metadata.put_log_start(PARTITION, earlier)
+    await metadata.put_local_log_start(PARTITION, trim)
+    await metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+
+    def take_back(*_: object) -> None:
+        metadata.tier_configs[PARTITION] = ENABLED_AGAIN
+
+    with monkeypatch.context() as patched:
+        after(patched, metadata, "put_log_start", take_back)
+        with pytest.raises(RemoteLogError, match="tiered again"):
+            await delete_disabled(copied.services, idle)
+    assert copied.state.log_starts(PARTITION) == [earlier]
+    assert copied.state.local_log_start(PARTITION) == trim
+    assert len(copied.finished) == 3
 
 
 async def test_a_segment_that_only_the_store_knows_stops_the_deletion(copied: Workbench) -> None:
